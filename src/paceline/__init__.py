@@ -1,0 +1,40 @@
+"""Data-parallel PyTorch from one process to many nodes.
+
+The public names are loaded on first use (PEP 562), so that ``import paceline`` and ``paceline --help``
+never wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paceline.errors import Finding as Finding
+    from paceline.errors import PacelineError as PacelineError
+    from paceline.run import launch as launch
+    from paceline.session import Session as Session
+
+_HOMES = {
+    "Finding": "paceline.errors",
+    "PacelineError": "paceline.errors",
+    "Session": "paceline.session",
+    "launch": "paceline.run",
+}
+
+__all__ = ["Finding", "PacelineError", "Session", "__version__", "launch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,122 @@
+"""The command line: arguments, wiring and rendering; no logic, and no torch until something runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from paceline import __version__, env
+from paceline.errors import EXIT_MISUSE, Finding, PacelineError, UsageError
+from paceline.launcher import options as launch
+
+Deed = Callable[[], int]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="paceline")
+def cli() -> None:
+    """Data-parallel PyTorch, from one process to many nodes."""
+
+
+def _declare(option: launch.Option) -> Callable[[Any], Any]:
+    forms = [option.short] if option.short else []
+    forms += [option.long]
+    if "_" in option.name:
+        forms.append(f"--{option.name}")
+    text = option.help + (f" [{option.default}]" if option.default else "")
+    if option.flag:
+        return click.option(*forms, option.name, is_flag=True, default=False, help=text)
+    return click.option(*forms, option.name, metavar=option.metavar or "TEXT", help=text)
+
+
+class _Run(click.Command):
+    """Script arguments start after the script's name and are never parsed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False
+        return super().parse_args(ctx, args)
+
+
+def _run(**typed: Any) -> Deed:
+    """Start a script on one or many ranks: torchrun's options with torchrun's meaning, and a launcher that sees inside.
+
+    Without --nproc-per-node there is one rank per GPU, or one without GPUs.
+    """
+    context = click.get_current_context()
+    given = {
+        option.name: typed[option.name]
+        for option in launch.OPTIONS
+        if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+    asked = launch.parse(
+        typed["script"], tuple(typed["arguments"]), typed=given, inherited=env.torchrun_defaults()
+    )
+
+    def deed() -> int:
+        from paceline import run
+
+        return run.run(asked)
+
+    return deed
+
+
+def _make_run() -> click.Command:
+    function: Any = _run
+    function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
+    function = click.argument("script")(function)
+    for option in reversed(launch.OPTIONS):
+        function = _declare(option)(function)
+    return click.command("run", cls=_Run)(function)
+
+
+cli.add_command(_make_run())
+
+
+def main() -> NoReturn:
+    """Entry of the command ``paceline``.
+
+    A rank is a fork of this process and comes back through here with its script's end, which is why nothing
+    is cleaned up around the deed: its SystemExit must reach the interpreter as any script's does.
+    """
+    try:
+        deed = cli.main(standalone_mode=False)
+    except click.exceptions.NoSuchOption as error:
+        _refuse(launch.unknown_option(error.option_name))
+    except click.ClickException as error:
+        _refuse(_misused(error))
+    except click.Abort:
+        sys.exit(130)
+    except PacelineError as error:
+        _refuse(error)
+    if not callable(deed):
+        sys.exit(deed or 0)  # --help and --version
+    launcher = os.getpid()
+    try:
+        status = deed()
+    except PacelineError as error:
+        if os.getpid() != launcher:
+            raise  # of a rank's own script
+        _refuse(error)
+    if os.getpid() != launcher:
+        sys.exit(status)
+    # The launcher ends at once: its threads may sit inside torch, whose teardown with living threads can abort.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _misused(error: click.ClickException) -> UsageError:
+    command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
+    return UsageError(
+        Finding("option-invalid", error.format_message(), where="command line", fix=f"{command} --help")
+    )
+
+
+def _refuse(error: PacelineError) -> NoReturn:
+    print(error.finding.render(), file=sys.stderr)
+    sys.exit(error.exit_status if error.exit_status else EXIT_MISUSE)

@@ -1,0 +1,138 @@
+"""Every environment variable that paceline reads or sets: name, meaning, default.
+
+The only module, besides the worker entry, that touches ``os.environ``. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: Its name.
+        meaning: One line for the reference page.
+        default: What holds when it is not set.
+    """
+
+    name: str
+    meaning: str
+    default: str = ""
+
+
+_ALL: dict[str, Variable] = {}
+
+
+def _variable(name: str, meaning: str, default: str = "") -> str:
+    _ALL[name] = Variable(name, meaning, default)
+    return name
+
+
+# Ours
+LAUNCHER = _variable(
+    "PACELINE_LAUNCHER",
+    "who started this process, for Session: paceline, torchrun, slurm or none; overrides what is detected",
+    "detected",
+)
+TASK = _variable("PACELINE_TASK", "what a freshly started rank is to run (JSON); set and removed by the launcher")
+RUN_TOKEN = _variable("PACELINE_RUN_TOKEN", "token of the run that a rank belongs to; set for ranks")
+RUN_DIR = _variable("PACELINE_RUN_DIR", "run folder of the run that a rank belongs to; set for ranks")
+
+# The contract of torchrun with its ranks
+RANK = _variable("RANK", "global rank, set for each rank")
+LOCAL_RANK = _variable("LOCAL_RANK", "rank on this node, set for each rank")
+WORLD_SIZE = _variable("WORLD_SIZE", "number of ranks, set for each rank")
+LOCAL_WORLD_SIZE = _variable("LOCAL_WORLD_SIZE", "number of ranks on this node, set for each rank")
+GROUP_RANK = _variable("GROUP_RANK", "rank of the node, set for each rank")
+GROUP_WORLD_SIZE = _variable("GROUP_WORLD_SIZE", "number of nodes, set for each rank")
+MASTER_ADDR = _variable("MASTER_ADDR", "numeric address of the store that ranks meet at, set for each rank")
+MASTER_PORT = _variable("MASTER_PORT", "port of that store, set for each rank")
+RESTART_COUNT = _variable("TORCHELASTIC_RESTART_COUNT", "restarts so far, set for each rank", "0")
+ERROR_FILE = _variable("TORCHELASTIC_ERROR_FILE", "where a rank leaves its exception (JSON), set for each rank")
+USE_AGENT_STORE = _variable("TORCHELASTIC_USE_AGENT_STORE", "True: the launcher hosts the store of the ranks")
+LOG_PREFIX = _variable(
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    "prefix of teed console lines; ${role_name}, ${local_rank} and ${rank} are filled in",
+    "[${role_name}${local_rank}]:",
+)
+SIGNALS = _variable("TORCHELASTIC_SIGNALS_TO_HANDLE", "signals handed on to ranks, set for each rank")
+SHUTDOWN_TIMEOUT = _variable(
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "default of --shutdown-timeout, in seconds", "30"
+)
+PYTHON_EXEC = _variable("PYTHON_EXEC", "the Python that runs the script", "the one that runs paceline")
+ASYNC_ERROR_HANDLING = _variable(
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "set to 1 for ranks unless given, as torchrun does", "1"
+)
+CUDA_DEVICES = _variable("CUDA_VISIBLE_DEVICES", "GPUs that may be used", "all")
+
+# Defaults that we choose, only where the user has not
+OMP_THREADS = _variable(
+    "OMP_NUM_THREADS", "threads of a rank's CPU operations", "usable CPUs divided by the ranks of the node"
+)
+GLOO_INTERFACE = _variable(
+    "GLOO_SOCKET_IFNAME", "interface that gloo uses", "the one that carries the node's address in this run"
+)
+DEBUG_LEVEL = _variable("TORCH_DISTRIBUTED_DEBUG", "OFF, INFO or DETAIL; DETAIL is warned of", "OFF")
+CPP_LOG_LEVEL = _variable("TORCH_CPP_LOG_LEVEL", "level of torch's C++ log; INFO with --nccl-debug", "WARNING")
+NCCL_DEBUG = _variable("NCCL_DEBUG", "NCCL's log level; INFO with --nccl-debug")
+NCCL_DEBUG_SUBSYS = _variable("NCCL_DEBUG_SUBSYS", "parts of NCCL that log; INIT,NET,GRAPH,ENV with --nccl-debug")
+NCCL_DEBUG_FILE = _variable("NCCL_DEBUG_FILE", "file of NCCL's log; one per rank with --nccl-debug")
+
+# Slurm: of the step only, because the job's variables also exist in salloc shells and editors' terminals
+STEP_ID = _variable("SLURM_STEP_ID", "read: this process is part of a Slurm step")
+STEP_NUM_TASKS = _variable("SLURM_STEP_NUM_TASKS", "read: number of tasks of the step")
+STEP_NODELIST = _variable("SLURM_STEP_NODELIST", "read: nodes of the step")
+STEP_NUM_NODES = _variable("SLURM_STEP_NUM_NODES", "read: number of nodes of the step")
+STEP_TASKS_PER_NODE = _variable("SLURM_STEP_TASKS_PER_NODE", "read: tasks on each node of the step")
+PROCID = _variable("SLURM_PROCID", "read together with SLURM_STEP_NUM_TASKS: rank of this task")
+LOCALID = _variable("SLURM_LOCALID", "read together with SLURM_STEP_NUM_TASKS: rank of this task on its node")
+NODEID = _variable("SLURM_NODEID", "read together with SLURM_STEP_NUM_TASKS: rank of this node")
+JOB_ID = _variable("SLURM_JOB_ID", "read together with SLURM_STEP_NUM_TASKS: port of the step")
+
+
+def variables() -> tuple[Variable, ...]:
+    """Return all variables, in the order of this file."""
+    return tuple(_ALL.values())
+
+
+def read(name: str) -> str | None:
+    """Return the value of one of our variables, or None if it is unset or empty."""
+    _require(name)
+    return os.environ.get(name) or None
+
+
+def snapshot() -> dict[str, str]:
+    """Return a copy of the whole environment, to hand to a judge. Never print it."""
+    return dict(os.environ)
+
+
+def torchrun_defaults() -> dict[str, str]:
+    """Return torchrun's ``PET_<OPTION>`` variables as ``{option_name: value}``."""
+    return {name[4:].lower(): value for name, value in os.environ.items() if name.startswith("PET_") and value}
+
+
+def put(name: str, value: str) -> None:
+    """Set one of our variables for this process and those that it starts."""
+    _require(name)
+    os.environ[name] = value
+
+
+def take(name: str) -> str | None:
+    """Return the value of one of our variables and remove it."""
+    _require(name)
+    return os.environ.pop(name, None)
+
+
+def update(values: Mapping[str, str]) -> None:
+    """Set several variables at once: the environment of a rank, in the rank."""
+    os.environ.update(values)
+
+
+def _require(name: str) -> None:
+    if name not in _ALL:
+        raise KeyError(f"{name} is not declared in paceline.env")

@@ -1,0 +1,171 @@
+"""The board: what the launchers of a run tell each other through its store.
+
+Every node's launcher has a thread that, several times a second, says that it lives and looks whether any
+node has failed. The head also looks at every node's sign of life, and declares those lost that have been
+silent for too long. Nothing blocks for long on the main path: the thread has a store client of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+# A node that has been silent for so long is lost. With a tick and the store's own delays this keeps the
+# promise that the others know within 15 s.
+LOST_AFTER_S = 10.0
+
+
+@dataclass
+class Remote:
+    """What is known of the other nodes.
+
+    Attributes:
+        failed: Some node's ranks have failed in this attempt.
+        lost: Node ranks that have gone silent, -1 for the head's store.
+        hosts: Host names by node rank, as far as known.
+    """
+
+    failed: bool = False
+    lost: set[int] = field(default_factory=set)
+    hosts: dict[int, str] = field(default_factory=dict)
+
+
+class Board:
+    """One node's view of the others, for one attempt of a run.
+
+    Args:
+        store: The store of the attempt, which no other attempt shares.
+        node: Rank of this node.
+        num_nodes: Number of nodes.
+        host: Name of this host, for the others' reports.
+    """
+
+    def __init__(self, store: Any, *, node: int, num_nodes: int, host: str) -> None:
+        self.node = node
+        self.num_nodes = num_nodes
+        self.remote = Remote()
+        self.clock_offset_ns = 0
+        self._store = store.clone()
+        self._store.set_timeout(timedelta(seconds=30))
+        self._asking = store.clone()  # for the caller's thread
+        self._asking.set_timeout(timedelta(seconds=30))
+        self._tick_s = min(2.0, max(0.25, num_nodes / 400))
+        self._heard = time.monotonic()
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
+        self._stop = threading.Event()
+        self._store.set(self._key("host", node), host)
+        self._thread = threading.Thread(target=self._live, name="paceline-board", daemon=True)
+        self._thread.start()
+
+    def fail(self) -> None:
+        """Tell all nodes that this one has failed: they stop their ranks."""
+        self._try(lambda: self._asking.set(self._key("failed"), str(self.node)))
+
+    def post(self, kind: str, content: Any) -> None:
+        """Publish this node's word of a kind, such as how its ranks ended."""
+        self._try(lambda: self._asking.set(self._key(kind, self.node), json.dumps(content)))
+
+    def collect(self, kind: str, *, until_s: float) -> dict[int, Any]:
+        """Return what nodes have published, by node rank; waits until all have that are not lost.
+
+        Args:
+            kind: As given to ``post``.
+            until_s: How long to wait at most; nodes that are silent until then are left out.
+        """
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + until_s
+        while True:
+            for node in set(range(self.num_nodes)) - set(found):
+                content = self._get(self._key(kind, node))
+                if content is not None:
+                    found[node] = json.loads(content)
+            missing = set(range(self.num_nodes)) - set(found) - self.remote.lost
+            if not missing or -1 in self.remote.lost or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
+
+    def has(self, kind: str, node: int) -> bool:
+        """Return whether a node has published something of a kind."""
+        return self._get(self._key(kind, node)) is not None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the store last answered this node."""
+        return time.monotonic() - self._heard
+
+    def close(self) -> None:
+        """Stop to say that this node lives."""
+        self._stop.set()
+
+    def _key(self, kind: str, node: int | None = None) -> str:
+        return f"paceline/{kind}" if node is None else f"paceline/{kind}/{node}"
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            if self._asking.check([key]):
+                return bytes(self._asking.get(key))
+        except RuntimeError:
+            self.remote.lost.add(-1)
+        return None
+
+    def _try(self, action: Any) -> None:
+        try:
+            action()
+        except RuntimeError:
+            self.remote.lost.add(-1)
+
+    def _live(self) -> None:
+        try:
+            self._ask_clock()
+            count = 0
+            while not self._stop.wait(self._tick_s):
+                count += 1
+                self._store.set(self._key("beat", self.node), str(count))
+                self._heard = time.monotonic()
+                self._look()
+        except RuntimeError:  # torch raises it for a store that is gone
+            if not self._stop.is_set():
+                self.remote.lost.add(-1)
+
+    def _look(self) -> None:
+        if self._store.check([self._key("failed")]):
+            self.remote.failed = True
+        if self.node == 0:
+            self._answer_clock()
+            self._watch_beats()
+        elif self._store.check([self._key("lost")]):
+            self.remote.lost |= set(json.loads(self._store.get(self._key("lost"))))
+
+    def _watch_beats(self) -> None:
+        """The head compares each node's beat with the one that it saw before, on its own clock."""
+        now = time.monotonic()
+        for node in range(1, self.num_nodes):
+            key = self._key("beat", node)
+            beat = bytes(self._store.get(key)) if self._store.check([key]) else b""
+            seen, since = self._beats.get(node, (b"", now))
+            self._beats[node] = (beat, now if beat != seen else since)
+            if now - self._beats[node][1] > LOST_AFTER_S and node not in self.remote.lost:
+                self.remote.lost.add(node)
+                self._store.set(self._key("lost"), json.dumps(sorted(self.remote.lost)))
+
+    def _ask_clock(self) -> None:
+        """Learn by how much this node's clock is ahead of the head's.
+
+        The head writes its time whenever it comes to the question; ``get`` wakes as soon as that is
+        written, so the error is one way through the network.
+        """
+        if self.node != 0:
+            self._store.set(self._key("clock-ask", self.node), "1")
+            answer = int(self._store.get(self._key("clock", self.node)))
+            self.clock_offset_ns = time.time_ns() - answer
+
+    def _answer_clock(self) -> None:
+        for node in sorted(self._unanswered):
+            if self._store.check([self._key("clock-ask", node)]):
+                self._store.set(self._key("clock", node), str(time.time_ns()))
+                self._unanswered.discard(node)

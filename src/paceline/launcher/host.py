@@ -1,0 +1,250 @@
+"""Facts about this machine that the plan needs: CPUs, GPUs, addresses, who holds a port.
+
+A hand: it reads, it decides nothing. torch is not imported here unless somebody asks for devices that
+only torch can count.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a plan rests on.
+
+    Attributes:
+        hostname: As the machine calls itself; never resolved.
+        platform: ``sys.platform``.
+        usable_cpus: CPUs that this process may use: affinity and cgroup quota.
+        cpu_reason: Where that number comes from.
+        num_gpus: GPUs that ranks would see.
+        gpu_reason: Where that number comes from.
+        addresses: ``(interface, numeric address)`` of the interfaces that are up, IPv4 first.
+    """
+
+    hostname: str
+    platform: str
+    usable_cpus: int
+    cpu_reason: str
+    num_gpus: int
+    gpu_reason: str
+    addresses: tuple[tuple[str, str], ...]
+
+
+def gather(visible_devices: str | None) -> HostFacts:
+    """Read the facts of this machine.
+
+    Args:
+        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``, None if unset.
+    """
+    cpus, cpu_reason = usable_cpus()
+    gpus, gpu_reason = count_gpus(visible_devices)
+    return HostFacts(
+        hostname=socket.gethostname(),
+        platform=sys.platform,
+        usable_cpus=cpus,
+        cpu_reason=cpu_reason,
+        num_gpus=gpus,
+        gpu_reason=gpu_reason,
+        addresses=addresses(),
+    )
+
+
+def usable_cpus() -> tuple[int, str]:
+    """Return how many CPUs this process may use, and why: the smaller of affinity and cgroup quota."""
+    if hasattr(os, "sched_getaffinity"):
+        count, reason = len(os.sched_getaffinity(0)), "CPU affinity"
+    else:
+        count, reason = os.cpu_count() or 1, "CPUs of the machine"
+    quota = cgroup_cpus()
+    if quota is not None and quota < count:
+        return max(1, int(quota)), f"cgroup quota of {quota:g} CPUs"
+    return count, reason
+
+
+def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Return the CPU quota of this process's cgroup and of those above it, None if there is none."""
+    folders = [root, *_cgroup_folders(root, membership)]
+    quotas = [quota for folder in folders for quota in (_quota_v2(folder), _quota_v1(folder)) if quota]
+    return min(quotas, default=None)
+
+
+def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        place = root / "cpu" if controllers else root
+        for part in Path(path).parts[1:]:
+            place = place / part
+            folders.append(place)
+    return folders
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None
+
+
+def count_gpus(visible_devices: str | None) -> tuple[int, str]:
+    """Return how many GPUs CUDA would show, and why, without creating a CUDA context."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no device: nvml has an exception for each
+        return 0, "no NVIDIA driver answers"
+    try:
+        total = int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+    if visible_devices is None:
+        return total, "GPUs of the machine"
+    chosen = _visible(visible_devices, total)
+    return chosen, f"CUDA_VISIBLE_DEVICES={visible_devices}"
+
+
+def _visible(text: str, total: int) -> int:
+    """Count the entries that CUDA accepts: it stops at the first that names no device."""
+    count = 0
+    for entry in (part.strip() for part in text.split(",")):
+        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < total)):
+            break
+        count += 1
+    return count
+
+
+def count_devices_by_torch(kind: str) -> int:
+    """Return the number of accelerators that only torch can count (xpu, or whatever there is).
+
+    Args:
+        kind: ``"xpu"`` or ``"auto"``.
+    """
+    import torch
+
+    if kind == "xpu":
+        return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
+    return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
+
+
+def addresses() -> tuple[tuple[str, str], ...]:
+    """Return ``(interface, address)`` of the interfaces that are up; IPv4 before IPv6, no link-local."""
+    import psutil
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = [
+        (entry.family == socket.AF_INET6, name, entry.address.split("%")[0])
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name in up and entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return tuple((name, address) for _, name, address in sorted(found) if not address.startswith("fe80:"))
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """Return the numeric addresses of a host name, IPv4 first.
+
+    Raises:
+        OSError: The name does not resolve.
+    """
+    entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+    ordered = sorted(entries, key=lambda entry: entry[0] == socket.AF_INET6)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
+
+
+def address_towards(target: str) -> str:
+    """Return the address of this machine that packets to ``target`` would carry; nothing is sent.
+
+    Raises:
+        OSError: There is no route.
+    """
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))  # a datagram socket only looks the route up
+        return str(probe.getsockname()[0])
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on the port, held open until the store takes it over.
+
+    Args:
+        address: Any numeric address of the family wanted; the socket listens on all interfaces, because
+            ranks of other nodes come in through whichever routes here.
+        port: The port, 0 for one that the kernel chooses.
+
+    Raises:
+        OSError: The port is taken (``errno.EADDRINUSE``) or not allowed.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    anywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
+    loopback = address in ("127.0.0.1", "::1")
+    try:
+        server.bind((address if loopback and port == 0 else anywhere, port))
+        server.listen(4096)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def port_is_free(address: str, port: int) -> bool:
+    """Return whether ``listen`` would succeed."""
+    try:
+        listen(address, port).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True
+
+
+def holder_of(port: int) -> str:
+    """Return who listens on a port, ``pid 4242 (python old_train.py)``; empty if that is not visible."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.AccessDenied, OSError):
+        return ""
+    for entry in connections:
+        if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
+            return describe_process(entry.pid)
+    return ""
+
+
+def describe_process(pid: int) -> str:
+    """Return ``pid 4242 (python old_train.py)``, as much of it as is visible."""
+    import psutil
+
+    try:
+        command = psutil.Process(pid).cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return f"pid {pid}"
+    words = [os.path.basename(word) if place < 2 else word for place, word in enumerate(command)]
+    text = " ".join(words)
+    return f"pid {pid} ({text[:77] + '...' if len(text) > 80 else text})"

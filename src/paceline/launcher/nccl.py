@@ -1,0 +1,38 @@
+"""NCCL's log in three lines: which interface, which transport, which algorithm. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+_INTERFACE = re.compile(r"NET/(?:Socket|IB|OFI) : Using (.+)|Bootstrap ?: Using (\S+)")
+_NETWORK = re.compile(r"Using network (\S+)")
+_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .* via (\S+)")
+_ALGORITHM = re.compile(r"(?:algorithm|Algo) (?P<a>\w+) .*?(?:protocol|proto) (?P<p>\w+)", re.I)
+_RINGS = re.compile(r"Connected all (rings|trees)")
+
+
+def summarise(texts: Sequence[str]) -> list[str]:
+    """Return what NCCL chose, as lines to print; one line saying so where it logged nothing.
+
+    Args:
+        texts: The logs of all ranks, with ``NCCL_DEBUG=INFO``.
+    """
+    lines = [line for text in texts for line in text.splitlines() if "NCCL" in line]
+    if not lines:
+        return ["NCCL logged nothing: this run did not use it"]
+    interfaces = Counter(next(filter(None, m.groups())) for line in lines if (m := _INTERFACE.search(line)))
+    networks = Counter(m[1] for line in lines if (m := _NETWORK.search(line)))
+    transports = Counter(m[1] for line in lines if (m := _CHANNEL.search(line)))
+    algorithms = Counter(f"{m['a']}/{m['p']}" for line in lines if (m := _ALGORITHM.search(line)))
+    shapes = Counter(m[1] for line in lines if (m := _RINGS.search(line)))
+    return [
+        f"NCCL interface: {_most(interfaces)} · network: {_most(networks)}",
+        f"NCCL transport between ranks: {_most(transports)}",
+        f"NCCL algorithm: {_most(algorithms) if algorithms else _most(shapes)}",
+    ]
+
+
+def _most(found: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in found.most_common(3)) or "not in the log"

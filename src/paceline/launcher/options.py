@@ -1,0 +1,440 @@
+"""What may be asked of ``paceline run``: torchrun's options with torchrun's meaning, and ours.
+
+Pure: words in, a frozen value or a Finding out. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the command line.
+
+    Attributes:
+        name: With underscores, as in ``PET_<NAME>``; the command line takes dashes and underscores.
+        help: One line.
+        default: Text of the default, as typed.
+        short: A short form, such as ``-t``.
+        flag: True for an option without a value.
+        ours: True for what torchrun does not have.
+        metavar: What stands for the value in the help.
+    """
+
+    name: str
+    help: str
+    default: str | None = None
+    short: str = ""
+    flag: bool = False
+    ours: bool = False
+    metavar: str = ""
+
+    @property
+    def long(self) -> str:
+        """The option as typed with dashes."""
+        return "--" + self.name.replace("_", "-")
+
+
+START_METHODS = ("fork", "forkserver", "spawn", "exec")
+NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
+RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+DEFAULT_PORT = 29500
+DEFAULT_C10D_PORT = 29400
+
+OPTIONS: tuple[Option, ...] = (
+    Option("nnodes", "number of nodes, or a range MIN:MAX", "1:1", metavar="N|MIN:MAX"),
+    Option(
+        "nproc_per_node",
+        "ranks on this node: a number, gpu, cpu, xpu or auto; default one per GPU, one without GPUs",
+        metavar="N",
+    ),
+    Option("node_rank", "rank of this node, 0 is the head (static rendezvous)", "0", metavar="N"),
+    Option("master_addr", "address of the head (static rendezvous)", "127.0.0.1", metavar="HOST"),
+    Option("master_port", "port at the head (static rendezvous); on one node a free port", metavar="PORT"),
+    Option("local_addr", "address of this node, if the one that routes to the head is wrong", metavar="ADDR"),
+    Option("rdzv_backend", "rendezvous: static, c10d, etcd or etcd-v2", "static", metavar="NAME"),
+    Option("rdzv_endpoint", "where nodes meet, HOST:PORT", "", metavar="HOST:PORT"),
+    Option("rdzv_id", "id of the run, the same on all nodes", "none", metavar="ID"),
+    Option("rdzv_conf", "further settings of the rendezvous, K1=V1,K2=V2", "", metavar="K=V,..."),
+    Option("standalone", "one node with a store on a free port (what one node does anyway)", flag=True),
+    Option("max_restarts", "how often the ranks may be started again after a failure", "0", metavar="N"),
+    Option("monitor_interval", "how often the launcher looks at its ranks, in seconds", "0.1", metavar="S"),
+    Option(
+        "start_method",
+        "fork: from a warm process that has torch imported; spawn: a fresh Python with paceline's entry; "
+        "exec: python -u script.py, nothing seen inside",
+        "fork",
+        metavar="|".join(START_METHODS),
+    ),
+    Option("role", "name of the ranks in prefixes", "default", metavar="NAME"),
+    Option("module", "run a module, as python -m does", short="-m", flag=True),
+    Option("no_python", "run a program that is not a Python script", flag=True),
+    Option("run_path", "run the script with runpy.run_path", flag=True),
+    Option("log_dir", "put log files here, in torchrun's layout", metavar="DIR"),
+    Option("redirects", "streams that go to files only: 0-3, or per local rank 0:1,1:2", "0", "-r"),
+    Option("tee", "streams that go to files and, with a prefix, to the console: as --redirects", "0", "-t"),
+    Option("local_ranks_filter", "local ranks that the console shows, such as 0,1", "", metavar="N,N"),
+    Option("duplicate_stdout_filters", "lines of teed stdout to copy to filtered_stdout.log", metavar="A,B"),
+    Option("duplicate_stderr_filters", "lines of teed stderr to copy to filtered_stderr.log", metavar="A,B"),
+    Option("event_log_handler", "torch elastic's event log", "null", metavar="NAME"),
+    Option("logs_specs", "entry point in torchrun.logs_specs that names log files", metavar="NAME"),
+    Option("numa_binding", "bind ranks to CPUs near their GPU", metavar="|".join(NUMA_MODES)),
+    Option(
+        "signals_to_handle",
+        "signals to hand on to the ranks",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        metavar="SIG,SIG",
+    ),
+    Option("shutdown_timeout", "seconds that ranks have to end by themselves, default 30", metavar="S"),
+    Option("virtual_local_rank", "each rank sees one GPU, as device 0", flag=True),
+    Option("grace_s", "the same as --shutdown-timeout", ours=True, metavar="S"),
+    Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
+    Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
+    Option("run_dir", "folder of this run, default runs/<time>-<script>", ours=True, metavar="DIR"),
+    Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),
+)
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True)
+class Options:
+    """``paceline run`` as asked for, checked; the names and defaults are those of ``OPTIONS``."""
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: str = ""
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    local_addr: str | None = None
+    rdzv_backend: str = "static"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "none"
+    rdzv_conf: tuple[tuple[str, str], ...] = ()
+    standalone: bool = False
+    max_restarts: int = 0
+    monitor_interval: float = 0.1
+    start_method: str = "fork"
+    role: str = "default"
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    log_dir: str | None = None
+    redirects: str = "0"
+    tee: str = "0"
+    local_ranks_filter: tuple[int, ...] = ()
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    event_log_handler: str = "null"
+    logs_specs: str | None = None
+    numa_binding: str | None = None
+    signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    shutdown_timeout: int | None = None
+    virtual_local_rank: bool = False
+    no_probe: bool = False
+    nccl_debug: bool = False
+    run_dir: str | None = None
+    json: bool = False
+
+    @property
+    def one_node(self) -> bool:
+        """True if no other node can take part."""
+        return self.max_nodes == 1
+
+
+def parse(
+    script: str, script_args: tuple[str, ...], *, typed: Mapping[str, Any], inherited: Mapping[str, str]
+) -> Options:
+    """Check what was typed and what torchrun's ``PET_*`` variables say; the command line wins.
+
+    Args:
+        script: The script, module or program.
+        script_args: Its arguments, not looked at.
+        typed: ``{name: text}`` of the options on the command line, True for a flag.
+        inherited: ``{name: text}`` from the environment.
+
+    Raises:
+        UsageError: A value is wrong, or options contradict each other or have no effect.
+    """
+    raw = {name: value for name, value in inherited.items() if name in _BY_NAME and not _BY_NAME[name].ours}
+    raw.update(typed)
+    _refuse_contradictions(raw, set(typed))
+    low, high = _node_range(raw.get("nnodes", "1:1"))
+    values: dict[str, Any] = {
+        "min_nodes": low,
+        "max_nodes": high,
+        "node_rank": _integer(raw, "node_rank", low=0),
+        "master_port": _port(raw),
+        "rdzv_conf": _settings(raw.get("rdzv_conf", "")),
+        "max_restarts": _integer(raw, "max_restarts", low=0),
+        "monitor_interval": _seconds(raw, "monitor_interval"),
+        "start_method": _choice(raw, "start_method", START_METHODS),
+        "numa_binding": _choice(raw, "numa_binding", NUMA_MODES),
+        "local_ranks_filter": _ranks(raw.get("local_ranks_filter", "")),
+        "redirects": _streams(raw, "redirects"),
+        "tee": _streams(raw, "tee"),
+        "duplicate_stdout_filters": _words(raw.get("duplicate_stdout_filters", "")),
+        "duplicate_stderr_filters": _words(raw.get("duplicate_stderr_filters", "")),
+        "signals_to_handle": _signals(raw.get("signals_to_handle")),
+        "nproc_per_node": _nproc(raw.get("nproc_per_node", "")),
+        "shutdown_timeout": _grace(raw),
+    }
+    for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
+        if raw.get(name):
+            values[name] = raw[name]
+    for name in ("rdzv_backend", "rdzv_endpoint", "event_log_handler"):
+        if raw.get(name):
+            values[name] = raw[name]
+    for option in OPTIONS:
+        if option.flag:
+            values[option.name] = _truth(raw.get(option.name, False))
+    values = {name: value for name, value in values.items() if value is not None}
+    return _check_nodes(Options(script, script_args, **values), set(typed))
+
+
+def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
+    if _truth(raw.get("no_python", False)) and _truth(raw.get("module", False)):
+        raise _contradiction("--no-python", "--module", "a module needs Python")
+    if _truth(raw.get("run_path", False)) and _truth(raw.get("module", False)):
+        raise _contradiction("--run-path", "--module", "a module is not a path")
+    if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
+        raise _contradiction("--grace-s", "--shutdown-timeout", "they are two names of one time")
+    for plain, needs in (("duplicate_stdout_filters", "tee"), ("duplicate_stderr_filters", "tee")):
+        if plain in typed and str(raw.get(needs, "0")) == "0":
+            raise _unused(plain, "copies lines of teed streams only", fix="add --tee 3")
+
+
+def _check_nodes(options: Options, typed: set[str]) -> Options:
+    """Refuse options about nodes that contradict each other or would be passed over in silence."""
+    static = options.rdzv_backend == "static"
+    if options.standalone:
+        if options.max_nodes > 1:
+            raise _contradiction("--standalone", "--nnodes", "standalone means one node")
+        clash = {"master_addr", "master_port", "rdzv_endpoint", "rdzv_id"} & typed
+        if clash:
+            raise _contradiction("--standalone", _long(min(clash)), "standalone chooses it itself")
+    if not static and not options.rdzv_endpoint and not options.one_node:
+        raise UsageError(
+            Finding(
+                "c10d-without-rdzv-endpoint",
+                f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint: without it each node "
+                "would wait for itself",
+                where="command line",
+                fix=f"--rdzv-endpoint {options.master_addr}:{options.master_port or DEFAULT_C10D_PORT}",
+            )
+        )
+    if not static:
+        for name in ("node_rank", "master_addr", "master_port"):
+            if name in typed and not _agrees(options, name):
+                raise _unused(
+                    name, f"has no effect with --rdzv-backend {options.rdzv_backend}", fix=f"remove {_long(name)}"
+                )
+    if static and options.min_nodes != options.max_nodes:
+        raise _contradiction(
+            "--nnodes",
+            "--rdzv-backend static",
+            f"a range ({options.min_nodes}:{options.max_nodes}) needs --rdzv-backend c10d",
+        )
+    if static and options.node_rank >= options.max_nodes:
+        raise _invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}")
+    if static and not options.one_node and options.master_addr in ("127.0.0.1", "localhost") and (
+        "master_addr" not in typed and not options.rdzv_endpoint and options.node_rank > 0
+    ):
+        raise _invalid("master_addr", "", "node ranks above 0 need the address of the head", "--master-addr HEAD")
+    return options
+
+
+def _agrees(options: Options, name: str) -> bool:
+    """True if an option that is not used says what holds anyway."""
+    host, _, port = options.rdzv_endpoint.rpartition(":")
+    if name == "node_rank":
+        return options.node_rank == 0
+    if name == "master_addr":
+        return options.master_addr == host
+    return str(options.master_port) == port
+
+
+def _node_range(text: str) -> tuple[int, int]:
+    low, colon, high = str(text).partition(":")
+    if not low.isdigit() or (colon and not high.isdigit()):
+        raise _invalid("nnodes", text, "is a number or a range MIN:MAX", "--nnodes 2")
+    least, most = int(low), int(high or low)
+    if least < 1 or most < least:
+        raise _invalid("nnodes", text, "needs at least one node and MIN not above MAX", "--nnodes 1")
+    return least, most
+
+
+def _nproc(text: str) -> str:
+    if text in ("", "gpu", "cpu", "xpu", "auto"):
+        return text
+    if text.lstrip("-").isdigit():
+        if int(text) < 1:
+            raise _invalid("nproc_per_node", text, "needs at least one rank", "--nproc-per-node 1")
+        return text
+    near = closest(text, ("gpu", "cpu", "xpu", "auto"))
+    raise _invalid("nproc_per_node", text, "is a number, gpu, cpu, xpu or auto", f"--nproc-per-node {near or 2}")
+
+
+def _port(raw: Mapping[str, Any]) -> int | None:
+    text = raw.get("master_port")
+    if text is None or text == "":
+        return None
+    if not str(text).isdigit() or int(text) > 65535:
+        raise _invalid("master_port", str(text), "is a number from 0 to 65535", f"--master-port {DEFAULT_PORT}")
+    return int(text)
+
+
+def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
+    """Split ``HOST[:PORT]`` or ``[IPV6]:PORT``.
+
+    Raises:
+        UsageError: The port is not a number from 0 to 65535, or the host is empty.
+    """
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::(\d{1,6}))?", endpoint.strip())
+    if not match or int(match[3] or 0) > 65535:
+        raise _invalid("rdzv_endpoint", endpoint, "is HOST:PORT", f"--rdzv-endpoint head:{default_port}")
+    return match[1] or match[2], int(match[3]) if match[3] else default_port
+
+
+def _settings(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise _invalid("rdzv_conf", part, "is KEY=VALUE,...", "--rdzv-conf join_timeout=600")
+        pairs.append((key.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def _integer(raw: Mapping[str, Any], name: str, *, low: int) -> int | None:
+    text = raw.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"-?\d+", str(text)) or int(text) < low:
+        raise _invalid(name, str(text), f"is a whole number from {low}", f"{_long(name)} {low}")
+    return int(text)
+
+
+def _seconds(raw: Mapping[str, Any], name: str) -> float | None:
+    text = raw.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise _invalid(name, str(text), "is a number of seconds above 0", f"{_long(name)} {_BY_NAME[name].default}")
+    return value
+
+
+def _grace(raw: Mapping[str, Any]) -> int | None:
+    name = "grace_s" if "grace_s" in raw else "shutdown_timeout"
+    return _integer(raw, name, low=0)
+
+
+def _choice(raw: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str | None:
+    text = raw.get(name)
+    if text is None or text in choices:
+        return text
+    near = closest(str(text), choices)
+    raise _invalid(name, str(text), f"is one of {', '.join(choices)}", f"{_long(name)} {near or choices[0]}")
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    if not re.fullmatch(r"\d+(,\d+)*", text.replace(" ", "")):
+        raise _invalid("local_ranks_filter", text, "is a list of local ranks", "--local-ranks-filter 0,1")
+    return tuple(sorted({int(part) for part in text.replace(" ", "").split(",")}))
+
+
+def _streams(raw: Mapping[str, Any], name: str) -> str:
+    text = str(raw.get(name, "0"))
+    if not re.fullmatch(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]", text):
+        raise _invalid(name, text, "is 0 (none), 1 (stdout), 2 (stderr), 3 (both) or 0:1,1:2", f"{_long(name)} 3")
+    return text
+
+
+def streams_of(text: str, local_rank: int) -> int:
+    """Return the streams that ``--redirects`` or ``--tee`` name for a local rank: bit 1 stdout, 2 stderr."""
+    if ":" not in text:
+        return int(text)
+    pairs = (part.split(":") for part in text.split(","))
+    return {int(rank): int(value) for rank, value in pairs}.get(local_rank, 0)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Split at commas; a doubled comma stands for one, as in torchrun."""
+    marker = "\0"
+    return tuple(
+        word.replace(marker, ",") for word in text.replace(",,", marker).split(",") if word.replace(marker, ",")
+    )
+
+
+def _signals(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    known = [entry.name for entry in signal.Signals]
+    for name in names:
+        if name not in known or name in ("SIGKILL", "SIGSTOP"):
+            near = closest(name, [entry for entry in known if entry not in ("SIGKILL", "SIGSTOP")])
+            raise _invalid(
+                "signals_to_handle", name, "cannot be handled", f"--signals-to-handle {near or 'SIGTERM'}"
+            )
+    return names
+
+
+def _truth(value: Any) -> bool:
+    return value not in (False, None, "", "0", 0)
+
+
+def _long(name: str) -> str:
+    return _BY_NAME[name].long
+
+
+def _invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
+    shown = f"{_long(name)} {value}".rstrip()
+    return UsageError(
+        Finding("option-invalid", f"{shown}: {_long(name)} {rule}", where="command line", fix=fix)
+    )
+
+
+def _contradiction(one: str, other: str, why: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "option-contradicted",
+            f"{one} and {other} exclude each other: {why}",
+            where="command line",
+            fix=f"leave out {one} or {other}",
+        )
+    )
+
+
+def _unused(name: str, why: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("option-contradicted", f"{_long(name)} {why}", where="command line", fix=fix))
+
+
+def unknown_option(typed: str) -> UsageError:
+    """Return the error for an option that does not exist, with the nearest that does."""
+    known = {form for option in OPTIONS for form in (option.long, f"--{option.name}", option.short) if form}
+    near = closest(typed.split("=")[0], known)
+    return UsageError(
+        Finding(
+            "option-unknown",
+            f"paceline run has no option {typed.split('=')[0]}",
+            where="command line",
+            fix=f"did you mean {near}?" if near else "paceline run --help lists them",
+        )
+    )

@@ -1,0 +1,403 @@
+"""From how ranks ended to the likely cause: who failed first, who was only dragged along, and why.
+
+Pure: records in, a verdict and the lines of the final block out. A cause that is inferred is called
+likely and stands beside its evidence. A victim never outranks a cause, whatever its timestamp.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from paceline.errors import Finding
+
+# What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13.
+_VICTIM = re.compile(
+    r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host"
+    r"|ncclRemoteError|remote process exit|NCCL communicator was aborted|ncclCommAbort"
+    r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv"
+    r"|Rank \d+ failed to pass monitoredBarrier|Connection refused|Read error|Write error"
+    r"|DistNetworkError|RendezvousConnectionError"
+)
+_COLLECTIVE = re.compile(r"gloo|nccl|distributed|c10d|TCPStore|pair\.cc|ProcessGroup|Dist\w+Error", re.I)
+_TIMEOUT = re.compile(r"Timed out waiting \d+ms|collective operation timeout|Socket Timeout|wait timeout after", re.I)
+_MISMATCH = re.compile(
+    r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
+)
+_WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
+_SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
+
+# How far an ending is from being a cause; smaller is nearer.
+CAUSE, UNCLEAR, SUSPECT, VICTIM = range(4)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    user: bool = False
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a rank.
+
+    Attributes:
+        type: Its class.
+        message: Its text.
+        time_ns: When it left the script, on the head's clock.
+        traceback: As Python printed it.
+        frames: Its frames, outermost first.
+    """
+
+    type: str
+    message: str
+    time_ns: int
+    traceback: str = ""
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def place(self) -> Frame | None:
+        """The innermost frame of the user's own code."""
+        return next((frame for frame in reversed(self.frames) if frame.user), None)
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank ended, with all that is known.
+
+    Attributes:
+        rank: Global rank.
+        node: Rank of its node.
+        host: Its host.
+        pid: Its process.
+        code: Exit code; negative for a signal; None if it has not ended or was never heard of again.
+        time_ns: When it ended, on the head's clock.
+        finished: Its script had come to its end.
+        stopped: Why the launcher ended it, empty if it did not.
+        steps: Optimizer steps that it had made.
+        failure: Its exception.
+        log: Its log file.
+        log_tail: The last lines of that.
+        stack: Where it stood when it crashed in native code.
+        oom_kills: Kills for lack of memory that the kernel counted on its host during the run.
+        shm: Use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full.
+    """
+
+    rank: int
+    node: int = 0
+    host: str = ""
+    pid: int = 0
+    code: int | None = 0
+    time_ns: int = 0
+    finished: bool = False
+    stopped: str = ""
+    steps: int = 0
+    failure: Failure | None = None
+    log: str = ""
+    log_tail: tuple[str, ...] = ()
+    stack: tuple[str, ...] = ()
+    oom_kills: int = 0
+    shm: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """It ended well; a crash in the interpreter's teardown, after the script's end, is no failure."""
+        return self.code == 0 or (self.finished and self.code in (-signal.SIGABRT, -signal.SIGSEGV))
+
+    @property
+    def first_ns(self) -> int:
+        """When it failed: at its exception, or else when it ended."""
+        return self.failure.time_ns if self.failure else self.time_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> RankEnd:
+        """Return the record that ``to_json`` made."""
+        failure = values["failure"]
+        if failure is not None:
+            frames = tuple(Frame(**frame) for frame in failure["frames"])
+            failure = Failure(**{**failure, "frames": frames})
+        lists = {name: tuple(values[name]) for name in ("log_tail", "stack")}
+        return cls(**{**values, **lists, "failure": failure})
+
+    def shifted(self, offset_ns: int) -> RankEnd:
+        """Return the record with its times moved from this node's clock to the head's."""
+        failure = self.failure and replace(self.failure, time_ns=self.failure.time_ns - offset_ns)
+        return replace(self, time_ns=self.time_ns - offset_ns, failure=failure)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said about a run that failed.
+
+    Attributes:
+        finding: The likely cause, as a Finding.
+        causes: Ranks that failed in the same way as the first.
+        victims: Ranks that were dragged along.
+        end: The first of the causes, None if a node was lost or nothing is known.
+        lost: Nodes that went silent.
+    """
+
+    finding: Finding
+    causes: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    end: RankEnd | None = None
+    lost: tuple[str, ...] = field(default=())
+
+
+def weigh(end: RankEnd) -> int:
+    """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``SUSPECT`` or ``VICTIM``."""
+    if end.failure is not None:
+        text = f"{end.failure.type}: {end.failure.message}"
+        if _TIMEOUT.search(text) or _MISMATCH.search(text):
+            return SUSPECT
+        if _VICTIM.search(text) and _COLLECTIVE.search(text + end.failure.traceback):
+            return VICTIM
+        if end.stopped and end.failure.type in ("KeyboardInterrupt", "SystemExit", "SignalException"):
+            return VICTIM
+        return CAUSE
+    if end.stopped or end.code is None:
+        return VICTIM
+    if end.code == -signal.SIGABRT:  # gloo and NCCL abort a process whose peer has gone
+        tail = "\n".join(end.log_tail)
+        return VICTIM if _VICTIM.search(tail) else SUSPECT if _MISMATCH.search(tail) else UNCLEAR
+    return CAUSE
+
+
+def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
+    """Name the likely cause.
+
+    Args:
+        ends: Every rank's end, of all nodes that could be heard.
+        lost: Hosts (or node ranks in words) that went silent.
+    """
+    lost = tuple(lost)
+    failed = [end for end in ends if not end.succeeded]
+    ranked = sorted(failed, key=lambda end: (weigh(end), end.first_ns, end.rank))
+    first = ranked[0] if ranked else None
+    if lost and (first is None or weigh(first) != CAUSE):
+        return Verdict(_lost_node(lost), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
+    if first is None:
+        return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
+    if weigh(first) == VICTIM:
+        return Verdict(_only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first)
+    alike = [end for end in failed if _same_way(end, first)]
+    causes = tuple(sorted(end.rank for end in alike))
+    victims = tuple(sorted(end.rank for end in failed if end.rank not in causes))
+    finding = _explain(first, causes=causes, num_ranks=len(ends))
+    return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost)
+
+
+def _same_way(one: RankEnd, other: RankEnd) -> bool:
+    """The same exception at the same place of the user's code; or the same code without an exception."""
+    if weigh(one) != weigh(other):
+        return False
+    if one.failure is None or other.failure is None:
+        return one.failure is other.failure and one.code == other.code
+    return one.failure.type == other.failure.type and one.failure.place == other.failure.place
+
+
+def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
+    who = f"rank {end.rank}" if len(causes) == 1 else f"ranks {fold(causes)}"
+    if end.failure is not None:
+        return _explain_exception(end, end.failure, who=who, alone=len(causes) == 1 and num_ranks > 1)
+    assert end.code is not None
+    if end.code < 0:
+        return _explain_signal(end, who)
+    return Finding(
+        "rank-ended-early",
+        f"{who} ended with exit code {end.code} and left no exception",
+        where=_where(end),
+        evidence=end.log_tail[-3:],
+        why="os._exit, a native library's exit, or a program that is not Python ends so",
+        fix=f"look at its last lines: less {end.log}",
+    )
+
+
+def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool) -> Finding:
+    place = failure.place
+    evidence = [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
+    name = _name_of(failure, alone=alone)
+    first_line, *more = failure.message.strip().splitlines() or [""]
+    worker = _WORKER_ERROR.search(failure.message)
+    if worker:
+        first_line, place_line = _inside_worker(failure.message, worker[1])
+        evidence = [place_line] if place_line else evidence
+        more = []
+    what = f"{who} raised {failure.type}: {first_line}" if first_line else f"{who} raised {failure.type}"
+    if failure.type == "SystemExit":
+        what = f"{who} ended itself with sys.exit({first_line})"
+    if worker:
+        what = f"{who}: a DataLoader worker raised {worker[1]}: {first_line}"
+    evidence += [line.strip() for line in more[:2] if line.strip()]
+    return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=f"the whole traceback: less {end.log}")
+
+
+def _name_of(failure: Failure, *, alone: bool) -> str:
+    text = f"{failure.type}: {failure.message}"
+    if failure.type in ("ModuleNotFoundError", "ImportError"):
+        return "module-not-found"
+    if failure.type in ("OutOfMemoryError",) or "CUDA out of memory" in text:
+        return "cuda-oom"
+    if _TIMEOUT.search(text):
+        return "collective-timeout"
+    if _MISMATCH.search(text):
+        return "collective-mismatch"
+    if "port-held-by-other" in text:
+        return "port-held-by-other"
+    if _SHM.search(text):
+        return "dataloader-shm-too-small"
+    return "script-error-on-one-rank" if alone else "user-exception"
+
+
+def _inside_worker(message: str, kind: str) -> tuple[str, str]:
+    """Return the last line and the innermost frame of the traceback that a DataLoader worker sent."""
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if line.startswith(kind)), lines[-1])
+    frames = [
+        (match[1], match[2], match[3], lines[place + 1].strip() if place + 1 < len(lines) else "")
+        for place, line in enumerate(lines)
+        if (match := re.match(r'\s*File "(.+)", line (\d+), in (.+)', line))
+    ]
+    own = [frame for frame in frames if "site-packages" not in frame[0] and "/torch/utils/data/" not in frame[0]]
+    shown = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}" if own else ""
+    return said.removeprefix(kind).lstrip(": "), shown
+
+
+def _explain_signal(end: RankEnd, who: str) -> Finding:
+    assert end.code is not None
+    number = signal.Signals(-end.code)
+    where = _where(end)
+    tail = end.stack[:4] or end.log_tail[-3:]
+    if number == signal.SIGKILL and end.oom_kills:
+        return Finding(
+            "rank-died-oom-killer",
+            f"{who} was killed (SIGKILL) because memory ran out on {end.host}",
+            where=where,
+            evidence=(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run",),
+            fix="fewer or leaner DataLoader workers, a smaller batch, or more memory for the job",
+        )
+    if number == signal.SIGKILL:
+        return Finding(
+            "rank-died-signal",
+            f"{who} was killed by SIGKILL; who sent it is not visible",
+            where=where,
+            evidence=("the kernel and the cgroup count no kill for lack of memory during this run",),
+            fix="ask whoever may: a user, a job scheduler's memory limit (sacct -o MaxRSS,State), dmesg",
+        )
+    if number == signal.SIGBUS:
+        full = f"/dev/shm is {end.shm}" if end.shm else "/dev/shm is not full now"
+        return Finding(
+            "dataloader-shm-too-small" if end.shm else "rank-died-signal",
+            f"{who} was ended by SIGBUS: memory that it had mapped could not be given",
+            where=where,
+            evidence=(full, *tail[:3]),
+            fix="a larger /dev/shm (docker: --shm-size=8g), fewer workers, or "
+            "torch.multiprocessing.set_sharing_strategy('file_system')",
+        )
+    if number == signal.SIGSEGV:
+        return Finding(
+            "rank-segfault",
+            f"{who} crashed in native code (SIGSEGV)",
+            where=where,
+            evidence=tuple(tail),
+            fix=f"the Python stack at the crash and the last lines: less {end.log}",
+        )
+    if number == signal.SIGABRT and weigh(end) == SUSPECT:
+        return Finding(
+            "collective-mismatch",
+            f"{who} aborted in a collective whose sizes differ between ranks",
+            where=where,
+            evidence=tuple(line for line in end.log_tail if _MISMATCH.search(line))[:1] + tuple(end.stack[:3]),
+            fix="make every rank call the same collective with the same shapes; look for code for one rank only",
+        )
+    return Finding(
+        "rank-died-signal",
+        f"{who} was ended by {number.name}"
+        + ("" if number == signal.SIGABRT else ", which this launcher did not send; who did is not visible"),
+        where=where,
+        evidence=tuple(tail),
+        fix=f"its last lines: less {end.log}",
+    )
+
+
+def _only_victims(first: RankEnd) -> Finding:
+    said = f": {first.failure.type}: {first.failure.message.strip().splitlines()[0]}" if (
+        first.failure and first.failure.message.strip()
+    ) else ""
+    return Finding(
+        "peer-rank-died",
+        f"only ranks that lost another one are visible; rank {first.rank} was the first to notice{said}",
+        where=_where(first),
+        fix="look for the rank without a report: another node, or one that was ended from outside",
+    )
+
+
+def _lost_node(lost: tuple[str, ...]) -> Finding:
+    return Finding(
+        "agent-died",
+        f"the launcher on {', '.join(lost)} has gone silent: killed, or its host or network is down",
+        where=", ".join(lost),
+        evidence=("no sign of life through the run's store for 10 s",),
+        fix="look at that host; start the same command again to go on from the last checkpoint",
+    )
+
+
+def _where(end: RankEnd) -> str:
+    step = f", after {end.steps} step{'s' if end.steps != 1 else ''}" if end.steps else ", before the first step"
+    return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"
+
+
+def fold(numbers: Iterable[int]) -> str:
+    """Fold numbers into ranges: ``0, 2-7``."""
+    ordered = sorted(set(numbers))
+    parts: list[str] = []
+    start = 0
+    for place, number in enumerate(ordered):
+        if place + 1 == len(ordered) or ordered[place + 1] != number + 1:
+            first = ordered[start]
+            parts.append(str(first) if first == number else f"{first}-{number}")
+            start = place + 1
+    return ", ".join(parts)
+
+
+def block(verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1) -> list[str]:
+    """Return the lines of the final block, at most 15."""
+    finding = verdict.finding
+    lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
+    lines[0] = ("likely cause: " if verdict.causes else "") + lines[0]
+    if finding.where:
+        lines.append(f"  where: {finding.where}")
+    lines += [f"  {line}" for line in finding.evidence[:5]]
+    if finding.why:
+        lines.append(f"  why: {finding.why}")
+    if finding.fix:
+        lines.append(f"  fix: {finding.fix}")
+    if verdict.victims:
+        word = "rank" if len(verdict.victims) == 1 else "ranks"
+        because = (
+            f"because {'rank' if len(verdict.causes) == 1 else 'ranks'} {fold(verdict.causes)} failed"
+            if verdict.causes
+            else "because the node was lost" if verdict.lost else "by a peer that is not visible"
+        )
+        lines.append(f"{word} {fold(verdict.victims)}: stopped {because}")
+    if verdict.lost and verdict.causes:
+        lines.append(f"{', '.join(verdict.lost)}: not heard of since")
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    lines.append(f"exit status {exit_status}{tried} · run folder {run_dir}")
+    return [_shorten(line) for line in lines]
+
+
+def _shorten(line: str, limit: int = 300) -> str:
+    return line if len(line) <= limit else line[: limit - 1] + "…"

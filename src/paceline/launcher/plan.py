@@ -1,0 +1,288 @@
+"""The plan of a run: options and facts in, decisions with their reasons out.
+
+Pure, and without torch: the plan can be made and shown on a login node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.launcher.host import HostFacts
+from paceline.launcher.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options, split_endpoint
+
+# Variables that torch or the OpenMP library under it reads once, when it is loaded. A script that sets one
+# before it imports torch means it, so its ranks must not come from a process that has torch already.
+_READ_AT_IMPORT = re.compile(
+    r"""environ(?:\.setdefault\(|\.update\(|\[)\s*[{(]?\s*["']"""
+    r"""(OMP_\w+|MKL_\w+|KMP_\w+|GOMP_\w+|OPENBLAS_\w+|TORCH_LOGS|TORCH_CPP_LOG_LEVEL|TORCHDYNAMO_\w+)["']"""
+)
+# The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.
+_TRAINS = re.compile(r"\boptim\b|lightning|accelerate|transformers|paceline|compile\(|deepspeed")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that paceline chose, and why."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do on this node.
+
+    Attributes:
+        nproc: Ranks on this node.
+        threads: ``OMP_NUM_THREADS`` of each rank; value None leaves the user's own.
+        rendezvous: ``"local"``, ``"static"``, ``"c10d"`` or another of torch's names.
+        host: Name or address that nodes meet at.
+        port: Port there; 0 lets the kernel choose.
+        start_method: ``"fork"``, ``"spawn"`` or ``"exec"``.
+        warm_imports: Modules that the warm process imports beside torch.
+        backend: What ranks are expected to talk through.
+        grace_s: Seconds that ranks have to end by themselves.
+        keep_alive_s: How often nodes say that they live (c10d).
+        last_call_s: How long to wait for more nodes once the least number is there (c10d).
+    """
+
+    nproc: Choice
+    threads: Choice
+    rendezvous: str
+    host: str
+    port: Choice
+    start_method: Choice
+    warm_imports: tuple[str, ...]
+    backend: str
+    grace_s: int
+    keep_alive_s: int
+    last_call_s: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data for ``plan.json``."""
+        return asdict(self)
+
+
+def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], source: str) -> Plan:
+    """Decide.
+
+    Args:
+        options: What was asked for.
+        facts: What the machine is like.
+        environ: The environment.
+        source: Text of the script, empty where there is none to read.
+
+    Raises:
+        UsageError: Options do not fit each other or this machine.
+        SetupError: The platform is not supported, or there are too few GPUs.
+    """
+    nproc = choose_nproc(options.nproc_per_node, facts)
+    _check_against(options, facts, nproc.value)
+    rendezvous, host, port = choose_endpoint(options)
+    grace = options.shutdown_timeout
+    return Plan(
+        nproc=nproc,
+        threads=choose_threads(nproc.value, facts, environ),
+        rendezvous=rendezvous,
+        host=host,
+        port=port,
+        start_method=choose_start_method(options, facts, environ, source=source),
+        warm_imports=("torch._dynamo",) if _TRAINS.search(source) else (),
+        backend="nccl" if facts.num_gpus else "gloo",
+        grace_s=grace if grace is not None else int(environ.get(env.SHUTDOWN_TIMEOUT, "30")),
+        keep_alive_s=choose_keep_alive(options.max_nodes),
+        last_call_s=choose_last_call(options.max_nodes),
+    )
+
+
+def choose_nproc(asked: str, facts: HostFacts) -> Choice:
+    """Return the ranks of this node: as asked, else one per GPU, else one.
+
+    Raises:
+        SetupError: GPUs were asked for and there are none.
+    """
+    if asked.isdigit():
+        return Choice(int(asked), "--nproc-per-node")
+    if asked in ("", "gpu", "auto") and facts.num_gpus:
+        return Choice(facts.num_gpus, f"one per GPU ({facts.gpu_reason})")
+    if asked in ("cpu", "auto"):
+        return Choice(facts.usable_cpus, f"one per usable CPU ({facts.cpu_reason})")
+    if asked in ("gpu", "xpu"):
+        raise SetupError(
+            Finding(
+                "gpus-fewer-than-processes",
+                f"--nproc-per-node {asked}: there is no {asked.upper()} here",
+                where=facts.hostname,
+                evidence=(facts.gpu_reason,),
+                fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi tells what the driver sees",
+            )
+        )
+    return Choice(1, "no GPU here")
+
+
+def choose_threads(nproc: int, facts: HostFacts, environ: Mapping[str, str]) -> Choice:
+    """Return ``OMP_NUM_THREADS``: the user's, else an equal share of the usable CPUs."""
+    if environ.get(env.OMP_THREADS):
+        return Choice(None, f"{env.OMP_THREADS}={environ[env.OMP_THREADS]} is set")
+    share = max(1, facts.usable_cpus // nproc)
+    return Choice(share, f"{facts.usable_cpus} usable CPUs / {nproc} ranks")
+
+
+def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
+    """Return the kind of rendezvous, the host and the port that nodes meet at."""
+    if options.rdzv_backend != "static":
+        if not options.rdzv_endpoint:
+            return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
+        if options.rdzv_backend != "c10d":
+            return options.rdzv_backend, options.rdzv_endpoint, Choice(0, "in --rdzv-endpoint")
+        host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_C10D_PORT)
+        return "c10d", host, Choice(port, "--rdzv-endpoint")
+    if options.rdzv_endpoint:
+        host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_PORT)
+        return "static", host, Choice(port, "--rdzv-endpoint")
+    if options.master_port is not None:
+        return "static", options.master_addr, Choice(options.master_port, "--master-port")
+    if options.one_node:
+        return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
+    return "static", options.master_addr, Choice(DEFAULT_PORT, "torch's default")
+
+
+def choose_start_method(
+    options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str
+) -> Choice:
+    """Return how ranks come into being: ``fork`` from the warm process unless something speaks against it."""
+    if options.no_python:
+        return Choice("exec", "--no-python")
+    if environ.get(env.PYTHON_EXEC):
+        return Choice("exec", f"{env.PYTHON_EXEC} names another Python")
+    if options.start_method in ("spawn", "exec"):
+        return Choice(options.start_method, "--start-method")
+    if facts.platform != "linux":
+        return Choice("spawn", "forking a process with torch loaded is safe on Linux only")
+    early = _READ_AT_IMPORT.search(source)
+    if early:
+        return Choice("spawn", f"the script sets {early[1]}, which torch reads when it is imported")
+    if options.nccl_debug:
+        return Choice("spawn", "--nccl-debug: torch reads its log level when it is imported")
+    return Choice("fork", "")
+
+
+def choose_keep_alive(num_nodes: int) -> int:
+    """Return the seconds between a node's signs of life; three missed ones make it lost.
+
+    torch's default is 5 s. 2 s notices a lost node within 8 s; with many nodes the head has a request from
+    each, so the interval grows to torch's own by 1,000 nodes.
+    """
+    return min(5, 2 + num_nodes // 256)
+
+
+def choose_last_call(num_nodes: int) -> int:
+    """Return the seconds that a rendezvous waits for more nodes once the least number is there.
+
+    torch's default is 30 s, which is most of the 42.6 s that it needs to go on with fewer nodes. Too short
+    a wait splits groups whose nodes start at different speeds, so it grows with their number.
+    """
+    return min(30, 5 + num_nodes // 8)
+
+
+def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
+    if facts.platform == "win32":
+        raise SetupError(
+            Finding(
+                "platform-unsupported",
+                "paceline run works on Linux, and on macOS with fewer features; not on Windows",
+                fix="run it in WSL 2",
+            )
+        )
+    beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
+    if beyond:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"--local-ranks-filter names local rank {beyond[0]}, but this node has {nproc} ranks",
+                where="command line",
+                fix=f"--local-ranks-filter {','.join(str(rank) for rank in range(nproc))}",
+            )
+        )
+    if options.numa_binding and not facts.num_gpus:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "--numa-binding binds ranks to the CPUs near their GPU, and there is no GPU here",
+                where="command line",
+                evidence=(facts.gpu_reason,),
+                fix="remove --numa-binding",
+            )
+        )
+
+
+def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str:
+    """Return the plan as the one line that is printed before the start."""
+    nodes = str(options.max_nodes) if options.min_nodes == options.max_nodes else (
+        f"{options.min_nodes}-{options.max_nodes}"
+    )
+    parts = [
+        f"{nodes} node{'s' if nodes != '1' else ''} x {plan.nproc.value} rank{'s' if plan.nproc.value != 1 else ''}"
+        + (f" ({plan.nproc.reason})" if plan.nproc.reason != "--nproc-per-node" else ""),
+        plan.backend,
+        plan.threads.reason
+        if plan.threads.value is None
+        else f"{plan.threads.value} thread{'s' if plan.threads.value != 1 else ''} a rank ({plan.threads.reason})",
+        f"{address} ({plan.port.reason})",
+    ]
+    if plan.start_method.reason:
+        parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
+    return " · ".join([*parts, run_dir])
+
+
+def rank_environment(
+    *,
+    options: Options,
+    ranks: Mapping[str, int],
+    master: tuple[str, int],
+    restart_count: int,
+    run_id: str,
+    agent_store: bool,
+    visible_devices: str | None,
+) -> dict[str, str]:
+    """Return the variables that torchrun 2.13 sets for a rank, with torchrun's values.
+
+    Args:
+        options: What was asked for.
+        ranks: ``rank, local_rank, world_size, local_world_size, node_rank, num_nodes, role_rank,
+            role_world_size``.
+        master: Address and port of the store that ranks meet at.
+        restart_count: Restarts so far.
+        run_id: Id of the rendezvous.
+        agent_store: Whether the launcher hosts that store.
+        visible_devices: ``CUDA_VISIBLE_DEVICES`` of the launcher, None if unset.
+    """
+    values = {
+        env.RANK: str(ranks["rank"]),
+        env.LOCAL_RANK: str(ranks["local_rank"]),
+        env.WORLD_SIZE: str(ranks["world_size"]),
+        env.LOCAL_WORLD_SIZE: str(ranks["local_world_size"]),
+        env.GROUP_RANK: str(ranks["node_rank"]),
+        env.GROUP_WORLD_SIZE: str(ranks["num_nodes"]),
+        "ROLE_RANK": str(ranks["role_rank"]),
+        "ROLE_NAME": options.role,
+        "ROLE_WORLD_SIZE": str(ranks["role_world_size"]),
+        env.MASTER_ADDR: master[0],
+        env.MASTER_PORT: str(master[1]),
+        env.RESTART_COUNT: str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        env.USE_AGENT_STORE: str(agent_store),
+        env.SIGNALS: ",".join(options.signals_to_handle),
+    }
+    if options.virtual_local_rank:
+        devices = visible_devices.split(",") if visible_devices else None
+        local = ranks["local_rank"]
+        values[env.CUDA_DEVICES] = devices[local].strip() if devices else str(local)
+        values[env.LOCAL_RANK] = "0"
+    return values

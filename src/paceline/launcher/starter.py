@@ -1,0 +1,318 @@
+"""The warm process: forks ranks, reaps them, and sees to it that none outlives the launcher.
+
+    launcher ──fork──> starter ──fork──> rank 0, rank 1, ...
+
+``fork_starter`` is called early, before the launcher has a thread, a store or a CUDA context, so what the
+ranks inherit is a process that has imported torch and done nothing else. The starter has one thread. It is
+the parent of the ranks and adopts the orphans that they leave; when its socket closes, because the launcher
+is done or was killed, it ends them all.
+
+Messages are JSON lines. To the starter: ``start`` (with the descriptors of stdout and stderr), ``signal``,
+``kill``. From it: ``started``, ``ended``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from paceline import env
+from paceline.launcher import system
+from paceline.launcher.task import PROGRAM, RankTask
+
+# How long ranks have after SIGTERM when the launcher has been killed; the whole must fit in 10 s.
+_ORPHAN_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank's process ended.
+
+    Attributes:
+        local_rank: Rank on this node.
+        pid: Its process.
+        code: Exit code; negative for a signal, as in ``subprocess``.
+        time_ns: When the starter reaped it, wall clock.
+        max_rss_bytes: The most memory that it held.
+    """
+
+    local_rank: int
+    pid: int
+    code: int
+    time_ns: int
+    max_rss_bytes: int
+
+
+class Starter:
+    """The launcher's end of the warm process."""
+
+    def __init__(self, link: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._link = link
+        self._lock = threading.Lock()
+        self._received = b""
+
+    def start(self, task: RankTask, *, stdout: int, stderr: int) -> None:
+        """Start a rank with these descriptors as its stdout and stderr.
+
+        Raises:
+            OSError: The warm process is gone.
+        """
+        line = json.dumps({"do": "start", "task": task.to_json()}).encode() + b"\n"
+        with self._lock:
+            sent = socket.send_fds(self._link, [line], [stdout, stderr])
+            self._link.sendall(line[sent:])
+
+    def signal(self, local_rank: int, signum: int, *, group: bool = False) -> None:
+        """Send a signal to a rank, or to its whole process group."""
+        self._send({"do": "signal", "rank": local_rank, "signum": signum, "group": group})
+
+    def kill(self) -> None:
+        """Kill all ranks and everything that descends from them, now."""
+        self._send({"do": "kill"})
+
+    def messages(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return what the warm process has said, waiting up to ``timeout_s`` for the first word.
+
+        Raises:
+            EOFError: The warm process is gone.
+        """
+        if not select.select([self._link], [], [], max(0.0, timeout_s))[0]:
+            return []
+        try:
+            data = self._link.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise EOFError("the process that starts ranks is gone")
+        *lines, self._received = (self._received + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self, *, leave: bool = False) -> None:
+        """Let the warm process go, and wait for it.
+
+        Args:
+            leave: Leave alone what ranks that succeeded have started in the background, as torchrun does;
+                otherwise everything that descends from the ranks is ended.
+        """
+        if leave:
+            self._send({"do": "leave"})
+        self._link.close()
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            with self._lock:
+                self._link.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # it is gone, and has ended the ranks before it went
+
+
+def fork_starter() -> tuple[Starter | None, RankTask | None]:
+    """Fork the warm process off this one.
+
+    Like ``os.fork``, it returns more than once: in the launcher ``(Starter, None)``, and later, in every
+    rank, ``(None, RankTask)``. Whoever calls it must let a rank's return travel up to the interpreter's end
+    without passing a ``finally`` that does the launcher's cleaning.
+    """
+    near, far = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        far.close()
+        return Starter(near, pid), None
+    near.close()
+    return None, _Server(far).serve()
+
+
+@dataclass
+class _Server:
+    """The warm process itself; ``serve`` returns only in ranks."""
+
+    link: socket.socket
+    pids: dict[int, int] = field(default_factory=dict)  # process -> local rank, of living ranks
+    descriptors: list[int] = field(default_factory=list)
+    received: bytes = b""
+    name: str = "python"
+
+    def serve(self) -> RankTask:
+        os.setsid()  # Ctrl-C at the terminal is the launcher's to hear
+        if sys.platform == "linux":
+            with open("/proc/self/comm") as file:
+                self.name = file.read().strip()
+        system.set_name("paceline-warm")
+        system.adopt_orphans()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(signum, signal.SIG_IGN)
+        wake_in, wake_out = socket.socketpair()
+        wake_in.setblocking(False)
+        wake_out.setblocking(False)
+        signal.set_wakeup_fd(wake_out.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            ready = select.select([self.link, wake_in], [], [])[0]
+            if wake_in in ready:
+                wake_in.recv(4096)
+                self._reap()
+            if self.link in ready:
+                task = self._obey()
+                if task is not None:
+                    self._become_rank(wake_in, wake_out)
+                    return task
+
+    def _obey(self) -> RankTask | None:
+        """Carry out what has come; in a new rank return its task."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.link, 1 << 16, 64)
+        except ConnectionResetError:
+            data, descriptors = b"", []
+        if not data:
+            self._end_all()
+        self.descriptors += descriptors
+        *lines, self.received = (self.received + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message["do"] == "start":
+                task = RankTask.from_json(message["task"])
+                if self._start(task):
+                    return task
+            elif message["do"] == "signal":
+                self._signal(message["rank"], message["signum"], message["group"])
+            elif message["do"] == "kill":
+                self._kill_descendants()
+            else:
+                os._exit(0)
+        return None
+
+    def _start(self, task: RankTask) -> bool:
+        """Fork a rank; True in the rank."""
+        stdout, stderr, *self.descriptors = self.descriptors
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _settle_in(stdout, stderr, parent=parent, name=self.name)
+            return True
+        os.close(stdout)
+        os.close(stderr)
+        self.pids[pid] = task.local_rank
+        self._tell({"said": "started", "rank": task.local_rank, "pid": pid, "time_ns": time.time_ns()})
+        return False
+
+    def _become_rank(self, *wakers: socket.socket) -> None:
+        """Put back what a fresh process would have."""
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for end in (*wakers, self.link):
+            end.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            now = time.time_ns()
+            rank = self.pids.pop(pid, None)
+            if rank is not None:  # anything else is an orphan that was adopted
+                code = os.waitstatus_to_exitcode(status)
+                unit = 1024 if sys.platform == "linux" else 1
+                rss = usage.ru_maxrss * unit
+                self._tell(
+                    {"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now, "rss": rss}
+                )
+
+    def _signal(self, rank: int, signum: int, group: bool) -> None:
+        for pid, local_rank in self.pids.items():
+            if local_rank == rank:
+                _send_signal(pid, signum, group=group)
+
+    def _kill_descendants(self) -> None:
+        """Kill every process below this one; orphans are below it too, because it adopts them."""
+        import psutil
+
+        for _ in range(20):  # a process may fork while the list is read
+            for pid in self.pids:
+                _send_signal(pid, signal.SIGKILL, group=True)
+            below = psutil.Process().children(recursive=True)
+            for process in below:
+                _send_signal(process.pid, signal.SIGKILL, group=False)
+            self._reap()
+            if not below:
+                return
+            time.sleep(0.02)
+
+    def _end_all(self) -> NoReturn:
+        """The launcher is gone: end what it started, politely first."""
+        for pid in list(self.pids):
+            _send_signal(pid, signal.SIGTERM, group=False)
+        deadline = time.monotonic() + _ORPHAN_GRACE_S
+        while self.pids and time.monotonic() < deadline:
+            time.sleep(0.05)
+            self._reap()
+        self._kill_descendants()
+        os._exit(0)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self.link.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # the launcher is gone; the closed socket is noticed next
+
+
+def _send_signal(pid: int, signum: int, *, group: bool) -> None:
+    try:
+        (os.killpg if group else os.kill)(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass  # it ended by itself
+
+
+def _settle_in(stdout: int, stderr: int, *, parent: int, name: str) -> None:
+    """First thing in a new rank: own session, dies with its parent, its own streams."""
+    os.setsid()
+    system.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent ended before the kernel knew
+    system.set_name(name)
+    for descriptor, place in ((stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, place)
+    for descriptor in {stdout, stderr} - {1, 2}:
+        os.close(descriptor)
+
+
+def execute(task: RankTask) -> NoReturn:
+    """In a rank that is not to be forked from warm memory: become the fresh process.
+
+    ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
+
+    Raises:
+        OSError: The program cannot be executed.
+    """
+    if task.method == "spawn":
+        env.put(env.TASK, task.to_json())
+        if task.pulse >= 0:
+            os.set_inheritable(task.pulse, True)
+        command = [task.python, "-u", "-m", "paceline.launcher.worker"]
+    elif task.kind == PROGRAM:
+        command = [task.target, *task.args]
+    else:
+        command = [task.python, "-u", *(["-m"] if task.kind == "module" else []), task.target, *task.args]
+    os.execvp(command[0], command)

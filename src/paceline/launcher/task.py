@@ -1,0 +1,54 @@
+"""What a rank is to run: the value that travels from the launcher to the rank.
+
+Standard library only; travels as JSON, to a forked rank over a socket and to a fresh one in a variable.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+SCRIPT, MODULE, PATH, PROGRAM, FUNCTION = "script", "module", "path", "program", "function"
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """One rank's work.
+
+    Attributes:
+        local_rank: Rank on this node.
+        kind: ``script``, ``module``, ``path`` (``runpy.run_path``), ``program`` or ``function``.
+        target: The script, module or program; empty for a function, which is inherited in memory.
+        args: Arguments of the script.
+        env: Variables to set.
+        method: ``fork``, ``spawn`` or ``exec``.
+        python: The interpreter for ``spawn`` and ``exec``.
+        error_file: Where to leave an exception.
+        crash_file: Where faulthandler writes stacks.
+        pulse: Descriptor of the pulse memory, -1 for no probe.
+        num_local_ranks: Ranks on this node, the number of slots in it.
+        numa_binding: Mode of ``--numa-binding``, empty for none.
+    """
+
+    local_rank: int
+    kind: str
+    target: str
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    method: str = "fork"
+    python: str = ""
+    error_file: str = ""
+    crash_file: str = ""
+    pulse: int = -1
+    num_local_ranks: int = 1
+    numa_binding: str = ""
+
+    def to_json(self) -> str:
+        """Return the task as one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankTask:
+        """Return the task that ``to_json`` wrote."""
+        values = json.loads(text)
+        return cls(**{**values, "args": tuple(values["args"])})

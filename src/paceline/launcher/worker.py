@@ -1,0 +1,298 @@
+"""The worker entry: what runs in a rank around the user's script.
+
+The script becomes ``__main__`` exactly as ``python -u script.py`` would have it. Around it: its uncaught
+exception is recorded with traceback, rank, host and nanosecond time, faulthandler is on, the probe counts,
+and the store is checked to be that of this run.
+
+Together with ``paceline.env`` the only place that touches ``os.environ``: a rank's environment is set here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import faulthandler
+import io
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from typing import Any, NoReturn, TextIO
+
+from paceline import env, pulse
+from paceline.launcher import probe, starter, system
+from paceline.launcher.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
+
+_OWN = os.path.dirname(os.path.abspath(__file__))
+_kept: list[Any] = []  # must live as long as the process: streams, files and the launcher's __main__
+
+
+def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
+    """Run a rank's work; returns at the script's end, or raises the SystemExit that ends the process.
+
+    Args:
+        task: What to run.
+        function: What a ``function`` task runs.
+    """
+    os.environ.update(task.env)
+    if task.method != "fork":
+        _become(task)
+    _open_streams()
+    slot = _prepare(task)
+    try:
+        _execute(task, function)
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            slot[pulse.PHASE] = _returned()
+        else:
+            record(task, stop)
+        raise
+    except BaseException as error:
+        record(task, error)
+        _show(error)
+        raise SystemExit(1) from None
+    slot[pulse.PHASE] = _returned()
+
+
+def _become(task: RankTask) -> NoReturn:
+    try:
+        starter.execute(task)
+    except OSError as error:
+        record(task, error)
+        print(f"paceline: cannot execute {task.target}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def _open_streams() -> None:
+    """Give stdout and stderr the text layers that ``python -u`` gives them, on this rank's descriptors."""
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        inherited: TextIO | None = getattr(sys, name)
+        raw = io.FileIO(handle, "w", closefd=False)
+        stream = io.TextIOWrapper(
+            raw,  # type: ignore[arg-type]  # python -u does the same: no buffer in between
+            encoding=getattr(inherited, "encoding", None),
+            errors=getattr(inherited, "errors", None),
+            newline="\n",
+            line_buffering=raw.isatty(),
+            write_through=True,
+        )
+        stream.mode = "w"  # type: ignore[misc]
+        _kept.append(inherited)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _prepare(task: RankTask) -> memoryview[int]:
+    """Switch on what sees inside; returns the rank's pulse."""
+    if task.crash_file:
+        crash = open(task.crash_file, "w")  # noqa: SIM115  # faulthandler needs it until the process ends
+        _kept.append(crash)
+        faulthandler.enable(file=crash)
+    if task.pulse >= 0:
+        slot = pulse.PulseBoard(task.pulse, task.num_local_ranks).slot(task.local_rank)
+        slot[pulse.PHASE] = pulse.RUNNING
+        probe.install(slot)
+    else:
+        slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
+    # Registered first, so it runs after every handler that the script registers.
+    atexit.register(_mark_finished, slot)
+    probe.tie_children()
+    _reseed()
+    if task.numa_binding:
+        _bind(task)
+    if os.environ.get(env.RUN_TOKEN):
+        from paceline.launcher import guard
+
+        guard.install()
+    return slot
+
+
+def _reseed() -> None:
+    """Draw new seeds for what was seeded before the fork; Python's own ``random`` does so by itself."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    threads = os.environ.get(env.OMP_THREADS, "")
+    if threads.isdigit() and int(threads) > 0:
+        import torch
+
+        if torch.get_num_threads() != int(threads):
+            torch.set_num_threads(int(threads))
+
+
+def _bind(task: RankTask) -> None:
+    from torch.numa import binding
+
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(task.numa_binding))
+    binding._maybe_apply_numa_binding_to_current_process(gpu_index=task.local_rank, numa_options=options)
+
+
+def _returned() -> int:
+    """RETURNED says that nothing of the user's is left to run; other threads may still be at work."""
+    others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    return pulse.RUNNING if others else pulse.RETURNED
+
+
+def _mark_finished(slot: memoryview[int]) -> None:
+    if slot[pulse.PHASE] == pulse.RETURNED:
+        slot[pulse.PHASE] = pulse.FINISHED
+
+
+def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
+    if task.kind == FUNCTION:
+        assert function is not None
+        function()
+        return
+    sys.argv = [task.target, *task.args]
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if task.kind == MODULE else []), *sys.argv]
+    _kept.append(sys.modules["__main__"])
+    if task.kind == PATH:
+        import runpy
+
+        runpy.run_path(task.target, run_name="__main__")
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    main.__dict__["__annotations__"] = {}
+    if task.kind == MODULE:
+        import runpy
+
+        _replace_path_entry(os.getcwd())
+        sys.argv[0] = "-m"
+        runpy._run_module_as_main(task.target)
+    else:
+        _run_script(main, task.target)
+
+
+def _run_script(main: types.ModuleType, script: str) -> None:
+    path = os.path.abspath(script)
+    if os.path.isdir(path) or not path.endswith((".py", ".pyw")) and _is_archive(path):
+        import runpy
+
+        runpy.run_path(script, run_name="__main__")  # a folder or a zip file with a __main__ module
+        return
+    _replace_path_entry(os.path.dirname(os.path.realpath(path)))
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = SourceFileLoader("__main__", path)
+    main.__spec__ = None
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _is_archive(path: str) -> bool:
+    import zipfile
+
+    return zipfile.is_zipfile(path) or path.endswith(".pyc")
+
+
+def _replace_path_entry(folder: str) -> None:
+    """Put the script's folder where the launcher's own was: first in ``sys.path``."""
+    if sys.flags.safe_path if hasattr(sys.flags, "safe_path") else False:
+        return
+    sys.path[0:1] = [folder]
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback as Python would, without the frames around the script."""
+    sys.last_type, sys.last_value = type(error), error
+    sys.last_traceback = _users_part(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(sys.last_traceback), sys.last_traceback)
+
+
+def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:
+    skipped = trace
+    while skipped is not None and (
+        os.path.dirname(skipped.tb_frame.f_code.co_filename) == _OWN
+        or skipped.tb_frame.f_code.co_filename.startswith("<frozen ")
+    ):
+        skipped = skipped.tb_next
+    return skipped
+
+
+def record(task: RankTask, error: BaseException) -> None:
+    """Write an exception to the rank's error file, in the format of torch's ``@record`` and with more.
+
+    A second exception does not replace the first.
+    """
+    if not task.error_file:
+        return
+    trace = _users_part(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    now = time.time_ns()
+    content = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)},
+        },
+        "paceline": {
+            "type": type(error).__name__,
+            "module": type(error).__module__,
+            "message": str(error),
+            "time_ns": now,
+            "rank": int(os.environ.get(env.RANK, "-1")),
+            "host": socket.gethostname(),
+            "traceback": text,
+            "frames": [
+                {"file": f.filename, "line": f.lineno, "function": f.name, "code": f.line or "",
+                 "user": is_users(f.filename)}
+                for f in traceback.extract_tb(trace)
+            ] + _syntax_place(error),
+        },
+    }
+    try:
+        with open(task.error_file, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    except OSError:
+        pass  # the disk may be what failed; the exit code still speaks
+
+
+def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
+    """A syntax error's place is in the error, not in a frame."""
+    if not isinstance(error, SyntaxError) or not error.filename:
+        return []
+    return [{"file": error.filename, "line": error.lineno or 0, "function": "<module>",
+             "code": (error.text or "").strip(), "user": is_users(error.filename)}]
+
+
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))}
+)
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own: not of the standard library, an installed package or ours."""
+    if file.startswith("<"):
+        return False
+    real = os.path.realpath(file)
+    return not real.startswith(_LIBRARIES) and "site-packages" not in real and not real.startswith(_OWN)
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank that runs a function inside another program's memory, as ``multiprocessing`` does."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    system.flush_c_streams()
+    os._exit(code)
+
+
+def main() -> None:
+    """Entry of a rank that starts in a fresh interpreter (``--start-method spawn``)."""
+    text = os.environ.pop(env.TASK)
+    task = RankTask.from_json(text)
+    values = {**task.__dict__, "method": "fork"}  # the interpreter is fresh now: run in it
+    run(RankTask(**values))
+
+
+if __name__ == "__main__":
+    main()
