@@ -13,14 +13,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
-    from paceline.run import launch as launch
+    from paceline.inline import launch as launch
     from paceline.session import Session as Session
 
 _HOMES = {
     "Finding": "paceline.errors",
     "PacelineError": "paceline.errors",
     "Session": "paceline.session",
-    "launch": "paceline.run",
+    "launch": "paceline.inline",
 }
 
 __all__ = ["Finding", "PacelineError", "Session", "__version__", "launch"]

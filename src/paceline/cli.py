@@ -53,9 +53,7 @@ def _run(**typed: Any) -> Deed:
         for option in launch.OPTIONS
         if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     }
-    asked = launch.parse(
-        typed["script"], tuple(typed["arguments"]), typed=given, inherited=env.torchrun_defaults()
-    )
+    asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=env.torchrun_defaults())
 
     def deed() -> int:
         from paceline import run
@@ -112,9 +110,7 @@ def main() -> NoReturn:
 
 def _misused(error: click.ClickException) -> UsageError:
     command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-    return UsageError(
-        Finding("option-invalid", error.format_message(), where="command line", fix=f"{command} --help")
-    )
+    return UsageError(Finding("option-invalid", error.format_message(), where="command line", fix=f"{command} --help"))
 
 
 def _refuse(error: PacelineError) -> NoReturn:

@@ -61,9 +61,7 @@ LOG_PREFIX = _variable(
     "[${role_name}${local_rank}]:",
 )
 SIGNALS = _variable("TORCHELASTIC_SIGNALS_TO_HANDLE", "signals handed on to ranks, set for each rank")
-SHUTDOWN_TIMEOUT = _variable(
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "default of --shutdown-timeout, in seconds", "30"
-)
+SHUTDOWN_TIMEOUT = _variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "default of --shutdown-timeout, in seconds", "30")
 PYTHON_EXEC = _variable("PYTHON_EXEC", "the Python that runs the script", "the one that runs paceline")
 ASYNC_ERROR_HANDLING = _variable(
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "set to 1 for ranks unless given, as torchrun does", "1"

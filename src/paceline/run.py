@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -29,15 +30,16 @@ from paceline.errors import (
 from paceline.launcher import host, outcome, script, starter, worker
 from paceline.launcher import plan as planning
 from paceline.launcher import summary as summaries
-from paceline.launcher.console import Console, say
+from paceline.launcher.console import Console
 from paceline.launcher.options import Options
 from paceline.launcher.outcome import RankEnd
 from paceline.launcher.plan import Plan
-from paceline.launcher.task import FUNCTION, MODULE, PATH, PROGRAM, SCRIPT, RankTask
+from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
 from paceline.rundir import RunDir, append_event, new_run_id, write_whole
 
 if TYPE_CHECKING:
     from paceline.launcher.agent import Agent
+    from paceline.launcher.rendezvous import Meeting
 
 # How long nodes wait for each other's account of a failure; all stop their ranks within 2 s.
 _ACCOUNTS_S = 5.0
@@ -91,7 +93,7 @@ def run(options: Options) -> int:
         python=env.read(env.PYTHON_EXEC) or sys.executable,
         numa_binding=options.numa_binding or "",
     )
-    return _conduct(options, plan, task, None)
+    return conduct(options, plan, task).exit_status
 
 
 def _kind(options: Options) -> str:
@@ -103,10 +105,15 @@ def _kind(options: Options) -> str:
 # ---------------------------------------------------------------------------------------------- conducting
 
 
-def _conduct(
-    options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None
-) -> int:
-    """Start the warm process, then everything else; in a rank, run its task."""
+def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None) -> Report:
+    """Start the warm process, then everything else; in a rank, run its task.
+
+    Args:
+        options: What was asked for.
+        plan: What was decided.
+        task: What every rank runs.
+        function: What a ``function`` task runs.
+    """
     if plan.threads.value is not None:
         env.put(env.OMP_THREADS, str(plan.threads.value))
     handle = -1 if options.no_probe or task.method == "exec" else pulse.create(int(plan.nproc.value))
@@ -115,10 +122,9 @@ def _conduct(
     warm, mine = starter.fork_starter()
     if mine is not None:
         worker.run(mine, function)
-        return EXIT_OK
+        return Report(EXIT_OK, [])
     assert warm is not None
-    conductor = Conductor(options, plan, task, warm, handle)
-    return conductor.run()
+    return Conductor(options, plan, task, warm, handle).run()
 
 
 def _warm_up(modules: Sequence[str]) -> None:
@@ -161,21 +167,26 @@ class Conductor:
         self._task = task
         self._warm = warm
         self._handle = handle
-        self._console = Console()
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
+        self._console = Console(err=os.dup(2))
         self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._signal: tuple[signal.Signals, str] | None = None
         self._agent: Agent | None = None
+        self._meeting: Meeting | None = None
         self._run_dir: RunDir | None = None
         self._started_s = time.monotonic()
 
-    def run(self) -> int:
-        """Conduct; returns the exit status."""
+    def run(self) -> Report:
+        """Conduct; returns how the run ended."""
+        # torch's C++ prints stack traces into the launcher's stderr when a store goes away; they are kept
+        # in the run folder, the console is for what is meant for people.
+        os.dup2(self._noise.fileno(), 2)
         handled = [getattr(signal, name) for name in (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)]
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
         threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
         report = self._attend(handled)
         self._finish(report)
-        return report.exit_status
+        return report
 
     # The agent's thread
 
@@ -191,14 +202,16 @@ class Conductor:
         """Meet the other nodes and let the agent work; True if the ranks succeeded."""
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        from paceline.launcher import agent as agents, rendezvous
+        from paceline.launcher import agent as agents
+        from paceline.launcher import rendezvous
 
-        meeting = rendezvous.meet(
+        # kept: the store of the run lives as long as it does
+        self._meeting = meeting = rendezvous.meet(
             self._options,
             self._plan,
             script=self._options.script,
             run_name=self._new_run_name(),
-            say=say,
+            say=self._console.say,
         )
         self._run_dir = run_dir = self._make_run_dir(str(meeting.identity["run_name"]))
         self._write_plan(meeting.endpoint)
@@ -242,7 +255,7 @@ class Conductor:
         except OSError as error:
             spare = RunDir(Path(tempfile.mkdtemp(prefix="paceline-")) / name)
             spare.create()
-            say(f"run folder {spare.root}, because runs/ cannot be written here: {error.strerror}")
+            self._console.say(f"run folder {spare.root}, because runs/ cannot be written here: {error.strerror}")
             return spare
         return usual
 
@@ -250,9 +263,11 @@ class Conductor:
         assert self._run_dir is not None
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
             write_whole(self._run_dir.plan, json.dumps(self._plan.to_json(), indent=2) + "\n")
-        say(planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self._run_dir.root)))
+        self._console.say(
+            planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self._run_dir.root))
+        )
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL":
-            say(_detail_warning().render())
+            self._console.say(_detail_warning().render())
 
     def _base_env(self, identity: Mapping[str, Any], *, address: str) -> dict[str, str]:
         values = {env.RUN_TOKEN: str(identity["token"])}
@@ -275,7 +290,8 @@ class Conductor:
         assert agent.group is not None and self._run_dir is not None
         if attempt:
             verdict = outcome.judge(agent.earlier[-1])
-            say(f"{verdict.finding.what}; ranks were started again ({attempt} of {self._options.max_restarts})")
+            what = verdict.finding.what if verdict.causes else "a rank on another node failed"
+            self._console.say(f"{what}; ranks were started again ({attempt} of {self._options.max_restarts})")
             self._event("restart", attempt=attempt, why=verdict.finding.to_json())
         group = agent.group.attempt
         self._event(
@@ -289,10 +305,8 @@ class Conductor:
     def _event(self, kind: str, **fields: Any) -> None:
         assert self._run_dir is not None
         node = self._agent.node_rank if self._agent else 0
-        try:
+        with contextlib.suppress(OSError):  # a full disk must not end a run
             append_event(self._run_dir.events(node), node=node, kind=kind, **fields)
-        except OSError:
-            pass  # a full disk must not end a run
 
     # The main thread
 
@@ -321,7 +335,7 @@ class Conductor:
         sender = "the terminal" if got.si_pid == 0 else host.describe_process(got.si_pid)
         self._signal = (number, sender)
         if self._agent is not None and self._agent.group is not None:
-            say(
+            self._console.say(
                 f"{number.name} from {sender}: ranks have {self._plan.grace_s} s to end by themselves; "
                 "once more ends them now"
             )
@@ -365,7 +379,8 @@ class Conductor:
             "not enough nodes joined in time" if timeout else f"the launcher could not go on: {text}",
             where=socket.gethostname(),
             evidence=(text,),
-            fix="start the missing nodes, or give them longer: --rdzv-conf join_timeout=1200" if timeout
+            fix="start the missing nodes, or give them longer: --rdzv-conf join_timeout=1200"
+            if timeout
             else "if this repeats, it is a fault of paceline; please report it with this text",
         )
         return Report(EXIT_FAILED, finding.render().splitlines(), [finding])
@@ -387,11 +402,15 @@ class Conductor:
         found = board.collect("ends", until_s=_ACCOUNTS_S)
         found.setdefault(board.node, {"ends": [end.to_json() for end in shifted], **figures})
         board.post("bye", True)
-        if board.node == 0:  # the store must outlive the others' reading of it
+        if agent.hosts_store:  # it must outlive the others' reading of it
             board.collect("bye", until_s=_ACCOUNTS_S)
         board.close()
         ends = [RankEnd.from_json(end) for node in sorted(found) for end in found[node]["ends"]]
-        return ends, _names(board.remote.lost, found), {node: found[node] for node in sorted(found)}
+        return (
+            ends,
+            _names(board.remote.lost, found, agent.store_host),
+            {node: found[node] for node in sorted(found)},
+        )
 
     def _record_ends(self, ends: Sequence[RankEnd]) -> None:
         if self._run_dir is not None and self._agent is not None:
@@ -406,13 +425,16 @@ class Conductor:
         steps = max((end.steps for end in living), default=0)
         finding = Finding(
             "stopped-by-signal",
-            f"the run was ended by {number.name} from {sender}"
-            + (f", after {steps} steps" if steps else ""),
+            f"the run was ended by {number.name} from {sender}" + (f", after {steps} steps" if steps else ""),
             where=socket.gethostname(),
             severity="warning",
         )
         folder = f" · run folder {self._run_dir.root}" if self._run_dir else ""
-        return Report(status, [f"{finding.what}   [{finding.code} {finding.name}]", f"exit status {status}{folder}"], [finding])
+        return Report(
+            status,
+            [f"{finding.what}   [{finding.code} {finding.name}]", f"exit status {status}{folder}"],
+            [finding],
+        )
 
     def _succeeded(self, ends: Sequence[RankEnd], figures: Mapping[int, Any]) -> Report:
         assert self._run_dir is not None
@@ -421,9 +443,21 @@ class Conductor:
         lines = summaries.render(figures_of, run_dir=str(self._run_dir.root))
         late = [end.rank for end in ends if end.code]
         if late:
-            lines.insert(0, f"note: ranks {outcome.fold(late)} crashed in the interpreter's teardown, after "
-                            "the script's end; the run succeeded")
+            lines.insert(
+                0,
+                f"note: ranks {outcome.fold(late)} crashed in the interpreter's teardown, after "
+                "the script's end; the run succeeded",
+            )
         return Report(EXIT_OK, lines, summary=figures_of)
+
+    def _keep_noise(self) -> None:
+        assert self._run_dir is not None
+        self._noise.seek(0)
+        text = self._noise.read()
+        if text:
+            node = self._agent.node_rank if self._agent else 0
+            with contextlib.suppress(OSError):
+                self._run_dir.launcher_log(node).write_bytes(text)
 
     def _finish(self, report: Report) -> None:
         """Let the warm process go, print the last lines, leave the outcome in the run folder."""
@@ -432,9 +466,10 @@ class Conductor:
         if self._options.nccl_debug and self._run_dir is not None:
             report.lines[:0] = _nccl_lines(self._run_dir)
         if self._run_dir is not None:
+            self._keep_noise()
             found = [finding.to_json() for finding in report.findings]
             self._event("outcome", exit_status=report.exit_status, findings=found, summary=report.summary)
-        _print_block(report)
+        self._console.write(_framed(report))
         if self._options.json:
             content = {
                 "exit_status": report.exit_status,
@@ -463,9 +498,10 @@ def _detail_warning() -> Finding:
     )
 
 
-def _names(lost: set[int], found: Mapping[int, Any]) -> list[str]:
-    hosts = {node: entry["ends"][0]["host"] for node, entry in found.items() if entry["ends"]}
-    return [hosts.get(node, f"node {node}") if node >= 0 else "node 0 (it hosts the store)" for node in sorted(lost)]
+def _names(lost: set[int], found: Mapping[int, Any], store_host: str) -> list[str]:
+    """Name the nodes that are lost and have not sent their account all the same."""
+    store = f"{store_host} (the host of the run's store)"
+    return [store if node < 0 else f"node {node}" for node in sorted(lost - set(found))]
 
 
 def _figures(end: RankEnd, agent: Agent) -> dict[str, Any]:
@@ -477,18 +513,13 @@ def _figures(end: RankEnd, agent: Agent) -> dict[str, Any]:
 def _nccl_lines(run_dir: RunDir) -> list[str]:
     from paceline.launcher import nccl
 
-    return nccl.summarise([path.read_text(errors="replace") for path in sorted((run_dir.root / "logs").glob("*.nccl*"))])
+    return nccl.summarise(
+        [path.read_text(errors="replace") for path in sorted((run_dir.root / "logs").glob("*.nccl*"))]
+    )
 
 
-def _print_block(report: Report) -> None:
-    """Print the last lines to stderr; the failure block stands out by a rule above it."""
-    lines = report.lines
-    if report.exit_status != EXIT_OK:
-        lines = ["── paceline " + "─" * 60, *lines]
-    else:
-        lines = [f"paceline: {line}" for line in lines]
-    sys.stderr.flush()
-    try:
-        os.write(2, ("\n".join(lines) + "\n").encode())
-    except OSError:
-        pass
+def _framed(report: Report) -> list[str]:
+    """Return the last lines as printed; a failure stands out by a rule above it."""
+    if report.exit_status == EXIT_OK:
+        return [f"paceline: {line}" for line in report.lines]
+    return ["── paceline " + "─" * 60, *report.lines]

@@ -50,6 +50,10 @@ class RunDir:
         """Everything that a rank wrote to stdout and stderr."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.out"
 
+    def launcher_log(self, node_rank: int) -> Path:
+        """What libraries printed inside a node's launcher."""
+        return self.root / "logs" / f"launcher-{node_rank:03d}.out"
+
     def error(self, rank: int, attempt: int = 0) -> Path:
         """The exception that ended a rank (JSON)."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.error.json"

@@ -85,8 +85,7 @@ def _from_torchrun(environ: Mapping[str, str], chosen: str) -> World:
         raise UsageError(
             Finding(
                 "rank-env-missing",
-                f"{', '.join(missing)} not set, although "
-                + (f"PACELINE_LAUNCHER={chosen}" if chosen else "RANK is"),
+                f"{', '.join(missing)} not set, although " + (f"PACELINE_LAUNCHER={chosen}" if chosen else "RANK is"),
                 where="environment",
                 fix="start the script with: paceline run script.py",
             )

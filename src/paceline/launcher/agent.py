@@ -7,6 +7,9 @@ all; a node that goes silent is noticed.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import signal
 import socket
 import threading
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server import api as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -31,7 +35,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline import env, pulse
 from paceline.errors import Finding, RunError
-from paceline.launcher import evidence, outcome
+from paceline.launcher import evidence, guard, outcome
 from paceline.launcher.board import LOST_AFTER_S, Board
 from paceline.launcher.console import Console, fill_prefix, plan_streams
 from paceline.launcher.options import Options
@@ -159,7 +163,7 @@ class RankGroup(PContext):
         super().__init__(
             name=machinery.options.role,
             entrypoint="",
-            args={local: () for local in envs},
+            args=dict.fromkeys(envs, ()),
             envs=envs,
             logs_specs=machinery.logs,
         )
@@ -345,10 +349,11 @@ class Agent(LocalElasticAgent):
     """The agent of this node."""
 
     def __init__(self, spec: WorkerSpec, machinery: Machinery, meeting: Meeting) -> None:
-        super().__init__(
-            spec=spec, logs_specs=machinery.logs, shutdown_timeout=machinery.plan.grace_s
-        )
+        super().__init__(spec=spec, logs_specs=machinery.logs, shutdown_timeout=machinery.plan.grace_s)
         self._machinery = machinery
+        self._identity = json.dumps(meeting.identity)
+        self.hosts_store = meeting.hosts_store
+        self.store_host = str(meeting.identity["host"])
         self._talks = meeting.store is not None  # etcd's store has no clients of its own to give
         self._asked_to_stop: signal.Signals | None = None
         self._wait_s = machinery.options.monitor_interval
@@ -356,6 +361,7 @@ class Agent(LocalElasticAgent):
         self.group: RankGroup | None = None
         self.earlier: list[list[RankEnd]] = []  # ends of attempts that were followed by another
         self.node_rank = 0
+        self._master = ("", 0)
         self.num_nodes = 1
         self.stopping = threading.Event()
 
@@ -372,12 +378,20 @@ class Agent(LocalElasticAgent):
         if self.board is not None:
             self.board.close()
         super()._rendezvous(worker_group)
-        self.node_rank = worker_group.group_rank
-        self.num_nodes = worker_group.group_world_size
+        self.node_rank = int(worker_group.group_rank or 0)
+        self.num_nodes = int(worker_group.group_world_size or 1)
+        self._master = (str(worker_group.master_addr), int(worker_group.master_port or 0))
+        if self._talks and self.node_rank == 0:
+            self._name_the_run()
         if self.num_nodes > 1 and self._talks:
             self.board = Board(
                 worker_group.store, node=self.node_rank, num_nodes=self.num_nodes, host=socket.gethostname()
             )
+
+    def _name_the_run(self) -> None:
+        """Write the run's identity where the ranks meet: c10d rendezvous opens a store of its own for them."""
+        store = TCPStore(*self._master, is_master=False, wait_for_workers=False)
+        store.set(guard.IDENTITY_KEY, self._identity)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
@@ -391,12 +405,12 @@ class Agent(LocalElasticAgent):
                     "local_rank": worker.local_rank,
                     "world_size": worker.world_size,
                     "local_world_size": spec.local_world_size,
-                    "node_rank": worker_group.group_rank,
-                    "num_nodes": worker_group.group_world_size,
+                    "node_rank": self.node_rank,
+                    "num_nodes": self.num_nodes,
                     "role_rank": worker.role_rank,
                     "role_world_size": worker.role_world_size,
                 },
-                master=(worker_group.master_addr, worker_group.master_port),
+                master=self._master,
                 restart_count=number,
                 run_id=spec.rdzv_handler.get_run_id(),
                 agent_store=spec.rdzv_handler.use_agent_store,
@@ -424,10 +438,8 @@ class Agent(LocalElasticAgent):
         self.group.listen(self._wait_s)
         if self._asked_to_stop is not None:
             self.stopping.set()
-            raise SignalException(
-                f"the launcher got {self._asked_to_stop.name}", sigval=self._asked_to_stop
-            )
-        result = super()._monitor_workers(worker_group)
+            raise SignalException(f"the launcher got {self._asked_to_stop.name}", sigval=self._asked_to_stop)
+        result: RunResult = super()._monitor_workers(worker_group)
         if self.board is None or result.state == WorkerState.FAILED:
             return result
         if self.others_failed():
@@ -497,7 +509,7 @@ def _plugin_logs(options: Options) -> LogsSpecs:
 
     from torch.distributed.elastic.multiprocessing import Std
 
-    found = entry_points(group="torchrun.logs_specs", name=options.logs_specs)
+    found = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
     if not found:
         raise RunError(
             Finding(
@@ -517,9 +529,5 @@ def _plugin_logs(options: Options) -> LogsSpecs:
 
 
 def _close_quietly(handle: int) -> None:
-    import os
-
-    try:
+    with contextlib.suppress(OSError):
         os.close(handle)
-    except OSError:
-        pass

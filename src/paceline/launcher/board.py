@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -106,14 +107,20 @@ class Board:
         return f"paceline/{kind}" if node is None else f"paceline/{kind}/{node}"
 
     def _get(self, key: str) -> bytes | None:
-        try:
-            if self._asking.check([key]):
-                return bytes(self._asking.get(key))
-        except RuntimeError:
-            self.remote.lost.add(-1)
-        return None
+        found: bytes | None = None
 
-    def _try(self, action: Any) -> None:
+        def ask() -> None:
+            nonlocal found
+            if self._asking.check([key]):
+                found = bytes(self._asking.get(key))
+
+        self._try(ask)
+        return found
+
+    def _try(self, action: Callable[[], object]) -> None:
+        """Talk to the store, once it has not answered never again."""
+        if -1 in self.remote.lost:
+            return
         try:
             action()
         except RuntimeError:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
 import termios
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,8 +131,15 @@ def _write(handle: int, data: bytes) -> None:
 
 @dataclass
 class Console:
-    """The copying thread of a launcher and the descriptors that it serves."""
+    """The copying thread of a launcher and the descriptors that it serves.
 
+    Attributes:
+        out: Descriptor of the console's stdout.
+        err: Descriptor of its stderr.
+    """
+
+    out: int = 1
+    err: int = 2
     _copies: dict[int, _Copy] = field(default_factory=dict)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -146,10 +153,19 @@ class Console:
             OSError: A log file cannot be opened.
         """
         out, err = plans
-        if out == err and _same_place(1, 2):  # one pipe keeps the order of the two
-            handle = self._open_one(out, console=1)
+        one, other = self.out, self.err
+        if out == err and _same_place(one, other):  # one pipe keeps the order of the two
+            handle = self._open_one(out, console=one)
             return handle, os.dup(handle)
-        return self._open_one(out, console=1), self._open_one(err, console=2)
+        return self._open_one(out, console=one), self._open_one(err, console=other)
+
+    def say(self, text: str) -> None:
+        """Print a line of paceline's own, in one write so that ranks' output cannot split it."""
+        _write(self.err, f"paceline: {text}\n".encode())
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Print lines to stderr, as they are."""
+        _write(self.err, ("\n".join(lines) + "\n").encode())
 
     def _open_one(self, plan: StreamPlan, *, console: int) -> int:
         Path(plan.path).parent.mkdir(parents=True, exist_ok=True)
@@ -250,13 +266,3 @@ def _copy_size(console: int, terminal: int) -> None:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
     except OSError:
         pass  # a console without a size
-
-
-def say(text: str) -> None:
-    """Print a line of paceline's own to stderr, in one write so that ranks' output cannot split it."""
-    sys.stderr.flush()
-    try:
-        os.write(2, f"paceline: {text}\n".encode())
-    except OSError:
-        pass
-

@@ -5,12 +5,15 @@ A hand: it reads and returns plain values. What is not there (no ``/proc``, no c
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 from pathlib import Path
 
 from paceline.launcher.outcome import Failure, Frame
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def read_failure(path: Path) -> Failure | None:
@@ -61,8 +64,10 @@ def read_stack(path: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     current = re.split(r"\n\n", text[text.find("Current thread") :] if "Current thread" in text else "")[0]
-    found = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current)
-    return tuple(f"{file}:{line} in {function}" for file, line, function in found if "/paceline/launcher/" not in file)
+    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current)
+    # everything above our own entry is the launcher that the rank was forked from
+    theirs = itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames)
+    return tuple(f"{file}:{line} in {function}" for file, line, function in theirs)
 
 
 def count_oom_kills() -> int:
@@ -77,9 +82,7 @@ def count_oom_kills() -> int:
 
 def _cgroup_oom_kills() -> int | None:
     try:
-        line = next(
-            line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        )
+        line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         events = Path("/sys/fs/cgroup", line[3:].lstrip("/"), "memory.events").read_text()
     except (OSError, StopIteration):
         return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
+import time
+from importlib import import_module
 from typing import Any
 
 from paceline import env
@@ -16,12 +18,14 @@ from paceline.errors import Finding, RunError
 
 # Raw key, outside every prefix: the first thing that anybody who connects can read.
 IDENTITY_KEY = "paceline/run"
+# The head names the run in a store right after it has opened it; another node's rank may be as quick.
+_PATIENCE_S = 5.0
 
 
 def install() -> None:
     """Check the token whenever this rank connects to the store of ``env://`` rendezvous."""
-    from torch.distributed import rendezvous
-
+    # by its full name: `torch.distributed.rendezvous` as an attribute is a function
+    rendezvous: Any = import_module("torch.distributed.rendezvous")
     create = getattr(rendezvous, "_create_c10d_store", None)
     if create is None or hasattr(create, "__wrapped__"):
         return
@@ -31,7 +35,7 @@ def install() -> None:
         token = env.read(env.RUN_TOKEN)
         if token is None or env.read(env.USE_AGENT_STORE) != "True":
             return create(hostname, port, rank, *args, **kwargs)
-        from torch.distributed import PrefixStore
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         store = create(hostname, port, rank, *args, **kwargs)
         _require_token(store, token, place=f"{hostname}:{port}")
@@ -44,6 +48,9 @@ def install() -> None:
 
 def _require_token(store: Any, token: str, *, place: str) -> None:
     raw = _underlying(store)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not raw.check([IDENTITY_KEY]) and time.monotonic() < deadline:
+        time.sleep(0.02)
     found = json.loads(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
     if found is None or found["token"] != token:
         raise RunError(foreign(found, place=place))

@@ -237,7 +237,9 @@ def _check_nodes(options: Options, typed: set[str]) -> Options:
         for name in ("node_rank", "master_addr", "master_port"):
             if name in typed and not _agrees(options, name):
                 raise _unused(
-                    name, f"has no effect with --rdzv-backend {options.rdzv_backend}", fix=f"remove {_long(name)}"
+                    name,
+                    f"has no effect with --rdzv-backend {options.rdzv_backend}",
+                    fix=f"remove {_long(name)}",
                 )
     if static and options.min_nodes != options.max_nodes:
         raise _contradiction(
@@ -247,8 +249,11 @@ def _check_nodes(options: Options, typed: set[str]) -> Options:
         )
     if static and options.node_rank >= options.max_nodes:
         raise _invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}")
-    if static and not options.one_node and options.master_addr in ("127.0.0.1", "localhost") and (
-        "master_addr" not in typed and not options.rdzv_endpoint and options.node_rank > 0
+    if (
+        static
+        and not options.one_node
+        and options.master_addr in ("127.0.0.1", "localhost")
+        and ("master_addr" not in typed and not options.rdzv_endpoint and options.node_rank > 0)
     ):
         raise _invalid("master_addr", "", "node ranks above 0 need the address of the head", "--master-addr HEAD")
     return options
@@ -390,9 +395,7 @@ def _signals(text: str | None) -> tuple[str, ...] | None:
     for name in names:
         if name not in known or name in ("SIGKILL", "SIGSTOP"):
             near = closest(name, [entry for entry in known if entry not in ("SIGKILL", "SIGSTOP")])
-            raise _invalid(
-                "signals_to_handle", name, "cannot be handled", f"--signals-to-handle {near or 'SIGTERM'}"
-            )
+            raise _invalid("signals_to_handle", name, "cannot be handled", f"--signals-to-handle {near or 'SIGTERM'}")
     return names
 
 
@@ -406,9 +409,7 @@ def _long(name: str) -> str:
 
 def _invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     shown = f"{_long(name)} {value}".rstrip()
-    return UsageError(
-        Finding("option-invalid", f"{shown}: {_long(name)} {rule}", where="command line", fix=fix)
-    )
+    return UsageError(Finding("option-invalid", f"{shown}: {_long(name)} {rule}", where="command line", fix=fix))
 
 
 def _contradiction(one: str, other: str, why: str) -> UsageError:
@@ -429,11 +430,11 @@ def _unused(name: str, why: str, *, fix: str) -> UsageError:
 def unknown_option(typed: str) -> UsageError:
     """Return the error for an option that does not exist, with the nearest that does."""
     known = {form for option in OPTIONS for form in (option.long, f"--{option.name}", option.short) if form}
-    near = closest(typed.split("=")[0], known)
+    near = closest(typed.split("=", maxsplit=1)[0], known)
     return UsageError(
         Finding(
             "option-unknown",
-            f"paceline run has no option {typed.split('=')[0]}",
+            f"paceline run has no option {typed.split('=', maxsplit=1)[0]}",
             where="command line",
             fix=f"did you mean {near}?" if near else "paceline run --help lists them",
         )

@@ -241,7 +241,12 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
     if worker:
         what = f"{who}: a DataLoader worker raised {worker[1]}: {first_line}"
     evidence += [line.strip() for line in more[:2] if line.strip()]
-    return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=f"the whole traceback: less {end.log}")
+    fix = (
+        f"what it printed before: less {end.log}"
+        if failure.type == "SystemExit"
+        else (f"the whole traceback: less {end.log}")
+    )
+    return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
 
 
 def _name_of(failure: Failure, *, alone: bool) -> str:
@@ -333,9 +338,11 @@ def _explain_signal(end: RankEnd, who: str) -> Finding:
 
 
 def _only_victims(first: RankEnd) -> Finding:
-    said = f": {first.failure.type}: {first.failure.message.strip().splitlines()[0]}" if (
-        first.failure and first.failure.message.strip()
-    ) else ""
+    said = (
+        f": {first.failure.type}: {first.failure.message.strip().splitlines()[0]}"
+        if (first.failure and first.failure.message.strip())
+        else ""
+    )
     return Finding(
         "peer-rank-died",
         f"only ranks that lost another one are visible; rank {first.rank} was the first to notice{said}",
@@ -389,7 +396,9 @@ def block(verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1
         because = (
             f"because {'rank' if len(verdict.causes) == 1 else 'ranks'} {fold(verdict.causes)} failed"
             if verdict.causes
-            else "because the node was lost" if verdict.lost else "by a peer that is not visible"
+            else "because the node was lost"
+            if verdict.lost
+            else "by a peer that is not visible"
         )
         lines.append(f"{word} {fold(verdict.victims)}: stopped {because}")
     if verdict.lost and verdict.causes:

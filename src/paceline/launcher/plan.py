@@ -152,9 +152,7 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
     return "static", options.master_addr, Choice(DEFAULT_PORT, "torch's default")
 
 
-def choose_start_method(
-    options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str
-) -> Choice:
+def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str) -> Choice:
     """Return how ranks come into being: ``fork`` from the warm process unless something speaks against it."""
     if options.no_python:
         return Choice("exec", "--no-python")
@@ -223,8 +221,10 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
 
 def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str:
     """Return the plan as the one line that is printed before the start."""
-    nodes = str(options.max_nodes) if options.min_nodes == options.max_nodes else (
-        f"{options.min_nodes}-{options.max_nodes}"
+    nodes = (
+        str(options.max_nodes)
+        if options.min_nodes == options.max_nodes
+        else (f"{options.min_nodes}-{options.max_nodes}")
     )
     parts = [
         f"{nodes} node{'s' if nodes != '1' else ''} x {plan.nproc.value} rank{'s' if plan.nproc.value != 1 else ''}"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -48,6 +48,7 @@ class Meeting:
         identity: The run as its head wrote it into the store.
         address: Numeric address of this node as the others reach it.
         endpoint: ``HOST:PORT`` of the store, numeric.
+        hosts_store: Whether the store lives in this process: it must outlast the others.
     """
 
     handler: RendezvousHandler
@@ -55,6 +56,7 @@ class Meeting:
     identity: dict[str, Any]
     address: str
     endpoint: str
+    hosts_store: bool
 
 
 class HeldRendezvous(RendezvousHandler):
@@ -66,6 +68,7 @@ class HeldRendezvous(RendezvousHandler):
 
     def __init__(self, store: TCPStore, *, rank: int, num_nodes: int, run_id: str, address: str) -> None:
         self._store = store
+        self._for_ranks = store
         self._rank = rank
         self._num_nodes = num_nodes
         self._run_id = run_id
@@ -81,12 +84,15 @@ class HeldRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         prefix = f"torchelastic/{self._run_id}/{self._rounds}"
+        if self._rounds and self._num_nodes == 1:
+            # Ranks of the attempt before have left their addresses in the store.
+            self._for_ranks = _open_store(self._address, 0, must=True) or self._store
         self._rounds += 1
         return RendezvousInfo(
             PrefixStore(prefix, self._store),
             self._rank,
             self._num_nodes,
-            RendezvousStoreInfo(self._address, self._store.port),
+            RendezvousStoreInfo(self._address, self._for_ranks.port),
         )
 
     def is_closed(self) -> bool:
@@ -105,9 +111,7 @@ class HeldRendezvous(RendezvousHandler):
         return True
 
 
-def meet(
-    options: Options, plan: Plan, *, script: str, run_name: str, say: Callable[[str], None]
-) -> Meeting:
+def meet(options: Options, plan: Plan, *, script: str, run_name: str, say: Callable[[str], None]) -> Meeting:
     """Open or reach the store of the run, and return how to meet there.
 
     Args:
@@ -142,6 +146,7 @@ def meet(
         identity=identity,
         address=address,
         endpoint=f"{head}:{store.port}",
+        hosts_store=hosts,
     )
 
 
@@ -280,8 +285,10 @@ def _unreachable(head: str, port: int, trouble: OSError, *, waited_s: float) -> 
     silent = isinstance(trouble, TimeoutError)
     name = "port-refused" if refused else "port-filtered" if silent else "master-unreachable"
     meaning = (
-        "the host answers, nothing listens on the port" if refused
-        else "packets to it vanish: a firewall, or the host is down" if silent
+        "the host answers, nothing listens on the port"
+        if refused
+        else "packets to it vanish: a firewall, or the host is down"
+        if silent
         else str(trouble.strerror)
     )
     return Finding(
@@ -347,18 +354,16 @@ def _handler(
     settings.pop("is_host", None)
     parameters = _parameters(options, "c10d", f"{head}:{store.port}", address=address, settings=settings)
     # A client of its own: a thread that waits in one client would block the others.
-    own = store.clone()
+    own: TCPStore = store.clone()  # type: ignore[attr-defined]
     return create_handler(own, C10dRendezvousBackend(own, parameters.run_id), parameters)
 
 
 def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> Meeting:
     """Rendezvous by a backend that torch (or a plug-in of it) brings, such as etcd."""
     address = options.local_addr or next((a for _, a in host.addresses() if not a.startswith("127.")), "127.0.0.1")
-    parameters = _parameters(
-        options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf)
-    )
+    parameters = _parameters(options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf))
     handler = torch_registry.get_rendezvous_handler(parameters)
-    return Meeting(handler=handler, store=None, identity=identity, address=address, endpoint=plan.host)
+    return Meeting(handler, None, identity, address=address, endpoint=plan.host, hosts_store=False)
 
 
 def _parameters(

@@ -43,7 +43,7 @@ def _module_source(name: str) -> str:
     """Look a module up without importing it: importing its package could run anything."""
     from importlib.machinery import PathFinder
 
-    spec = PathFinder.find_spec(name.split(".")[0], [os.getcwd(), *sys.path])
+    spec = PathFinder.find_spec(name.split(".", maxsplit=1)[0], [os.getcwd(), *sys.path])
     origin = spec.origin if spec and "." not in name else None
     try:
         return Path(origin).read_text(encoding="utf-8") if origin else ""

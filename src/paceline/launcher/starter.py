@@ -13,6 +13,7 @@ Messages are JSON lines. To the starter: ``start`` (with the descriptors of stdo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -106,17 +107,12 @@ class Starter:
         if leave:
             self._send({"do": "leave"})
         self._link.close()
-        try:
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass
 
     def _send(self, message: dict[str, Any]) -> None:
-        try:
-            with self._lock:
-                self._link.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # it is gone, and has ended the ranks before it went
+        with contextlib.suppress(OSError), self._lock:  # it is gone, and its ranks went with it
+            self._link.sendall(json.dumps(message).encode() + b"\n")
 
 
 def fork_starter() -> tuple[Starter | None, RankTask | None]:
@@ -236,9 +232,7 @@ class _Server:
                 code = os.waitstatus_to_exitcode(status)
                 unit = 1024 if sys.platform == "linux" else 1
                 rss = usage.ru_maxrss * unit
-                self._tell(
-                    {"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now, "rss": rss}
-                )
+                self._tell({"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now, "rss": rss})
 
     def _signal(self, rank: int, signum: int, group: bool) -> None:
         for pid, local_rank in self.pids.items():
@@ -272,17 +266,13 @@ class _Server:
         os._exit(0)
 
     def _tell(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the launcher is gone; the closed socket is noticed next
             self.link.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # the launcher is gone; the closed socket is noticed next
 
 
 def _send_signal(pid: int, signum: int, *, group: bool) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
         (os.killpg if group else os.kill)(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass  # it ended by itself
 
 
 def _settle_in(stdout: int, stderr: int, *, parent: int, name: str) -> None:

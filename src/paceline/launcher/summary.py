@@ -35,7 +35,10 @@ def render(summary: Mapping[str, Any], *, run_dir: str) -> list[str]:
     """Return the three lines that end a run that succeeded."""
     ranks = f"{summary['ranks']} rank{'s' if summary['ranks'] != 1 else ''}"
     if not summary["steps"]:
-        return [f"done: {ranks} in {summary['seconds']:.1f} s, no optimizer steps seen", f"run folder {run_dir}"]
+        return [
+            f"done: {ranks} in {summary['seconds']:.1f} s, no optimizer steps seen",
+            f"run folder {run_dir}",
+        ]
     lines = [
         f"done: {ranks}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
         f"{summary['steps_per_s']:.1f} steps/s a rank",

@@ -28,9 +28,9 @@ from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
 from paceline.launcher import probe, starter, system
-from paceline.launcher.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
+from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
 
-_OWN = os.path.dirname(os.path.abspath(__file__))
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _kept: list[Any] = []  # must live as long as the process: streams, files and the launcher's __main__
 
 
@@ -76,7 +76,7 @@ def _open_streams() -> None:
         inherited: TextIO | None = getattr(sys, name)
         raw = io.FileIO(handle, "w", closefd=False)
         stream = io.TextIOWrapper(
-            raw,  # type: ignore[arg-type]  # python -u does the same: no buffer in between
+            raw,  # python -u does the same: no buffer in between
             encoding=getattr(inherited, "encoding", None),
             errors=getattr(inherited, "errors", None),
             newline="\n",
@@ -159,20 +159,19 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
         return
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
-    main.__dict__["__annotations__"] = {}
     if task.kind == MODULE:
         import runpy
 
         _replace_path_entry(os.getcwd())
         sys.argv[0] = "-m"
-        runpy._run_module_as_main(task.target)
+        runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what python -m calls
     else:
         _run_script(main, task.target)
 
 
 def _run_script(main: types.ModuleType, script: str) -> None:
     path = os.path.abspath(script)
-    if os.path.isdir(path) or not path.endswith((".py", ".pyw")) and _is_archive(path):
+    if os.path.isdir(path) or (not path.endswith((".py", ".pyw")) and _is_archive(path)):
         import runpy
 
         runpy.run_path(script, run_name="__main__")  # a folder or a zip file with a __main__ module
@@ -210,7 +209,7 @@ def _show(error: BaseException) -> None:
 def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:
     skipped = trace
     while skipped is not None and (
-        os.path.dirname(skipped.tb_frame.f_code.co_filename) == _OWN
+        skipped.tb_frame.f_code.co_filename.startswith(_OWN)
         or skipped.tb_frame.f_code.co_filename.startswith("<frozen ")
     ):
         skipped = skipped.tb_next
@@ -241,10 +240,16 @@ def record(task: RankTask, error: BaseException) -> None:
             "host": socket.gethostname(),
             "traceback": text,
             "frames": [
-                {"file": f.filename, "line": f.lineno, "function": f.name, "code": f.line or "",
-                 "user": is_users(f.filename)}
+                {
+                    "file": f.filename,
+                    "line": f.lineno,
+                    "function": f.name,
+                    "code": f.line or "",
+                    "user": is_users(f.filename),
+                }
                 for f in traceback.extract_tb(trace)
-            ] + _syntax_place(error),
+            ]
+            + _syntax_place(error),
         },
     }
     try:
@@ -258,8 +263,15 @@ def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
     """A syntax error's place is in the error, not in a frame."""
     if not isinstance(error, SyntaxError) or not error.filename:
         return []
-    return [{"file": error.filename, "line": error.lineno or 0, "function": "<module>",
-             "code": (error.text or "").strip(), "user": is_users(error.filename)}]
+    return [
+        {
+            "file": error.filename,
+            "line": error.lineno or 0,
+            "function": "<module>",
+            "code": (error.text or "").strip(),
+            "user": is_users(error.filename),
+        }
+    ]
 
 
 _LIBRARIES = tuple(
@@ -278,7 +290,10 @@ def is_users(file: str) -> bool:
 
 def leave(code: int) -> NoReturn:
     """End a rank that runs a function inside another program's memory, as ``multiprocessing`` does."""
+    from multiprocessing import util
+
     threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads
+    util._exit_function()  # type: ignore[attr-defined]  # ends DataLoader workers
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
