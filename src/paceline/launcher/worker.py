@@ -27,7 +27,8 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
-from paceline.launcher import probe, starter, system
+from paceline.launcher import guard, probe, starter, system
+from paceline.launcher.after_import import when_imported
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -98,32 +99,37 @@ def _prepare(task: RankTask) -> memoryview[int]:
     if task.pulse >= 0:
         slot = pulse.PulseBoard(task.pulse, task.num_local_ranks).slot(task.local_rank)
         slot[pulse.PHASE] = pulse.RUNNING
-        probe.install(slot)
     else:
         slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
     # Registered first, so it runs after every handler that the script registers.
     atexit.register(_mark_finished, slot)
     probe.tie_children()
-    _reseed()
-    if task.numa_binding:
-        _bind(task)
-    if os.environ.get(env.RUN_TOKEN):
-        from paceline.launcher import guard
-
-        guard.install()
+    if "torch" in sys.modules:
+        _renew()
+    when_imported("torch", lambda: _reach_into_torch(task, slot))
     return slot
 
 
-def _reseed() -> None:
-    """Draw new seeds for what was seeded before the fork; Python's own ``random`` does so by itself."""
+def _renew() -> None:
+    """Bring up to date what a rank has inherited from the warm process."""
+    import torch
+
+    # Python's own `random` draws a new seed after a fork by itself.
+    torch.default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     threads = os.environ.get(env.OMP_THREADS, "")
-    if threads.isdigit() and int(threads) > 0:
-        import torch
+    if threads.isdigit() and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(max(1, int(threads)))
 
-        if torch.get_num_threads() != int(threads):
-            torch.set_num_threads(int(threads))
+
+def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
+    if task.pulse >= 0:
+        probe.install(slot)
+    if os.environ.get(env.RUN_TOKEN):
+        guard.install()
+    if task.numa_binding:
+        _bind(task)
 
 
 def _bind(task: RankTask) -> None:

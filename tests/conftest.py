@@ -1,0 +1,19 @@
+"""What every test may rest on: nothing that it started outlives it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def clean_surroundings():
+    """Fail a test that leaves the environment, a thread or a child process behind."""
+    environ, threads = dict(os.environ), set(threading.enumerate())
+    yield
+    environ.pop("PYTEST_CURRENT_TEST", None)
+    now = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    assert now == environ
+    assert not [thread for thread in set(threading.enumerate()) - threads if not thread.daemon]
