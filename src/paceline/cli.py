@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -84,7 +85,7 @@ def main() -> NoReturn:
     try:
         deed = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
-        _refuse(launch.unknown_option(error.option_name))
+        _refuse(_unknown_option(error))
     except click.ClickException as error:
         _refuse(_misused(error))
     except click.Abort:
@@ -108,9 +109,20 @@ def main() -> NoReturn:
     os._exit(status)
 
 
+def _unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
+    typed = error.option_name
+    if error.ctx is not None and error.ctx.command is cli:
+        what = f"paceline has no option {typed}"
+        return UsageError(Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ..."))
+    return launch.unknown_option(typed)
+
+
 def _misused(error: click.ClickException) -> UsageError:
     command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-    return UsageError(Finding("option-invalid", error.format_message(), where="command line", fix=f"{command} --help"))
+    what = error.format_message()
+    script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
+    fix = f"paceline run {script[1]}" if script else f"{command} --help"
+    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
 
 
 def _refuse(error: PacelineError) -> NoReturn:

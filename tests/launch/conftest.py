@@ -122,9 +122,10 @@ def command(tmp_path):
     made = Command(tmp_path, uuid.uuid4().hex)
     yield made
     for running in made.running:
-        if running.process.poll() is None:
-            running.process.kill()
-            running.process.communicate()
+        running.process.kill()  # does nothing if it has ended
+        running.process.wait()
+        running.process.stdout.close()
+        running.process.stderr.close()
     left = made.survivors(within_s=1.0)
     for line in left:
         os.kill(int(line.split()[0]), signal.SIGKILL)

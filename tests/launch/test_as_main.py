@@ -16,7 +16,12 @@ def reports(command, *args, program="paceline", name, stdin=None, env=None, cwd=
     folder = command.folder / name
     folder.mkdir()
     ended = command.run(
-        "--nproc-per-node", "2", *args, program=program, stdin=stdin, env={"OMP_NUM_THREADS": "1", **(env or {})},
+        "--nproc-per-node",
+        "2",
+        *args,
+        program=program,
+        stdin=stdin,
+        env={"OMP_NUM_THREADS": "1", **(env or {})},
         cwd=cwd,
     )
     assert ended.status == 0, ended.err
@@ -49,8 +54,16 @@ def test_a_rank_sees_what_it_sees_under_torchrun(command, how):
         if how == "run-path":
             # torchrun starts a multiprocessing child there and leaves its own folder first in sys.path
             for report in (mine, theirs):
-                for key in ("path0", "has_no_parent_process", "own_process_group", "is_main_module",
-                            "stdout_write_through", "stdout_line_buffering", "sigint", "sigterm"):
+                for key in (
+                    "path0",
+                    "has_no_parent_process",
+                    "own_process_group",
+                    "is_main_module",
+                    "stdout_write_through",
+                    "stdout_line_buffering",
+                    "sigint",
+                    "sigterm",
+                ):
                     report.pop(key)
         assert mine == theirs
     assert here[0]["env"]["MASTER_ADDR"] == "127.0.0.1"
@@ -167,8 +180,13 @@ def test_a_terminal_stays_a_terminal_and_its_size_is_passed_on(command):
     )
     typed = f"stty cols 91; {command_path('paceline')} run --run-dir out train.py"
     shown = subprocess.run(
-        ["script", "-qec", typed, "/dev/null"], cwd=command.folder, capture_output=True, text=True, timeout=50,
-        stdin=subprocess.DEVNULL, check=True,
+        ["script", "-qec", typed, "/dev/null"],
+        cwd=command.folder,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        stdin=subprocess.DEVNULL,
+        check=True,
     ).stdout
     assert "True True 91\nto stderr\n" in shown
     assert (command.folder / "out/logs/rank-000.out").read_text() == "True True 91\nto stderr\n"

@@ -377,6 +377,7 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         if self.board is not None:
             self.board.close()
+            self.board = None  # what it heard was about the attempt before
         super()._rendezvous(worker_group)
         self.node_rank = int(worker_group.group_rank or 0)
         self.num_nodes = int(worker_group.group_world_size or 1)

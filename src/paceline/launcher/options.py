@@ -429,8 +429,10 @@ def _unused(name: str, why: str, *, fix: str) -> UsageError:
 
 def unknown_option(typed: str) -> UsageError:
     """Return the error for an option that does not exist, with the nearest that does."""
-    known = {form for option in OPTIONS for form in (option.long, f"--{option.name}", option.short) if form}
-    near = closest(typed.split("=", maxsplit=1)[0], known)
+    word = typed.split("=")[0]
+    style = str if "_" in word else lambda name: name.replace("_", "-")
+    known = [style(f"--{option.name}") for option in OPTIONS]
+    near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
     return UsageError(
         Finding(
             "option-unknown",

@@ -5,6 +5,7 @@ Pure, and without torch: the plan can be made and shown on a login node.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,11 +16,10 @@ from paceline.errors import Finding, SetupError, UsageError
 from paceline.launcher.host import HostFacts
 from paceline.launcher.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options, split_endpoint
 
-# Variables that torch or the OpenMP library under it reads once, when it is loaded. A script that sets one
-# before it imports torch means it, so its ranks must not come from a process that has torch already.
+# Variables that torch or a library under it reads once, when it is loaded. A script that sets one means it,
+# so its ranks must not come from a process that has torch already.
 _READ_AT_IMPORT = re.compile(
-    r"""environ(?:\.setdefault\(|\.update\(|\[)\s*[{(]?\s*["']"""
-    r"""(OMP_\w+|MKL_\w+|KMP_\w+|GOMP_\w+|OPENBLAS_\w+|TORCH_LOGS|TORCH_CPP_LOG_LEVEL|TORCHDYNAMO_\w+)["']"""
+    r"(OMP|MKL|KMP|GOMP|OPENBLAS)_\w+|TORCH_LOGS|TORCH_CPP_LOG_LEVEL|TORCHDYNAMO_\w+|PYTORCH_\w+ALLOC_CONF"
 )
 # The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.
 _TRAINS = re.compile(r"\boptim\b|lightning|accelerate|transformers|paceline|compile\(|deepspeed")
@@ -162,12 +162,37 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
         return Choice(options.start_method, "--start-method")
     if facts.platform != "linux":
         return Choice("spawn", "forking a process with torch loaded is safe on Linux only")
-    early = _READ_AT_IMPORT.search(source)
+    early = next(filter(_READ_AT_IMPORT.fullmatch, variables_set(source)), None)
     if early:
-        return Choice("spawn", f"the script sets {early[1]}, which torch reads when it is imported")
+        return Choice("spawn", f"the script sets {early}, which torch reads when it is imported")
     if options.nccl_debug:
         return Choice("spawn", "--nccl-debug: torch reads its log level when it is imported")
     return Choice("fork", "")
+
+
+def variables_set(source: str) -> list[str]:
+    """Return the names of environment variables that a script sets, as far as they stand there in full."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return []
+    names: list[Any] = []
+    for node in nodes:
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_environ(node.value):
+            names.append(node.slice)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("setdefault", "update") and _is_environ(node.func.value):
+                keys = [key for arg in node.args if isinstance(arg, ast.Dict) for key in arg.keys]
+                names += [*keys, *node.args[:1], *(ast.Constant(word.arg) for word in node.keywords)]
+            elif node.func.attr == "putenv":
+                names += node.args[:1]
+    return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )
 
 
 def choose_keep_alive(num_nodes: int) -> int:

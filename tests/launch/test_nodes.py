@@ -1,0 +1,255 @@
+"""Several launchers that make one run: on one machine here, in network namespaces in test_two_hosts.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+
+REDUCE = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+x = torch.tensor([float(rank)])
+dist.all_reduce(x)
+with open(f"seen-{rank}", "w") as file:
+    names = ("WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    print(x.item(), *(os.environ[name] for name in names), file=file)
+dist.destroy_process_group()
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def nodes(command, sizes, *options, kind="static", port=None, script="train.py", env=None):
+    """Start one launcher a node; return them, head first."""
+    port = port or free_port()
+    started = []
+    for node, size in enumerate(sizes):
+        where = (
+            ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
+            if kind == "static"
+            else ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"]
+        )
+        count = [] if "--nnodes" in options else ["--nnodes", len(sizes)]
+        started.append(command.start(*count, *where, "--nproc-per-node", size, *options, script, env=env))
+    return started
+
+
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+def test_nodes_of_different_sizes_train_together(command, kind):
+    command.script(REDUCE)
+    ended = [running.wait() for running in nodes(command, [2, 1], kind=kind)]
+    assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
+    seen = [(command.folder / f"seen-{rank}").read_text().split() for rank in range(3)]
+    assert [line[0] for line in seen] == ["3.0"] * 3
+    assert [line[1] for line in seen] == ["3"] * 3
+    sizes = sorted((int(line[2]), int(line[5])) for line in seen)
+    assert sorted(size for _, size in sizes) == [1, 2, 2]
+    assert {end.run_dir for end in ended} == {ended[0].run_dir}  # the head's id is everybody's
+    assert len(list((command.folder / ended[0].run_dir / "logs").glob("rank-*.out"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+def test_every_node_ends_with_the_same_block_and_within_two_seconds(command, kind):
+    command.script(
+        "import os, signal, time\nrank = int(os.environ['RANK'])\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(f'up-{rank}', 'w').write('here\\n')\n"
+        "while not all(os.path.exists(f'up-{r}') for r in range(3)): time.sleep(.01)\n"
+        "if rank == 2:\n"
+        "    open('failed-at', 'w').write(repr(time.time()))\n"
+        "    raise ValueError('on the second node')\n"
+        "time.sleep(60)\n"
+    )
+    started = nodes(command, [2, 1], kind=kind)
+    ended = [running.wait() for running in started]
+    failed_at = float((command.folder / "failed-at").read_text())
+    assert [end.status for end in ended] == [1, 1]
+    assert ended[0].block == ended[1].block
+    assert "likely cause: rank 2 raised ValueError: on the second node" in ended[0].block
+    assert "ranks 0-1: stopped because rank 2 failed" in ended[0].block
+    import json
+
+    records = (command.folder / ended[0].run_dir / "events.jsonl").read_text().splitlines()
+    ends = next(event for event in map(json.loads, records) if event["kind"] == "end")["ends"]
+    assert len(ends) == 3
+    assert all(end["time_ns"] / 1e9 - failed_at < 2 for end in ends)
+
+
+def test_a_victims_node_does_not_call_its_own_rank_the_cause(command):
+    command.script(
+        "import os, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "if dist.get_rank() == 1: raise OSError('disk of node 1 is gone')\n"
+        "dist.all_reduce(x)\n"
+    )
+    ended = [running.wait() for running in nodes(command, [1, 1])]
+    for end in ended:
+        assert "likely cause: rank 1 raised OSError: disk of node 1 is gone" in end.block
+        assert "rank 0: stopped because rank 1 failed" in end.block
+
+
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+def test_a_failure_restarts_all_nodes_together(command, kind):
+    command.script(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if attempt == '0' and dist.get_rank() == 1: raise RuntimeError('first time')\n"
+        "dist.all_reduce(x)\n"
+        "open(f'done-{dist.get_rank()}', 'w').write(f'{attempt} {x.item()}')\n"
+        "dist.destroy_process_group()\n"
+    )
+    ended = [running.wait() for running in nodes(command, [1, 1], "--max-restarts", "2", kind=kind)]
+    assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
+    assert [(command.folder / f"done-{rank}").read_text() for rank in range(2)] == ["1 4.0", "1 4.0"]
+
+
+@pytest.mark.parametrize("who", ["head", "other"])
+def test_a_killed_launcher_is_named_by_the_others_within_15_s(command, who):
+    command.script("import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n")
+    started = nodes(command, [1, 1])
+    for rank in range(2):
+        command.wait_for(command.folder / f"up-{rank}")
+    time.sleep(1.5)  # a few signs of life
+    victim, left = (0, 1) if who == "head" else (1, 0)
+    started[victim].signal(signal.SIGKILL)
+    begun = time.monotonic()
+    ended = started[left].wait()
+    assert time.monotonic() - begun < 15
+    assert ended.status == 1
+    assert "agent-died" in ended.block
+    assert "has gone silent" in ended.block
+    started[victim].process.wait()
+    assert command.survivors(within_s=10) == []
+
+
+def test_the_run_goes_on_with_fewer_nodes_after_one_is_lost(command):
+    command.script(
+        "import os, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "size, attempt = os.environ['WORLD_SIZE'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "open(f'up-{size}-{dist.get_rank()}', 'w').write('here\\n')\n"
+        "if size == '1':\n    open('went-on', 'w').write(attempt + '\\n'); raise SystemExit\n"
+        "time.sleep(120)\n"
+    )
+    port = free_port()
+    first = nodes(
+        command,
+        [1],
+        "--nnodes",
+        "1:2",
+        "--max-restarts",
+        "2",
+        "--rdzv-conf",
+        "last_call_timeout=4",
+        kind="c10d",
+        port=port,
+    )[0]
+    time.sleep(2)
+    second = nodes(command, [1], "--nnodes", "1:2", "--max-restarts", "2", kind="c10d", port=port)[0]
+    for rank in range(2):
+        command.wait_for(command.folder / f"up-2-{rank}")
+    time.sleep(1.5)
+    second.signal(signal.SIGKILL)
+    second.process.wait()
+    begun = time.monotonic()
+    ended = first.wait(timeout=45)
+    assert ended.status == 0, ended.err
+    assert (command.folder / "went-on").exists()
+    assert time.monotonic() - begun < 30  # torchrun's defaults take 42 s
+    assert command.survivors(within_s=10) == []
+
+
+def test_a_port_that_is_taken_names_its_holder(command):
+    command.script("print('never')")
+    with socket.socket() as holder:
+        holder.bind(("0.0.0.0", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        ended = command.run("--master-port", port, "train.py")
+    assert ended.status == 2
+    assert f"port {port} is held by pid {os.getpid()} (" in ended.err
+    assert "port-in-use" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_node_of_another_run_is_told_whose_store_it_met(command):
+    command.script("import time\nopen('up', 'w').write('here\\n')\ntime.sleep(60)\n", name="first.py")
+    command.script("print('never')", name="second.py")
+    port = free_port()
+    head = command.start(
+        "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "first.py"
+    )
+    other = command.start(
+        "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", port, "second.py"
+    )
+    ended = other.wait()
+    assert ended.status == 1
+    assert "port-held-by-other" in ended.err
+    assert "the run of first.py" in ended.err
+    assert f"launcher pid {head.process.pid}" in ended.err
+    head.signal(signal.SIGTERM)
+    assert head.wait().status == 143
+
+
+def test_a_rank_that_meets_a_foreign_store_names_the_run_and_ends(command):
+    """A script that sets MASTER_PORT by itself finds another job's store there."""
+    command.script(
+        "import os, time\nopen('port', 'w').write(os.environ['MASTER_PORT'] + '\\n')\ntime.sleep(60)\n", name="first.py"
+    )
+    command.script(
+        "import os, sys, torch.distributed as dist\nos.environ['MASTER_PORT'] = sys.argv[1]\n"
+        "dist.init_process_group('gloo')\n",
+        name="second.py",
+    )
+    first = command.start("--nproc-per-node", "2", "first.py")
+    port = command.wait_for(command.folder / "port").strip()
+    ended = command.run("--nproc-per-node", "2", "second.py", port)
+    assert ended.status == 1
+    assert "port-held-by-other" in ended.block
+    assert "the run of first.py" in ended.block
+    first.signal(signal.SIGTERM)
+    assert first.wait().status == 143
+    assert "Traceback" not in first.err if hasattr(first, "err") else True
+
+
+def test_nodes_that_disagree_about_their_number_are_told_both(command):
+    command.script("print('never')")
+    port = free_port()
+    head = command.start(
+        "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
+    )
+    other = command.start(
+        "--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
+    )
+    ended = other.wait()
+    assert ended.status == 1
+    assert "expects --nnodes 2, this node was started with --nnodes 3" in ended.err
+    head.signal(signal.SIGTERM)
+    assert head.wait().status == 143
+
+
+def test_the_plan_is_one_line_with_reasons(command):
+    command.script("import os; print(os.environ['OMP_NUM_THREADS'], os.environ['MASTER_ADDR'])")
+    ended = command.run("--nproc-per-node", "2", "train.py")
+    plan = ended.err.splitlines()[0]
+    assert re.fullmatch(
+        r"paceline: 1 node x 2 ranks · gloo · \d+ threads? a rank \(\d+ usable CPUs / 2 ranks\) · "
+        r"127\.0\.0\.1:\d+ \(chosen by the kernel\) · runs/\d{8}-\d{6}-train-\w{4}",
+        plan,
+    )
+    threads = re.search(r"(\d+) threads? a rank", plan)[1]
+    assert ended.out == f"{threads} 127.0.0.1\n"
+    kept = command.run("--nproc-per-node", "2", "train.py", env={"OMP_NUM_THREADS": "3"})
+    assert kept.out == "3 127.0.0.1\n"
+    assert "OMP_NUM_THREADS=3 is set" in kept.err
