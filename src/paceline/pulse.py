@@ -57,6 +57,9 @@ class Pulse:
         return (self.steps - 1) / self.seconds if self.steps > 1 and self.seconds > 0 else 0.0
 
 
+NOTHING = Pulse(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)
+
+
 def create(num_ranks: int) -> int:
     """Return a file descriptor of zeroed memory with a slot for each local rank; nothing is left on disk."""
     size = max(1, num_ranks) * SLOT_BYTES

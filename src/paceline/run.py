@@ -15,21 +15,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import env, pulse
 from paceline.errors import (
-    EXIT_FAILED,
     EXIT_OK,
     Finding,
     PacelineError,
     SetupError,
 )
-from paceline.launcher import host, outcome, script, starter, worker
+from paceline.launcher import account, host, outcome, script, starter, worker
 from paceline.launcher import plan as planning
-from paceline.launcher import summary as summaries
+from paceline.launcher.account import Report, Stop
 from paceline.launcher.console import Console
 from paceline.launcher.options import Options
 from paceline.launcher.outcome import RankEnd
@@ -46,23 +44,6 @@ _ACCOUNTS_S = 5.0
 # How long the agent's thread may take to notice that it is to end, before the launcher goes without it.
 _NOTICE_S = 2.0
 _SIGNALS_OF_OURS = ("SIGWINCH",)
-
-
-@dataclass
-class Report:
-    """How a run ended, as one node's launcher knows it.
-
-    Attributes:
-        exit_status: Of the command.
-        lines: The last thing that is printed.
-        findings: What was found.
-        summary: Figures of a run that succeeded.
-    """
-
-    exit_status: int
-    lines: list[str]
-    findings: list[Finding] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
 
 
 def run(options: Options) -> int:
@@ -170,7 +151,7 @@ class Conductor:
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
         self._console = Console(err=os.dup(2))
         self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._signal: tuple[signal.Signals, str] | None = None
+        self._stop: Stop | None = None
         self._agent: Agent | None = None
         self._meeting: Meeting | None = None
         self._run_dir: RunDir | None = None
@@ -183,9 +164,12 @@ class Conductor:
         os.dup2(self._noise.fileno(), 2)
         handled = [getattr(signal, name) for name in (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)]
         signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-        threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
-        report = self._attend(handled)
-        self._finish(report)
+        try:
+            threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
+            report = self._attend(handled)
+            self._finish(report)
+        finally:
+            os.dup2(self._console.err, 2)
         return report
 
     # The agent's thread
@@ -203,7 +187,7 @@ class Conductor:
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
         from paceline.launcher import agent as agents
-        from paceline.launcher import rendezvous
+        from paceline.launcher import logs, ranks, rendezvous
 
         # kept: the store of the run lives as long as it does
         self._meeting = meeting = rendezvous.meet(
@@ -215,7 +199,7 @@ class Conductor:
         )
         self._run_dir = run_dir = self._make_run_dir(str(meeting.identity["run_name"]))
         self._write_plan(meeting.endpoint)
-        machinery = agents.Machinery(
+        machinery = ranks.Machinery(
             options=self._options,
             plan=self._plan,
             starter=self._warm,
@@ -226,7 +210,7 @@ class Conductor:
             task=self._task,
             base_env=self._base_env(meeting.identity, address=meeting.address),
             on_start=self._record_start,
-            logs=agents.make_logs(self._options, run_dir),
+            logs=logs.make_logs(self._options, run_dir),
         )
         spec = agents.make_spec(self._options, self._plan, meeting)
         self._agent = agents.Agent(spec, machinery, meeting)
@@ -286,8 +270,9 @@ class Conductor:
             values |= {env.CPP_LOG_LEVEL: "INFO", env.DEBUG_LEVEL: "INFO"}
         return values
 
-    def _record_start(self, attempt: int, agent: Agent) -> None:
-        assert agent.group is not None and self._run_dir is not None
+    def _record_start(self, attempt: int) -> None:
+        agent = self._agent
+        assert agent is not None and agent.group is not None
         if attempt:
             verdict = outcome.judge(agent.earlier[-1])
             what = verdict.finding.what if verdict.causes else "a rank on another node failed"
@@ -312,28 +297,28 @@ class Conductor:
 
     def _attend(self, handled: Sequence[int]) -> Report:
         """Listen to signals and to the agent until the run has ended one way or the other."""
-        give_up_s: float | None = None
+        deadline = float("inf")
         while True:
             got = signal.sigtimedwait(handled, 0.05)
             if got is not None and got.si_signo == signal.SIGWINCH:
                 self._console.resize()
+            elif got is not None and self._stop is None:
+                deadline = self._obey_signal(got)
             elif got is not None:
-                if self._signal is not None:
-                    self._warm.kill()
-                give_up_s = self._obey_signal(got) if self._signal is None else time.monotonic() + _NOTICE_S
-            while not self._news.empty():
-                kind, content = self._news.get()
-                return self._account(kind, content)
-            if give_up_s is not None and time.monotonic() > give_up_s:
+                self._warm.kill()
+            if not self._news.empty():
+                return self._account(*self._news.get())
+            if time.monotonic() > deadline:
                 if self._agent is None or not self._agent.stopping.is_set():
+                    # It sits in a wait inside torch, for nodes or for the store: go without it.
                     self._warm.kill()
                     return self._account("ended", False)
-                give_up_s = None
+                deadline = float("inf")
 
     def _obey_signal(self, got: Any) -> float:
         number = signal.Signals(got.si_signo)
         sender = "the terminal" if got.si_pid == 0 else host.describe_process(got.si_pid)
-        self._signal = (number, sender)
+        self._stop = Stop(number, number.name, sender, socket.gethostname(), time.time_ns())
         if self._agent is not None and self._agent.group is not None:
             self._console.say(
                 f"{number.name} from {sender}: ranks have {self._plan.grace_s} s to end by themselves; "
@@ -344,139 +329,69 @@ class Conductor:
         return time.monotonic() + _NOTICE_S
 
     def _account(self, kind: str, content: Any) -> Report:
-        if kind == "refused":
-            error: PacelineError = content
-            return Report(error.exit_status, error.finding.render().splitlines(), [error.finding])
+        if kind == "refused" and self._stop is None:
+            return account.refused(content)
         if kind == "broke":
-            return self._broken(content)
-        ends, lost, offsets = self._gather(succeeded=bool(content))
-        self._record_ends(ends)
-        if self._signal is not None:
-            return self._stopped(ends)
-        if content and not lost and all(end.succeeded for end in ends):
-            return self._succeeded(ends, offsets)
-        verdict = outcome.judge(ends, lost=lost)
-        assert self._run_dir is not None
-        lines = outcome.block(
-            verdict,
-            exit_status=EXIT_FAILED,
-            run_dir=str(self._run_dir.root),
-            attempts=self._agent.attempts if self._agent else 1,
-        )
-        return Report(EXIT_FAILED, lines, [verdict.finding])
+            self._warm.kill()
+            if self._agent is None or self._agent.board is None:
+                return account.broken(content, host=socket.gethostname())
+            self._agent.board.remote.lost.add(-1)  # what broke it is that the store is gone
+        run = self._hear_all(succeeded=bool(content) and kind == "ended")
+        if self._agent is not None and self._agent.group is not None:
+            number = self._agent.group.attempt.number
+            self._event("end", attempt=number, ends=[end.to_json() for end in run.ends])
+        return account.tell(run)
 
-    def _broken(self, error: BaseException) -> Report:
-        """The agent itself failed: the store is gone, or torch raised something of its own."""
-        self._warm.kill()
-        agent = self._agent
-        if agent is not None and agent.board is not None:
-            agent.board.remote.lost.add(-1)
-            return self._account("ended", False)
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        timeout = "RendezvousTimeout" in type(error).__name__
-        finding = Finding(
-            "rendezvous-timeout" if timeout else "launcher-fault",
-            "not enough nodes joined in time" if timeout else f"the launcher could not go on: {text}",
-            where=socket.gethostname(),
-            evidence=(text,),
-            fix="start the missing nodes, or give them longer: --rdzv-conf join_timeout=1200"
-            if timeout
-            else "if this repeats, it is a fault of paceline; please report it with this text",
-        )
-        return Report(EXIT_FAILED, finding.render().splitlines(), [finding])
-
-    def _gather(self, *, succeeded: bool) -> tuple[list[RankEnd], list[str], dict[int, Any]]:
-        """Return how all ranks of all nodes ended, and which nodes are lost."""
+    def _hear_all(self, *, succeeded: bool) -> account.Run:
+        """Exchange with the other nodes how everybody's ranks ended."""
+        folder = str(self._run_dir.root) if self._run_dir else ""
+        seconds = time.monotonic() - self._started_s
         agent = self._agent
         if agent is None or agent.group is None:
-            return [], [], {}
+            return account.Run(folder=folder, stops=[self._stop] if self._stop else [])
         board = agent.board
-        mine = agent.group.ends()
-        figures = {"pulses": [_figures(end, agent) for end in mine]}
-        if board is None:
-            return mine, [], {0: figures}
-        shifted = [dataclasses.replace(end, node=board.node).shifted(board.clock_offset_ns) for end in mine]
-        if not succeeded:
-            board.fail()
-        board.post("ends", {"ends": [end.to_json() for end in shifted], **figures})
-        found = board.collect("ends", until_s=_ACCOUNTS_S)
-        found.setdefault(board.node, {"ends": [end.to_json() for end in shifted], **figures})
-        board.post("bye", True)
-        if agent.hosts_store:  # it must outlive the others' reading of it
-            board.collect("bye", until_s=_ACCOUNTS_S)
-        board.close()
-        ends = [RankEnd.from_json(end) for node in sorted(found) for end in found[node]["ends"]]
-        return (
-            ends,
-            _names(board.remote.lost, found, agent.store_host),
-            {node: found[node] for node in sorted(found)},
+        offset_ns = board.clock_offset_ns if board else 0
+        mine: dict[str, Any] = {
+            "ends": [end.shifted(offset_ns).to_json() for end in agent.group.ends()],
+            "pulses": agent.group.figures(),
+            "stop": self._stop and {**self._stop.__dict__, "time_ns": self._stop.time_ns - offset_ns},
+        }
+        found, lost = {agent.node_rank: mine}, set[int]()
+        if board is not None:
+            if not succeeded:
+                board.fail()
+            found |= board.exchange(mine, until_s=_ACCOUNTS_S, linger=agent.hosts_store)
+            lost = board.remote.lost
+        return account.Run(
+            ends=[RankEnd.from_json(end) for node in sorted(found) for end in found[node]["ends"]],
+            folder=folder,
+            lost=_names(lost, found, agent.store_host),
+            stops=[Stop(**entry["stop"]) for entry in found.values() if entry["stop"]],
+            attempts=agent.attempts,
+            pulses=[entry for node in sorted(found) for entry in found[node]["pulses"]],
+            seconds=seconds,
         )
-
-    def _record_ends(self, ends: Sequence[RankEnd]) -> None:
-        if self._run_dir is not None and self._agent is not None:
-            number = self._agent.group.attempt.number if self._agent.group else 0
-            self._event("end", attempt=number, ends=[end.to_json() for end in ends])
-
-    def _stopped(self, ends: Sequence[RankEnd]) -> Report:
-        assert self._signal is not None
-        number, sender = self._signal
-        status = 128 + number
-        living = [end for end in ends if end.steps]
-        steps = max((end.steps for end in living), default=0)
-        finding = Finding(
-            "stopped-by-signal",
-            f"the run was ended by {number.name} from {sender}" + (f", after {steps} steps" if steps else ""),
-            where=socket.gethostname(),
-            severity="warning",
-        )
-        folder = f" · run folder {self._run_dir.root}" if self._run_dir else ""
-        return Report(
-            status,
-            [f"{finding.what}   [{finding.code} {finding.name}]", f"exit status {status}{folder}"],
-            [finding],
-        )
-
-    def _succeeded(self, ends: Sequence[RankEnd], figures: Mapping[int, Any]) -> Report:
-        assert self._run_dir is not None
-        pulses = [entry for node in figures.values() for entry in node["pulses"]]
-        figures_of = summaries.summarise(pulses, seconds=time.monotonic() - self._started_s)
-        lines = summaries.render(figures_of, run_dir=str(self._run_dir.root))
-        late = [end.rank for end in ends if end.code]
-        if late:
-            lines.insert(
-                0,
-                f"note: ranks {outcome.fold(late)} crashed in the interpreter's teardown, after "
-                "the script's end; the run succeeded",
-            )
-        return Report(EXIT_OK, lines, summary=figures_of)
-
-    def _keep_noise(self) -> None:
-        assert self._run_dir is not None
-        self._noise.seek(0)
-        text = self._noise.read()
-        if text:
-            node = self._agent.node_rank if self._agent else 0
-            with contextlib.suppress(OSError):
-                self._run_dir.launcher_log(node).write_bytes(text)
 
     def _finish(self, report: Report) -> None:
         """Let the warm process go, print the last lines, leave the outcome in the run folder."""
         self._warm.close(leave=report.exit_status == EXIT_OK)
         self._console.drain()
-        if self._options.nccl_debug and self._run_dir is not None:
-            report.lines[:0] = _nccl_lines(self._run_dir)
         if self._run_dir is not None:
-            self._keep_noise()
-            found = [finding.to_json() for finding in report.findings]
-            self._event("outcome", exit_status=report.exit_status, findings=found, summary=report.summary)
-        self._console.write(_framed(report))
+            if self._options.nccl_debug:
+                report.lines[:0] = _nccl_lines(self._run_dir)
+            self._keep_noise(self._run_dir)
+            self._event("outcome", **report.to_json())
+        self._console.write(report.framed())
         if self._options.json:
-            content = {
-                "exit_status": report.exit_status,
-                "findings": [finding.to_json() for finding in report.findings],
-                "summary": report.summary,
-            }
-            print(json.dumps(content), flush=True)
+            print(json.dumps(report.to_json()), flush=True)
+
+    def _keep_noise(self, run_dir: RunDir) -> None:
+        self._noise.seek(0)
+        text = self._noise.read()
+        if text:
+            node = self._agent.node_rank if self._agent else 0
+            with contextlib.suppress(OSError):
+                run_dir.launcher_log(node).write_bytes(text)
 
 
 def _not_writable(folder: Path, error: OSError) -> Finding:
@@ -504,22 +419,9 @@ def _names(lost: set[int], found: Mapping[int, Any], store_host: str) -> list[st
     return [store if node < 0 else f"node {node}" for node in sorted(lost - set(found))]
 
 
-def _figures(end: RankEnd, agent: Agent) -> dict[str, Any]:
-    assert agent.group is not None
-    beat = agent.group.pulse_of(end.rank)
-    return {"rank": end.rank, "host": end.host, **dataclasses.asdict(beat)}
-
-
 def _nccl_lines(run_dir: RunDir) -> list[str]:
     from paceline.launcher import nccl
 
     return nccl.summarise(
         [path.read_text(errors="replace") for path in sorted((run_dir.root / "logs").glob("*.nccl*"))]
     )
-
-
-def _framed(report: Report) -> list[str]:
-    """Return the last lines as printed; a failure stands out by a rule above it."""
-    if report.exit_status == EXIT_OK:
-        return [f"paceline: {line}" for line in report.lines]
-    return ["── paceline " + "─" * 60, *report.lines]

@@ -90,6 +90,22 @@ class Board:
                 return found
             time.sleep(0.05)
 
+    def exchange(self, content: Any, *, until_s: float, linger: bool) -> dict[int, Any]:
+        """Publish this node's account and return everybody's; the last thing that nodes do together.
+
+        Args:
+            content: This node's account.
+            until_s: How long to wait for the others' at most.
+            linger: Wait until the others have read, because the store goes with this process.
+        """
+        self.post("account", content)
+        found = self.collect("account", until_s=until_s)
+        self.post("bye", True)
+        if linger:
+            self.collect("bye", until_s=until_s)
+        self.close()
+        return found
+
     def has(self, kind: str, node: int) -> bool:
         """Return whether a node has published something of a kind."""
         return self._get(self._key(kind, node)) is not None

@@ -429,7 +429,7 @@ def _unused(name: str, why: str, *, fix: str) -> UsageError:
 
 def unknown_option(typed: str) -> UsageError:
     """Return the error for an option that does not exist, with the nearest that does."""
-    word = typed.split("=")[0]
+    word = typed.split("=", maxsplit=1)[0]
     style = str if "_" in word else lambda name: name.replace("_", "-")
     known = [style(f"--{option.name}") for option in OPTIONS]
     near = next((form for form in known if form.startswith(word)), "") or closest(word, known)

@@ -75,7 +75,6 @@ class RankEnd:
 
     Attributes:
         rank: Global rank.
-        node: Rank of its node.
         host: Its host.
         pid: Its process.
         code: Exit code; negative for a signal; None if it has not ended or was never heard of again.
@@ -92,7 +91,6 @@ class RankEnd:
     """
 
     rank: int
-    node: int = 0
     host: str = ""
     pid: int = 0
     code: int | None = 0

@@ -1,0 +1,46 @@
+# Everything runs in a virtual environment of the repository's own; CI calls only these targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all lint bench clean
+
+demo: .make-demo
+	$(BIN)/paceline run $(DEMO_RANKS) examples/digits.py
+
+# Two ranks on CPUs; on a machine with GPUs one rank per GPU.
+DEMO_RANKS = $(shell $(BIN)/python scripts/demo_ranks.py)
+
+test: .make-test
+	$(BIN)/python -m pytest -m "not slow and not namespaces"
+
+test-all: .make-test
+	bash scripts/install_system_packages.sh
+	$(BIN)/python -m pytest
+
+lint: .make-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/figures.py
+
+bench: .make-test
+	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) .make-* runs .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its exact version keeps the packages that follow from choosing another build.
+.make-demo: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) torch==2.13.0
+	$(PIP) -e ".[examples]"
+	touch $@
+
+.make-test: .make-demo
+	$(PIP) -e ".[examples,dev,peers]"
+	touch $@

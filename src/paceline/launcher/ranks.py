@@ -1,0 +1,299 @@
+"""The ranks of this node: started and reaped by the warm process, each end kept with all that is known of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from paceline import env, pulse
+from paceline.launcher import evidence, outcome
+from paceline.launcher.console import Console, fill_prefix, plan_streams
+from paceline.launcher.options import Options
+from paceline.launcher.outcome import RankEnd
+from paceline.launcher.plan import Plan
+from paceline.launcher.starter import Ended, Starter
+from paceline.launcher.task import RankTask
+from paceline.rundir import RunDir
+
+# After the first failure: how long to wait for a likelier cause than a victim, how long ranks have between
+# SIGTERM and SIGKILL, and how long the kernel has to take them away. Together below the 2 s within which
+# all nodes have stopped.
+_SETTLE_S = 0.6
+_TERM_S = 0.7
+_REAP_S = 5.0
+
+
+@dataclass
+class Machinery:
+    """What an agent works with; made by whoever conducts the run.
+
+    Attributes:
+        options: What was asked for.
+        plan: What was decided.
+        starter: The warm process.
+        console: Copies what ranks print.
+        pulses: Memory that the ranks count in, None without the probe.
+        pulse_handle: Its descriptor, -1 without the probe.
+        run_dir: The run folder.
+        task: What every rank runs; rank, environment and files are filled in.
+        base_env: Variables for every rank beside torchrun's.
+        on_start: Called with the restart count once the ranks run.
+        logs: Names log files; torch's own where its options were given.
+    """
+
+    options: Options
+    plan: Plan
+    starter: Starter
+    console: Console
+    pulses: pulse.PulseBoard | None
+    pulse_handle: int
+    run_dir: RunDir
+    task: RankTask
+    base_env: Mapping[str, str]
+    on_start: Callable[[int], None]
+    logs: LogsSpecs
+
+
+@dataclass
+class Attempt:
+    """One start of this node's ranks.
+
+    Attributes:
+        number: Restarts before it.
+        ranks: Global rank by local rank.
+        world_size: Ranks on all nodes.
+        pids: Process by local rank.
+        ended: How processes ended, by local rank.
+        stopped: Local ranks that the launcher ended, with the reason.
+        oom_before: Count of the kernel's kills before it.
+        log_paths: Log file by local rank.
+        error_paths: Error file by local rank.
+    """
+
+    number: int
+    ranks: dict[int, int]
+    world_size: int
+    pids: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    stopped: dict[int, str] = field(default_factory=dict)
+    oom_before: int = 0
+    log_paths: dict[int, str] = field(default_factory=dict)
+    error_paths: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def living(self) -> set[int]:
+        """Local ranks whose process has not ended."""
+        return set(self.ranks) - set(self.ended)
+
+
+class RankGroup(PContext):
+    """torch's view of a group of processes, kept by the warm process."""
+
+    def __init__(
+        self,
+        machinery: Machinery,
+        attempt: Attempt,
+        envs: dict[int, dict[str, str]],
+        on_failure: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            name=machinery.options.role,
+            entrypoint="",
+            args=dict.fromkeys(envs, ()),
+            envs=envs,
+            logs_specs=machinery.logs,
+        )
+        self._tail_logs = []  # the console copies by itself
+        self._machinery = machinery
+        self.attempt = attempt
+        self._on_failure = on_failure
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the ranks; signals are the business of the launcher's main thread, not of this one."""
+        self._start()
+
+    def _start(self) -> None:
+        made = self._machinery
+        attempt = self.attempt
+        if made.pulses is not None:
+            made.pulses.clear()
+        attempt.oom_before = evidence.count_oom_kills()
+        attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
+        for local, rank in attempt.ranks.items():
+            streams = self._streams(local, rank)
+            attempt.log_paths[local] = streams[0].path
+            out, err = made.console.open(streams)
+            try:
+                made.starter.start(self._task(local, rank), stdout=out, stderr=err)
+            finally:
+                for handle in {out, err}:
+                    _close_quietly(handle)
+        deadline = time.monotonic() + 60
+        while len(attempt.pids) < len(attempt.ranks) and time.monotonic() < deadline:
+            self._listen(0.5)
+
+    def _streams(self, local: int, rank: int) -> Any:
+        made = self._machinery
+        default = str(made.run_dir.log(rank, self.attempt.number))
+        template = made.base_env.get(env.LOG_PREFIX) or "[${role_name}${local_rank}]:"
+        folder = Path(self.stdouts[local] or default).parent
+        return plan_streams(
+            made.options,
+            rank=rank,
+            local_rank=local,
+            paths=(self.stdouts[local] or default, self.stderrs[local] or default),
+            prefix=fill_prefix(template, role=made.options.role, rank=rank, local_rank=local),
+            filtered=(str(folder / "filtered_stdout.log"), str(folder / "filtered_stderr.log")),
+        )
+
+    def _task(self, local: int, rank: int) -> RankTask:
+        made = self._machinery
+        values = {
+            **made.task.__dict__,
+            "local_rank": local,
+            "env": {**made.base_env, **self.envs[local]},
+            "error_file": self.attempt.error_paths[local],
+            "crash_file": str(made.run_dir.crash(rank, self.attempt.number)),
+            "pulse": made.pulse_handle,
+            "num_local_ranks": len(self.attempt.ranks),
+        }
+        if made.options.nccl_debug:
+            values["env"][env.NCCL_DEBUG_FILE] = str(made.run_dir.nccl(rank, self.attempt.number))
+        return RankTask(**values)
+
+    def _listen(self, timeout_s: float) -> None:
+        for message in self._machinery.starter.messages(timeout_s):
+            local = message["rank"]
+            if message["said"] == "started":
+                self.attempt.pids[local] = message["pid"]
+            elif self.attempt.pids.get(local) == message["pid"]:
+                self.attempt.ended[local] = Ended(
+                    local, message["pid"], message["code"], message["time_ns"], message["rss"]
+                )
+
+    def pids(self) -> dict[int, int]:
+        return dict(self.attempt.pids)
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for a rank to end."""
+        if self.attempt.living:
+            self._listen(timeout_s)
+
+    def _poll(self) -> RunProcsResult | None:
+        self._listen(0)
+        failed = [end for end in self.ends() if end.code is not None and not end.succeeded]
+        if failed:
+            self._on_failure()
+            self.stop("another rank failed", settle=True)
+            return self._result()
+        return None if self.attempt.living else self._result()
+
+    def _result(self) -> RunProcsResult:
+        failures = {
+            local: ProcessFailure(
+                local_rank=local,
+                pid=ended.pid,
+                exitcode=ended.code,
+                error_file=self.attempt.error_paths[local],
+            )
+            for local, ended in self.attempt.ended.items()
+            if not self._end(local).succeeded
+        }
+        return RunProcsResult(
+            return_values=dict.fromkeys(self.attempt.ranks),
+            failures=failures,
+            stdouts=self.stdouts,
+            stderrs=self.stderrs,
+        )
+
+    def ends(self) -> list[RankEnd]:
+        """Return how each rank of this node has ended so far, times by this node's clock."""
+        return [self._end(local) for local in self.attempt.ranks]
+
+    def _end(self, local: int) -> RankEnd:
+        attempt = self.attempt
+        ended = attempt.ended.get(local)
+        beat = self._machinery.pulses.read(local) if self._machinery.pulses else None
+        log = Path(attempt.log_paths.get(local, ""))
+        rank = attempt.ranks[local]
+        bad = ended is not None and ended.code != 0
+        crashed = ended is not None and ended.code < 0
+        return RankEnd(
+            rank=rank,
+            host=socket.gethostname(),
+            pid=attempt.pids.get(local, 0),
+            code=ended.code if ended else None,
+            time_ns=ended.time_ns if ended else time.time_ns(),
+            finished=beat is not None and beat.phase >= pulse.RETURNED,
+            stopped=attempt.stopped.get(local, ""),
+            steps=beat.steps if beat else 0,
+            failure=evidence.read_failure(Path(attempt.error_paths[local])),
+            log=str(log),
+            log_tail=evidence.read_tail(log) if bad else (),
+            stack=evidence.read_stack(self._machinery.run_dir.crash(rank, attempt.number)) if crashed else (),
+            oom_kills=evidence.count_oom_kills() - attempt.oom_before if crashed else 0,
+            shm=evidence.shm_pressure() if crashed else "",
+        )
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return what each rank of this node has counted; zeros without the probe."""
+        pulses = self._machinery.pulses
+        return [
+            {"rank": rank, "host": socket.gethostname(), **asdict(pulses.read(local) if pulses else pulse.NOTHING)}
+            for local, rank in self.attempt.ranks.items()
+        ]
+
+    def stop(self, why: str, *, settle: bool = False) -> None:
+        """End the ranks that are left, because one has failed: SIGTERM, and soon SIGKILL.
+
+        Args:
+            why: The reason, for the records.
+            settle: First give ranks that are failing by themselves a moment, if all that have failed so far
+                look like victims: the cause may be a step behind.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        while settle and self.attempt.living and time.monotonic() < deadline:
+            if any(outcome.weigh(end) == outcome.CAUSE for end in self.ends() if not end.succeeded and end.code):
+                break
+            self._listen(0.05)
+        self._end_living(signal.SIGTERM, why, wait_s=_TERM_S)
+
+    def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
+        """Signal the living ranks, wait, then kill whatever is left of all."""
+        starter = self._machinery.starter
+        for local in self.attempt.living:
+            self.attempt.stopped.setdefault(local, why)
+            starter.signal(local, signum, group=self._machinery.task.method == "exec")
+        self._wait_for_end(wait_s)
+        starter.kill()
+        self._wait_for_end(_REAP_S)
+
+    def _wait_for_end(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while self.attempt.living and (left := deadline - time.monotonic()) > 0:
+            self._listen(min(left, 0.1))
+
+    def kill(self) -> None:
+        """End all ranks at once; from any thread."""
+        self._machinery.starter.kill()
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        if not self._closed and self.attempt.living:
+            self._end_living(death_sig, f"{death_sig.name} to the launcher", wait_s=timeout)
+        self._closed = True
+
+
+def _close_quietly(handle: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(handle)
