@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from paceline import __version__, env
-from paceline.errors import EXIT_MISUSE, Finding, PacelineError, UsageError
+from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError
 from paceline.launcher import options as launch
 
 Deed = Callable[[], int]
@@ -86,6 +86,9 @@ def main() -> NoReturn:
         deed = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
         _refuse(_unknown_option(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(EXIT_OK)
     except click.ClickException as error:
         _refuse(_misused(error))
     except click.Abort:

@@ -7,6 +7,7 @@ console is a terminal, a pseudo-terminal, so that progress bars work) that a thr
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import termios
 import threading
@@ -122,11 +123,13 @@ class _Copy:
 
 
 def _write(handle: int, data: bytes) -> None:
-    try:
-        while data:
+    while data:
+        try:
             data = data[os.write(handle, data) :]
-    except OSError:
-        pass  # the console was closed (paceline run ... | head): the run goes on
+        except BlockingIOError:  # somebody has made the terminal non-blocking
+            select.select([], [handle], [])
+        except OSError:
+            return  # the console was closed (paceline run ... | head), or the disk is full: the run goes on
 
 
 @dataclass

@@ -22,6 +22,8 @@ def read_failure(path: Path) -> Failure | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    if not isinstance(content, dict):
+        return None
     ours = content.get("paceline")
     if ours is None:
         return _from_torch(content)
@@ -46,7 +48,7 @@ def _from_torch(content: dict[str, object]) -> Failure | None:
 
 
 def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[str, ...]:
-    """Return the last lines of a log that say something."""
+    """Return the last lines of a log that say something; C++ stack frames do not."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -54,7 +56,8 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ()
-    return tuple(line.rstrip()[:300] for line in text.splitlines() if line.strip())[-lines:]
+    said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
+    return tuple(line for line in said if not line.startswith(("frame #", "<omitting python frames>")))[-lines:]
 
 
 def read_stack(path: Path) -> tuple[str, ...]:

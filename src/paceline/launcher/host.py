@@ -86,6 +86,7 @@ def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         place = root / "cpu" if controllers else root
+        folders.append(place)  # in a container the path is the host's, and this is the container's own
         for part in Path(path).parts[1:]:
             place = place / part
             folders.append(place)

@@ -217,6 +217,9 @@ def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
 def _check_nodes(options: Options, typed: set[str]) -> Options:
     """Refuse options about nodes that contradict each other or would be passed over in silence."""
     static = options.rdzv_backend == "static"
+    near = closest(options.rdzv_backend, RDZV_BACKENDS)
+    if near and options.rdzv_backend not in RDZV_BACKENDS:  # any other name may be a plug-in's
+        raise _invalid("rdzv_backend", options.rdzv_backend, "is not known", f"--rdzv-backend {near}")
     if options.standalone:
         if options.max_nodes > 1:
             raise _contradiction("--standalone", "--nnodes", "standalone means one node")
@@ -233,14 +236,12 @@ def _check_nodes(options: Options, typed: set[str]) -> Options:
                 fix=f"--rdzv-endpoint {options.master_addr}:{options.master_port or DEFAULT_C10D_PORT}",
             )
         )
-    if not static:
-        for name in ("node_rank", "master_addr", "master_port"):
+    unused = ("node_rank", "master_addr", "master_port") if not static else ("master_addr", "master_port")
+    if not static or options.rdzv_endpoint:
+        beside = f"--rdzv-backend {options.rdzv_backend}" if not static else f"--rdzv-endpoint {options.rdzv_endpoint}"
+        for name in unused:
             if name in typed and not _agrees(options, name):
-                raise _unused(
-                    name,
-                    f"has no effect with --rdzv-backend {options.rdzv_backend}",
-                    fix=f"remove {_long(name)}",
-                )
+                raise _unused(name, f"has no effect with {beside}", fix=f"remove {_long(name)}")
     if static and options.min_nodes != options.max_nodes:
         raise _contradiction(
             "--nnodes",
@@ -248,7 +249,8 @@ def _check_nodes(options: Options, typed: set[str]) -> Options:
             f"a range ({options.min_nodes}:{options.max_nodes}) needs --rdzv-backend c10d",
         )
     if static and options.node_rank >= options.max_nodes:
-        raise _invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}")
+        fix = f"--nnodes {options.node_rank + 1}, or --node-rank {options.max_nodes - 1}"
+        raise _invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}", fix)
     if (
         static
         and not options.one_node
@@ -271,7 +273,7 @@ def _agrees(options: Options, name: str) -> bool:
 
 def _node_range(text: str) -> tuple[int, int]:
     low, colon, high = str(text).partition(":")
-    if not low.isdigit() or (colon and not high.isdigit()):
+    if not _is_number(low) or (colon and not _is_number(high)):
         raise _invalid("nnodes", text, "is a number or a range MIN:MAX", "--nnodes 2")
     least, most = int(low), int(high or low)
     if least < 1 or most < least:
@@ -282,7 +284,7 @@ def _node_range(text: str) -> tuple[int, int]:
 def _nproc(text: str) -> str:
     if text in ("", "gpu", "cpu", "xpu", "auto"):
         return text
-    if text.lstrip("-").isdigit():
+    if re.fullmatch(r"-?[0-9]+", text):
         if int(text) < 1:
             raise _invalid("nproc_per_node", text, "needs at least one rank", "--nproc-per-node 1")
         return text
@@ -294,7 +296,7 @@ def _port(raw: Mapping[str, Any]) -> int | None:
     text = raw.get("master_port")
     if text is None or text == "":
         return None
-    if not str(text).isdigit() or int(text) > 65535:
+    if not _is_number(str(text)) or int(text) > 65535:
         raise _invalid("master_port", str(text), "is a number from 0 to 65535", f"--master-port {DEFAULT_PORT}")
     return int(text)
 
@@ -311,6 +313,10 @@ def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
     return match[1] or match[2], int(match[3]) if match[3] else default_port
 
 
+def _is_number(text: str) -> bool:
+    return re.fullmatch("[0-9]+", text) is not None  # str.isdigit also takes what int() does not
+
+
 def _settings(text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
@@ -325,7 +331,7 @@ def _integer(raw: Mapping[str, Any], name: str, *, low: int) -> int | None:
     text = raw.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"-?\d+", str(text)) or int(text) < low:
+    if not re.fullmatch(r"-?[0-9]+", str(text)) or int(text) < low:
         raise _invalid(name, str(text), f"is a whole number from {low}", f"{_long(name)} {low}")
     return int(text)
 

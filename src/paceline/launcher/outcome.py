@@ -14,21 +14,32 @@ from typing import Any
 
 from paceline.errors import Finding
 
-# What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13.
+# What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
+# they count only in a line that names the library, because a user's own connections break too.
 _VICTIM = re.compile(
-    r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host"
+    r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host|Connection refused"
     r"|ncclRemoteError|remote process exit|NCCL communicator was aborted|ncclCommAbort"
-    r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv"
-    r"|Rank \d+ failed to pass monitoredBarrier|Connection refused|Read error|Write error"
-    r"|DistNetworkError|RendezvousConnectionError"
+    r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv|Read error|Write error"
 )
-_COLLECTIVE = re.compile(r"gloo|nccl|distributed|c10d|TCPStore|pair\.cc|ProcessGroup|Dist\w+Error", re.I)
-_TIMEOUT = re.compile(r"Timed out waiting \d+ms|collective operation timeout|Socket Timeout|wait timeout after", re.I)
+_COLLECTIVE = re.compile(r"gloo|nccl|c10d|TCPStore|ProcessGroup|Dist\w*Error|RendezvousConnectionError", re.I)
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
+_NO_STORE = re.compile(r"client socket has timed out .*trying to connect", re.I)
+_NOT_JOINED = re.compile(r"waiting for clients\. \d+/\d+ clients joined")
+_TIMEOUT = re.compile(
+    r"Timed out waiting \d+ms|collective operation timeout|Socket Timeout|wait timeout after"
+    r"|failed to pass monitoredBarrier",
+    re.I,
+)
 _MISMATCH = re.compile(
     r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
 )
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 _SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
+_CHAIN = re.compile(
+    r"\n(?:The above exception was the direct cause of|During handling of the above exception, another exception)"
+)
+# What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
+_TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
 # How far an ending is from being a cause; smaller is nearer.
 CAUSE, UNCLEAR, SUSPECT, VICTIM = range(4)
@@ -68,6 +79,13 @@ class Failure:
         """The innermost frame of the user's own code."""
         return next((frame for frame in reversed(self.frames) if frame.user), None)
 
+    @property
+    def root(self) -> str:
+        """The exception that came first, in one line: the one that this was raised from, if there is one."""
+        first, *later = _CHAIN.split(self.traceback)
+        said = next((line for line in reversed(first.splitlines()) if re.match(r"[\w.]+(?::|$)", line)), "")
+        return said if later and said else f"{self.type}: {self.message}".replace("\n", " ")
+
 
 @dataclass(frozen=True)
 class RankEnd:
@@ -81,6 +99,7 @@ class RankEnd:
         time_ns: When it ended, on the head's clock.
         finished: Its script had come to its end.
         stopped: Why the launcher ended it, empty if it did not.
+        stopped_ns: When the launcher told it to end, on the head's clock; 0 if it did not.
         steps: Optimizer steps that it had made.
         failure: Its exception.
         log: Its log file.
@@ -97,6 +116,7 @@ class RankEnd:
     time_ns: int = 0
     finished: bool = False
     stopped: str = ""
+    stopped_ns: int = 0
     steps: int = 0
     failure: Failure | None = None
     log: str = ""
@@ -132,7 +152,8 @@ class RankEnd:
     def shifted(self, offset_ns: int) -> RankEnd:
         """Return the record with its times moved from this node's clock to the head's."""
         failure = self.failure and replace(self.failure, time_ns=self.failure.time_ns - offset_ns)
-        return replace(self, time_ns=self.time_ns - offset_ns, failure=failure)
+        stopped_ns = self.stopped_ns and self.stopped_ns - offset_ns
+        return replace(self, time_ns=self.time_ns - offset_ns, stopped_ns=stopped_ns, failure=failure)
 
 
 @dataclass(frozen=True)
@@ -157,20 +178,31 @@ class Verdict:
 def weigh(end: RankEnd) -> int:
     """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``SUSPECT`` or ``VICTIM``."""
     if end.failure is not None:
-        text = f"{end.failure.type}: {end.failure.message}"
-        if _TIMEOUT.search(text) or _MISMATCH.search(text):
-            return SUSPECT
-        if _VICTIM.search(text) and _COLLECTIVE.search(text + end.failure.traceback):
-            return VICTIM
-        if end.stopped and end.failure.type in ("KeyboardInterrupt", "SystemExit", "SignalException"):
-            return VICTIM
-        return CAUSE
+        if end.stopped and (end.failure.type in _TOLD_TO_STOP or end.failure.time_ns > end.stopped_ns > 0):
+            return VICTIM  # raised because it was told to stop
+        return _weigh_words([end.failure.root]) or CAUSE
     if end.stopped or end.code is None:
         return VICTIM
-    if end.code == -signal.SIGABRT:  # gloo and NCCL abort a process whose peer has gone
-        tail = "\n".join(end.log_tail)
-        return VICTIM if _VICTIM.search(tail) else SUSPECT if _MISMATCH.search(tail) else UNCLEAR
-    return CAUSE
+    # Without an exception of its own, its last words may tell: gloo and NCCL abort a process whose peer has
+    # gone, and a program that does not run in our entry leaves its traceback in the log only.
+    aborted = end.code == -signal.SIGABRT
+    words = _weigh_words(end.log_tail) if aborted or end.code > 0 else None
+    return words or (UNCLEAR if aborted else CAUSE)
+
+
+def _weigh_words(lines: Iterable[str]) -> int | None:
+    """Weigh what was said; None if it speaks of no other rank."""
+    lines = [line for line in lines if not _PORT_TAKEN.search(line)]
+    if any(_about_others(line) for line in lines):
+        return SUSPECT
+    if any(_VICTIM.search(line) and _COLLECTIVE.search(line) for line in lines):
+        return VICTIM
+    return None
+
+
+def _about_others(line: str) -> bool:
+    """It waited in vain, or in another collective: somebody else may be the cause."""
+    return any(pattern.search(line) for pattern in (_TIMEOUT, _MISMATCH, _NO_STORE, _NOT_JOINED))
 
 
 def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
@@ -239,6 +271,8 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
     if worker:
         what = f"{who}: a DataLoader worker raised {worker[1]}: {first_line}"
     evidence += [line.strip() for line in more[:2] if line.strip()]
+    if _CHAIN.search(failure.traceback):
+        evidence.append(f"first: {failure.root}")
     fix = (
         f"what it printed before: less {end.log}"
         if failure.type == "SystemExit"
@@ -248,26 +282,34 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
 
 
 def _name_of(failure: Failure, *, alone: bool) -> str:
-    text = f"{failure.type}: {failure.message}"
+    text = failure.root
     if failure.type in ("ModuleNotFoundError", "ImportError"):
         return "module-not-found"
-    if failure.type in ("OutOfMemoryError",) or "CUDA out of memory" in text:
+    if failure.type == "OutOfMemoryError" or "CUDA out of memory" in text:
         return "cuda-oom"
-    if _TIMEOUT.search(text):
-        return "collective-timeout"
-    if _MISMATCH.search(text):
-        return "collective-mismatch"
     if "port-held-by-other" in text:
         return "port-held-by-other"
-    if _SHM.search(text):
-        return "dataloader-shm-too-small"
+    for pattern, name in _NAMES:
+        if pattern.search(text):
+            return name
     return "script-error-on-one-rank" if alone else "user-exception"
+
+
+_NAMES = (
+    (_PORT_TAKEN, "port-in-use"),
+    (_NO_STORE, "master-unreachable"),
+    (_NOT_JOINED, "rendezvous-timeout"),
+    (_TIMEOUT, "collective-timeout"),
+    (_MISMATCH, "collective-mismatch"),
+    (_SHM, "dataloader-shm-too-small"),
+)
 
 
 def _inside_worker(message: str, kind: str) -> tuple[str, str]:
     """Return the last line and the innermost frame of the traceback that a DataLoader worker sent."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if line.startswith(kind)), lines[-1])
+    pattern = re.compile(rf"(?:[\w.]+\.)?{kind}(?:: ?(.*)|$)")
+    said = next((match[1] or "" for line in reversed(lines) if (match := pattern.match(line))), lines[-1])
     frames = [
         (match[1], match[2], match[3], lines[place + 1].strip() if place + 1 < len(lines) else "")
         for place, line in enumerate(lines)
@@ -275,12 +317,12 @@ def _inside_worker(message: str, kind: str) -> tuple[str, str]:
     ]
     own = [frame for frame in frames if "site-packages" not in frame[0] and "/torch/utils/data/" not in frame[0]]
     shown = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}" if own else ""
-    return said.removeprefix(kind).lstrip(": "), shown
+    return said, shown
 
 
 def _explain_signal(end: RankEnd, who: str) -> Finding:
     assert end.code is not None
-    number = signal.Signals(-end.code)
+    number = -end.code
     where = _where(end)
     tail = end.stack[:4] or end.log_tail[-3:]
     if number == signal.SIGKILL and end.oom_kills:
@@ -317,6 +359,14 @@ def _explain_signal(end: RankEnd, who: str) -> Finding:
             evidence=tuple(tail),
             fix=f"the Python stack at the crash and the last lines: less {end.log}",
         )
+    if number == signal.SIGABRT and any(_TIMEOUT.search(line) for line in end.log_tail):
+        return Finding(
+            "collective-timeout",
+            f"{who} waited for the others in a collective until its time-out, and aborted",
+            where=where,
+            evidence=tuple(line for line in end.log_tail if _TIMEOUT.search(line))[:1] + tuple(end.stack[:3]),
+            fix="look for the rank that did not come: stuck, busy, or in another collective",
+        )
     if number == signal.SIGABRT and weigh(end) == SUSPECT:
         return Finding(
             "collective-mismatch",
@@ -327,12 +377,19 @@ def _explain_signal(end: RankEnd, who: str) -> Finding:
         )
     return Finding(
         "rank-died-signal",
-        f"{who} was ended by {number.name}"
+        f"{who} was ended by {_signal_name(number)}"
         + ("" if number == signal.SIGABRT else ", which this launcher did not send; who did is not visible"),
         where=where,
         evidence=tuple(tail),
         fix=f"its last lines: less {end.log}",
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal
 
 
 def _only_victims(first: RankEnd) -> Finding:

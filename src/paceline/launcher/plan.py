@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from paceline.launcher.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options, 
 # Variables that torch or a library under it reads once, when it is loaded. A script that sets one means it,
 # so its ranks must not come from a process that has torch already.
 _READ_AT_IMPORT = re.compile(
-    r"(OMP|MKL|KMP|GOMP|OPENBLAS)_\w+|TORCH_LOGS|TORCH_CPP_LOG_LEVEL|TORCHDYNAMO_\w+|PYTORCH_\w+ALLOC_CONF"
+    r"(OMP|MKL|KMP|GOMP|OPENBLAS)_\w+|TORCH_LOGS|TORCH_CPP_LOG_LEVEL|TORCHDYNAMO_\w+|PYTORCH_\w*ALLOC_CONF"
 )
 # The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.
 _TRAINS = re.compile(r"\boptim\b|lightning|accelerate|transformers|paceline|compile\(|deepspeed")
@@ -94,10 +95,23 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
         start_method=choose_start_method(options, facts, environ, source=source),
         warm_imports=("torch._dynamo",) if _TRAINS.search(source) else (),
         backend="nccl" if facts.num_gpus else "gloo",
-        grace_s=grace if grace is not None else int(environ.get(env.SHUTDOWN_TIMEOUT, "30")),
+        grace_s=grace if grace is not None else _default_grace(environ.get(env.SHUTDOWN_TIMEOUT) or "30"),
         keep_alive_s=choose_keep_alive(options.max_nodes),
         last_call_s=choose_last_call(options.max_nodes),
     )
+
+
+def _default_grace(text: str) -> int:
+    if not re.fullmatch("[0-9]+", text):
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"{env.SHUTDOWN_TIMEOUT}={text} is not a whole number of seconds",
+                where=f"environment variable {env.SHUTDOWN_TIMEOUT}",
+                fix=f"export {env.SHUTDOWN_TIMEOUT}=30",
+            )
+        )
+    return int(text)
 
 
 def choose_nproc(asked: str, facts: HostFacts) -> Choice:
@@ -171,17 +185,21 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
 
 
 def variables_set(source: str) -> list[str]:
-    """Return the names of environment variables that a script sets, as far as they stand there in full."""
+    """Return the names of environment variables that a script sets or removes, as far as they stand there in full."""
     try:
-        nodes = list(ast.walk(ast.parse(source)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
         return []
     names: list[Any] = []
     for node in nodes:
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_environ(node.value):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
             names.append(node.slice)
+        elif isinstance(node, ast.AugAssign) and _is_environ(node.target) and isinstance(node.value, ast.Dict):
+            names += node.value.keys
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("setdefault", "update") and _is_environ(node.func.value):
+            if node.func.attr in ("setdefault", "update", "pop") and _is_environ(node.func.value):
                 keys = [key for arg in node.args if isinstance(arg, ast.Dict) for key in arg.keys]
                 names += [*keys, *node.args[:1], *(ast.Constant(word.arg) for word in node.keywords)]
             elif node.func.attr == "putenv":
@@ -230,6 +248,16 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
                 f"--local-ranks-filter names local rank {beyond[0]}, but this node has {nproc} ranks",
                 where="command line",
                 fix=f"--local-ranks-filter {','.join(str(rank) for rank in range(nproc))}",
+            )
+        )
+    if options.virtual_local_rank and facts.num_gpus < nproc:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"--virtual-local-rank gives each rank a GPU of its own: {nproc} ranks, {facts.num_gpus} GPUs",
+                where="command line",
+                evidence=(facts.gpu_reason,),
+                fix="remove --virtual-local-rank" if not facts.num_gpus else f"--nproc-per-node {facts.num_gpus}",
             )
         )
     if options.numa_binding and not facts.num_gpus:

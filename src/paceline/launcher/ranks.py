@@ -74,7 +74,7 @@ class Attempt:
         world_size: Ranks on all nodes.
         pids: Process by local rank.
         ended: How processes ended, by local rank.
-        stopped: Local ranks that the launcher ended, with the reason.
+        stopped: Local ranks that the launcher ended, with the reason and when, by this node's clock.
         oom_before: Count of the kernel's kills before it.
         log_paths: Log file by local rank.
         error_paths: Error file by local rank.
@@ -85,7 +85,7 @@ class Attempt:
     world_size: int
     pids: dict[int, int] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
-    stopped: dict[int, str] = field(default_factory=dict)
+    stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
     oom_before: int = 0
     log_paths: dict[int, str] = field(default_factory=dict)
     error_paths: dict[int, str] = field(default_factory=dict)
@@ -236,7 +236,8 @@ class RankGroup(PContext):
             code=ended.code if ended else None,
             time_ns=ended.time_ns if ended else time.time_ns(),
             finished=beat is not None and beat.phase >= pulse.RETURNED,
-            stopped=attempt.stopped.get(local, ""),
+            stopped=attempt.stopped.get(local, ("", 0))[0],
+            stopped_ns=attempt.stopped.get(local, ("", 0))[1],
             steps=beat.steps if beat else 0,
             failure=evidence.read_failure(Path(attempt.error_paths[local])),
             log=str(log),
@@ -273,7 +274,7 @@ class RankGroup(PContext):
         """Signal the living ranks, wait, then kill whatever is left of all."""
         starter = self._machinery.starter
         for local in self.attempt.living:
-            self.attempt.stopped.setdefault(local, why)
+            self.attempt.stopped.setdefault(local, (why, time.time_ns()))
             starter.signal(local, signum, group=self._machinery.task.method == "exec")
         self._wait_for_end(wait_s)
         starter.kill()

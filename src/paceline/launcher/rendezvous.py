@@ -362,7 +362,17 @@ def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> M
     """Rendezvous by a backend that torch (or a plug-in of it) brings, such as etcd."""
     address = options.local_addr or next((a for _, a in host.addresses() if not a.startswith("127.")), "127.0.0.1")
     parameters = _parameters(options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf))
-    handler = torch_registry.get_rendezvous_handler(parameters)
+    try:
+        handler = torch_registry.get_rendezvous_handler(parameters)
+    except (ValueError, ImportError) as error:
+        raise SetupError(
+            Finding(
+                "option-invalid",
+                f"--rdzv-backend {plan.rendezvous} cannot be used: {str(error).splitlines()[0]}",
+                where="command line",
+                fix="--rdzv-backend c10d needs nothing to be installed",
+            )
+        ) from None
     return Meeting(handler, None, identity, address=address, endpoint=plan.host, hosts_store=False)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 from paceline.errors import Finding, RunError, UsageError, closest
@@ -76,9 +77,14 @@ def _other_suffix(path: Path) -> str:
 
 
 def _check_syntax(path: Path) -> str:
-    content = path.read_bytes()
     try:
-        compile(content, str(path), "exec", dont_inherit=True)
+        content = path.read_bytes()
+    except OSError as error:
+        raise _no_script(f"{path} cannot be read: {error.strerror}", fix=f"ls -l {path}") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks will warn, under the filters that the script sets
+            compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         if path.suffix not in (".py", ".pyw") or b"\0" in content:
             raise UsageError(

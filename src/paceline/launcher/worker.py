@@ -43,23 +43,30 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         function: What a ``function`` task runs.
     """
     os.environ.update(task.env)
+    if task.method == "exec" and task.numa_binding:
+        _bind(task)  # inherited by the program
     if task.method != "fork":
         _become(task)
     _open_streams()
     slot = _prepare(task)
+    rank = os.getpid()
     try:
         _execute(task, function)
     except SystemExit as stop:
+        if os.getpid() != rank:
+            raise  # a child that the script has forked: its end is not the rank's
         if stop.code in (None, 0):
             slot[pulse.PHASE] = _returned()
         else:
             record(task, stop)
         raise
     except BaseException as error:
-        record(task, error)
+        if os.getpid() == rank:
+            record(task, error)
         _show(error)
         raise SystemExit(1) from None
-    slot[pulse.PHASE] = _returned()
+    if os.getpid() == rank:
+        slot[pulse.PHASE] = _returned()
 
 
 def _become(task: RankTask) -> NoReturn:
@@ -102,7 +109,7 @@ def _prepare(task: RankTask) -> memoryview[int]:
     else:
         slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
     # Registered first, so it runs after every handler that the script registers.
-    atexit.register(_mark_finished, slot)
+    atexit.register(_mark_finished, slot, os.getpid())
     probe.tie_children()
     if "torch" in sys.modules:
         _renew()
@@ -145,8 +152,8 @@ def _returned() -> int:
     return pulse.RUNNING if others else pulse.RETURNED
 
 
-def _mark_finished(slot: memoryview[int]) -> None:
-    if slot[pulse.PHASE] == pulse.RETURNED:
+def _mark_finished(slot: memoryview[int], rank: int) -> None:
+    if os.getpid() == rank and slot[pulse.PHASE] == pulse.RETURNED:
         slot[pulse.PHASE] = pulse.FINISHED
 
 
