@@ -126,7 +126,9 @@ def render(found: dict[str, dict[str, list[float]]]) -> str:
         theirs = found[case].get("torchrun")
         if theirs:
             other = statistics.median(theirs)
-            lines.append(f"{case:34} {ours:8.2f} s {other:8.2f} s {ours / other:7.2f}x   {asked and 'at most ' + asked}")
+            lines.append(
+                f"{case:34} {ours:8.2f} s {other:8.2f} s {ours / other:7.2f}x   {asked and 'at most ' + asked}"
+            )
         else:
             lines.append(f"{case:34} {ours:8.3f} s {'':10} {'':8}   at most {asked}")
     return "\n".join(lines)

@@ -250,7 +250,7 @@ class Conductor:
         self._console.say(
             planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self._run_dir.root))
         )
-        if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL":
+        if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._console.say(_detail_warning().render())
 
     def _base_env(self, identity: Mapping[str, Any], *, address: str) -> dict[str, str]:

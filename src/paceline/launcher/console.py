@@ -53,7 +53,7 @@ def plan_streams(
 
     As in torchrun, ``--redirects`` keeps a stream off the console, ``--tee`` shows it with a prefix, and
     ``--local-ranks-filter`` says whose are shown at all. Unlike in torchrun, without these the console
-    shows global rank 0, and every stream has a file.
+    shows global rank 0, and every stream has a file. With ``--nccl-debug`` stderr goes to the files only.
 
     Args:
         options: What was asked for.
@@ -68,6 +68,7 @@ def plan_streams(
     for place, bit in enumerate((OUT, ERR)):
         teed = bool(streams_of(options.tee, local_rank) & bit) and chosen is not False
         redirected = bool(streams_of(options.redirects, local_rank) & bit)
+        redirected |= options.nccl_debug and bit == ERR  # torch's debug output would bury the console
         plain = (rank == 0 if chosen is None else chosen) and not redirected
         several = len(options.local_ranks_filter) > 1
         filters = (options.duplicate_stdout_filters, options.duplicate_stderr_filters)[place]

@@ -1,0 +1,223 @@
+"""The process group, the device, and the few collectives that the library needs.
+
+A pair of open and close around torch's default process group. In a world of one there is no group, and
+every collective is the identity.
+"""
+
+from __future__ import annotations
+
+import atexit
+import numbers
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.world import World
+
+_opened: list[dist.ProcessGroup | None] = []  # at most one: the group that is ours to close
+
+
+def actual_world(world: World) -> World:
+    """Return ``world``, or that of the default process group if the script has initialised one itself.
+
+    ``local_rank`` is kept if ``world`` has the size of that group. Otherwise the group is taken to be on
+    one node, as after ``torch.multiprocessing.spawn``.
+    """
+    if not dist.is_initialized() or _is_ours():
+        return world
+    reason = "the default process group was already initialised"
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == world.world_size:
+        return replace(world, rank=rank, reason=reason)
+    return World(rank, size, rank, size, launcher=world.launcher, reason=reason)
+
+
+def take_device(world: World) -> torch.device:
+    """Return this rank's device, and make it the current one: the GPU of its local rank, or the CPU.
+
+    Raises:
+        SetupError: There are GPUs, but fewer than ranks on this node.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    # Slurm can bind a GPU to each task; a task then sees its own only, as number 0.
+    index = 0 if world.launcher == "slurm" and num_gpus == 1 else world.local_rank
+    if index >= num_gpus:
+        raise SetupError(
+            Finding(
+                "gpus-fewer-than-processes",
+                f"local rank {world.local_rank} has no GPU of its own: {num_gpus} visible, "
+                f"{world.local_world_size} ranks on this node",
+                where=f"rank {world.rank}",
+                fix=f"start {num_gpus} ranks on a node; or, to use no GPU: export CUDA_VISIBLE_DEVICES=",
+            )
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def open_group(world: World, device: torch.device, *, timeout_s: float | None = None) -> None:
+    """Initialise torch's default process group, and close it at the end of a script that succeeds.
+
+    Does nothing in a world of one, or if there is a default group already; a group that was found is left
+    open. On GPUs the group also reduces CPU tensors, over gloo.
+
+    Args:
+        world: The ranks and where they meet.
+        device: Device of this rank.
+        timeout_s: Seconds after which a collective fails; torch's default if None (gloo 1800, NCCL 600).
+
+    Raises:
+        UsageError: ``timeout_s`` is not positive, or is given although the group already has its own.
+    """
+    _check_timeout(timeout_s)
+    if world.world_size == 1 or dist.is_initialized():
+        return
+    on_gpu = device.type == "cuda"
+    address = f"[{world.master_addr}]" if ":" in world.master_addr else world.master_addr
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
+        init_method=f"tcp://{address}:{world.master_port}",
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+        device_id=device if on_gpu else None,
+    )
+    _opened[:] = [dist.group.WORLD]
+    atexit.register(_close_at_exit)
+
+
+def close_group() -> None:
+    """Destroy the default process group if ``open_group`` made it; may be called again."""
+    if _is_ours():
+        dist.destroy_process_group()
+    _opened.clear()
+
+
+def sum_over_ranks(value: Any) -> Any:
+    """Return the sum of ``value`` over all ranks, of the same type.
+
+    Every rank must call this with the same structure.
+
+    Args:
+        value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on all ranks),
+            or a dict, list or tuple of them. A bool counts as the int 0 or 1. Tensors of booleans or of
+            narrow integers are summed and returned as int64, as by ``torch.sum``; others keep their dtype.
+
+    Raises:
+        UsageError: ``value`` is, or holds, something else.
+    """
+    if isinstance(value, torch.Tensor):
+        return _sum_tensor(value)
+    if isinstance(value, numbers.Integral):
+        return _sum_int(int(value))
+    if isinstance(value, numbers.Real):
+        return _sum_tensor(torch.tensor(float(value), dtype=torch.float64)).item()
+    if isinstance(value, Mapping):
+        # Ranks may have filled their dicts in different orders.
+        sums = {key: sum_over_ranks(value[key]) for key in sorted(value, key=repr)}
+        return {key: sums[key] for key in value}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(sum_over_ranks, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(sum_over_ranks, value))
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"{type(value).__name__} cannot be summed over ranks",
+            fix="hand reduce a number, a tensor, or a dict, list or tuple of them",
+        )
+    )
+
+
+@torch.no_grad()
+def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite ``tensors`` on all ranks with those of rank 0, in one broadcast for each dtype and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for same in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        dist.broadcast(flat, src=0)
+        if dist.get_rank() == 0:
+            continue
+        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            # Through .data, because a second backward may still hold the buffer: batch norm saves its
+            # running statistics, and autograd would refuse a version that is newer than the saved one.
+            tensor.data.copy_(part.view_as(tensor))
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def backends() -> dict[str, str]:
+    """Return the backend for each type of device, for example ``{"cpu": "gloo"}``; empty without a group."""
+    if not dist.is_initialized():
+        return {}
+    return dict(part.split(":", 1) for part in dist.get_backend_config().split(","))
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is None:
+        return
+    if not timeout_s > 0:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"timeout_s={timeout_s} is not a positive number of seconds",
+                where="Session(timeout_s=...)",
+                fix="Session(timeout_s=1800)",
+            )
+        )
+    if dist.is_initialized():
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "timeout_s has no effect: the default process group is open already, with its own",
+                where="Session(timeout_s=...)",
+                fix="give the timeout where it is opened: init_process_group(timeout=timedelta(...))",
+            )
+        )
+
+
+def _is_ours() -> bool:
+    # Not by a flag: the script may have destroyed our group and initialised another.
+    return dist.is_initialized() and dist.group.WORLD in _opened
+
+
+def _close_at_exit() -> None:
+    # After an uncaught exception collectives may be in flight, and destroying the group would wait for
+    # ranks that never come. The interpreter, and paceline's worker entry, then set sys.last_type.
+    if not hasattr(sys, "last_type"):
+        close_group()
+
+
+def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.int64 if not (tensor.is_floating_point() or tensor.is_complex()) else tensor.dtype
+    total = tensor.detach().to(_reducible(tensor.device), dtype, copy=True).contiguous()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.to(tensor.device)
+
+
+def _sum_int(value: int) -> int:
+    # Two halves of 32 bits, because a sum of int64 overflows early: five time stamps in nanoseconds.
+    high, low = _sum_tensor(torch.tensor([value >> 32, value & 0xFFFFFFFF])).tolist()
+    return int((high << 32) + low)
+
+
+def _reducible(device: torch.device) -> torch.device:
+    """Return ``device``, or the current GPU if an adopted group cannot reduce tensors that are elsewhere."""
+    if not dist.is_initialized() or device.type in backends():
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
