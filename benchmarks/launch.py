@@ -126,9 +126,8 @@ def render(found: dict[str, dict[str, list[float]]]) -> str:
         theirs = found[case].get("torchrun")
         if theirs:
             other = statistics.median(theirs)
-            lines.append(
-                f"{case:34} {ours:8.2f} s {other:8.2f} s {ours / other:7.2f}x   {asked and 'at most ' + asked}"
-            )
+            asked = asked and f"at most {asked}"
+            lines.append(f"{case:34} {ours:8.2f} s {other:8.2f} s {ours / other:7.2f}x   {asked}")
         else:
             lines.append(f"{case:34} {ours:8.3f} s {'':10} {'':8}   at most {asked}")
     return "\n".join(lines)
@@ -142,7 +141,8 @@ def header() -> str:
         platform.processor(),
     )
     cpus = len(os.sched_getaffinity(0))
-    return f"{time.strftime('%Y-%m-%d')} · {cpus} CPUs, {model} · Python {platform.python_version()} · torch {torch.__version__}"
+    versions = f"Python {platform.python_version()} · torch {torch.__version__}"
+    return f"{time.strftime('%Y-%m-%d')} · {cpus} CPUs, {model} · {versions}"
 
 
 def main() -> None:

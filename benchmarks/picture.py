@@ -14,6 +14,13 @@ from pathlib import Path
 RAW = Path(__file__).parent.parent / "docs" / "raw"
 OURS, THEIRS, INK = "#2563eb", "#9ca3af", "#111827"
 ROW, LEFT, WIDTH = 21, 265, 720
+SIDES = {
+    "probe": "paceline run's probe",
+    "session": "paceline.Session",
+    "fabric": "Lightning Fabric",
+    "accelerate": "Accelerate",
+    "trainer": "Lightning Trainer",
+}
 
 
 def bar(y: int, label: str, value: float, scale: float, *, unit: str, colour: str) -> list[str]:
@@ -46,12 +53,15 @@ def start_rows(found: dict) -> list[tuple[str, float, str]]:
 
 
 def step_rows(found: dict) -> list[tuple[str, float, str]]:
-    medians = {name: statistics.median(values) for name, values in found["us_per_step"].items()}
-    raw = medians.pop(next(iter(medians)))
-    return [
-        (name, value - raw, OURS if "paceline" in name.lower() or "probe" in name.lower() else THEIRS)
-        for name, value in medians.items()
-    ]
+    """Medians of what a block took more than the raw loop's of the same turn, in µs."""
+    rows = []
+    for name, title in SIDES.items():
+        rounds = found["seconds_per_step"].get(name)
+        if rounds:
+            pairs = zip(rounds, found["seconds_per_step"]["raw"], strict=True)
+            over = [statistics.median(a - b for a, b in zip(*pair, strict=True)) * 1e6 for pair in pairs]
+            rows.append((title, statistics.median(over), OURS if title.startswith("paceline") else THEIRS))
+    return rows
 
 
 def main() -> None:

@@ -12,9 +12,8 @@ functions = [
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 ]
 lines = sorted(((text.count("\n"), str(path)) for path, text in files.items()), reverse=True)
-print(
-    f"{len(files)} files, {sum(count for count, _ in lines)} lines, median {statistics.median(c for c, _ in lines):.0f}"
-)
+median = statistics.median(count for count, _ in lines)
+print(f"{len(files)} files, {sum(count for count, _ in lines)} lines, median {median:.0f}")
 print("longest files:", ", ".join(f"{path} {count}" for count, path in lines[:3]))
 print(f"{len(functions)} functions, median {statistics.median(count for count, _ in functions):.0f} lines")
 print("longest functions:", ", ".join(f"{name} {count}" for count, name in sorted(functions, reverse=True)[:3]))
