@@ -69,21 +69,25 @@ class Tally:
         Raises:
             UsageError: Several batches come into question.
         """
-        since, self._since = self._since, set()
-        if since:
-            found = [each for each in since if each.live] or [each for each in since if each.with_grad]
-            if len(found) > 1:  # one that was advanced under no_grad belongs to an evaluation
-                found = [each for each in found if each.with_grad] or found
-            self._rows = self._only(found) if found else self._rows
-            for each in since:
+        if self._since:
+            chosen = self._choose()
+            self._rows = chosen.rows if chosen else self._rows
+            for each in self._since:
                 each.num_batches = 0
+            self._since.clear()
         return self._rows
 
-    @staticmethod
-    def _only(found: list[_Iteration]) -> Rows | None:
-        if len(found) > 1:
+    def _choose(self) -> _Iteration | None:
+        live = [each for each in self._since if each.live]
+        if len(live) == 1:
+            return live[0]
+        # One that was advanced under no_grad belongs to an evaluation.
+        found = [each for each in live or self._since if each.with_grad]
+        if not live and not found:
+            return None
+        if len(found) != 1:
             raise _unknown_weight(
-                f"{len(found)} loaders yielded a batch since the last backward",
+                f"{len(self._since)} loaders yielded a batch since the last backward",
                 fix="call session.backward on each batch's loss before taking the next (gradients add up)",
             )
         (one,) = found
@@ -92,7 +96,7 @@ class Tally:
                 f"a loader yielded {one.num_batches} batches since the last backward, and was left",
                 fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
             )
-        return one.rows
+        return one
 
 
 def _unknown_weight(what: str, *, fix: str) -> UsageError:

@@ -1,0 +1,28 @@
+"""The public names: few, listed once, and loaded when they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+import paceline
+
+
+def test_all_is_what_dir_shows():
+    assert dir(paceline) == sorted(paceline.__all__)
+    assert len(set(paceline.__all__)) == len(paceline.__all__)
+
+
+@pytest.mark.parametrize("name", paceline.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(paceline, name) is getattr(paceline, name)
+
+
+@pytest.mark.parametrize("name", ["Sesion", "annotations_", "run_", "__wrapped__"])
+def test_an_unknown_name_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match=name):
+        getattr(paceline, name)
+
+
+def test_a_misspelt_import_is_an_import_error():
+    with pytest.raises(ImportError, match="Sesion"):
+        from paceline import Sesion  # noqa: F401

@@ -1,0 +1,85 @@
+"""The command line and the pure parts answer at once, and on a login node: they never import torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT_TORCH = (
+    "paceline",
+    "paceline.cli",
+    "paceline.errors",
+    "paceline.env",
+    "paceline.world",
+    "paceline.rundir",
+    "paceline.pulse",
+    "paceline.launcher.options",
+    "paceline.launcher.host",
+    "paceline.launcher.plan",
+    "paceline.launcher.script",
+    "paceline.launcher.outcome",
+    "paceline.launcher.summary",
+    "paceline.launcher.nccl",
+    "paceline.launcher.worker",
+)
+
+
+def python(code: str, *args: str) -> str:
+    """Run code in a fresh interpreter; return what it printed to stdout."""
+    ended = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_pure_parts_do_not_import_torch():
+    printed = python(
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules:\n"
+        "        sys.exit(f'{name} imports torch')\n"
+        "print('done')\n",
+        *WITHOUT_TORCH,
+    )
+    assert printed == "done\n"
+
+
+def test_importing_starts_no_thread_and_leaves_the_environment_alone():
+    printed = python(
+        "import importlib, os, sys, threading\n"
+        "before = dict(os.environ)\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "print(threading.active_count(), dict(os.environ) == before)\n",
+        *WITHOUT_TORCH,
+    )
+    assert printed == "1 True\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["run", "--help"], 0),
+        (["run", "--nproc-per-nod", "2", "train.py"], 2),
+        (["run", "--nproc-per-node", "0", "train.py"], 2),
+        (["run", "no-such-script.py"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_command_answers_without_torch(args, status):
+    printed = python(
+        "import sys\n"
+        "sys.argv[0] = 'paceline'\n"
+        "from paceline.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stop:\n"
+        "    print()\n"
+        "    print(stop.code, 'torch' in sys.modules)\n",
+        *args,
+    )
+    assert printed.splitlines()[-1] == f"{status} False"

@@ -1,0 +1,254 @@
+"""Facts about the machine: quotas, GPUs, addresses, and who holds a port."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import types
+
+import pytest
+
+from paceline.launcher import host
+
+# ---------------------------------------------------------------------------------------------- cgroups
+
+
+@pytest.fixture
+def cgroups(tmp_path):
+    """A fake /sys/fs/cgroup and /proc/self/cgroup; call it with the membership and the files."""
+
+    def make(membership: str, files: dict[str, str]) -> float | None:
+        root = tmp_path / "cgroup"
+        root.mkdir()
+        for name, text in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        (tmp_path / "membership").write_text(membership)
+        return host.cgroup_cpus(root, tmp_path / "membership")
+
+    return make
+
+
+V1 = "12:cpuset:/jobs/one\n4:cpu,cpuacct:/jobs/one\n1:name=systemd:/elsewhere\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        ("0::/\n", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/jobs/one\n", {"jobs/one/cpu.max": "200000 100000\n"}, 2.0),
+        ("0::/jobs/one\n", {"jobs/cpu.max": "100000 100000\n", "jobs/one/cpu.max": "400000 100000\n"}, 1.0),
+        ("0::/jobs/one\n", {"jobs/cpu.max": "max 100000\n", "jobs/one/cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/jobs/one\n", {"jobs/two/cpu.max": "100000 100000\n"}, None),
+        ("0::/\n", {"cpu.max": "nonsense\n"}, None),
+        (V1, {"cpu/jobs/one/cpu.cfs_quota_us": "300000\n", "cpu/jobs/one/cpu.cfs_period_us": "100000\n"}, 3.0),
+        (V1, {"cpu/jobs/one/cpu.cfs_quota_us": "-1\n", "cpu/jobs/one/cpu.cfs_period_us": "100000\n"}, None),
+        (V1, {"cpu/jobs/cpu.cfs_quota_us": "50000\n", "cpu/jobs/cpu.cfs_period_us": "25000\n"}, 2.0),
+        (V1, {"cpu/elsewhere/cpu.cfs_quota_us": "1\n", "cpu/elsewhere/cpu.cfs_period_us": "1\n"}, None),
+        (V1, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),
+    ],
+)
+def test_the_least_quota_on_the_way_to_the_root_counts(cgroups, membership, files, expected):
+    assert cgroups(membership, files) == expected
+
+
+def test_without_cgroups_there_is_no_quota(tmp_path):
+    assert host.cgroup_cpus(tmp_path / "none", tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [
+        (None, (4, "CPU affinity")),
+        (8.0, (4, "CPU affinity")),
+        (2.0, (2, "cgroup quota of 2 CPUs")),
+        (2.9, (2, "cgroup quota of 2.9 CPUs")),
+        (0.5, (1, "cgroup quota of 0.5 CPUs")),
+    ],
+)
+def test_usable_cpus_are_the_smaller_of_affinity_and_quota(monkeypatch, quota, expected):
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(host, "cgroup_cpus", lambda: quota)
+    assert host.usable_cpus() == expected
+
+
+# -------------------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A driver with a number of GPUs; returns the calls that it got."""
+
+    def install(count):
+        calls = []
+        fake = types.ModuleType("pynvml")
+        fake.nvmlInit = lambda: calls.append("init")
+        fake.nvmlDeviceGetCount = lambda: count
+        fake.nvmlShutdown = lambda: calls.append("shutdown")
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
+        return calls
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, 4),
+        ("", 0),
+        ("0", 1),
+        ("0,1,2,3", 4),
+        (" 3 , 1 ", 2),
+        ("0,4,1", 1),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("NoDevFiles", 0),
+        ("GPU-1234,GPU-5678", 2),
+        ("MIG-1234", 1),
+        ("0,GPU-1234", 2),
+    ],
+)
+def test_visible_gpus_are_counted_as_cuda_does(gpus, visible, expected):
+    calls = gpus(4)
+    count, reason = host.count_gpus(visible)
+    assert count == expected
+    assert reason == ("GPUs of the machine" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}")
+    assert calls == ["init", "shutdown"]
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert host.count_gpus(None) == (0, "no NVIDIA driver answers")
+
+
+# ------------------------------------------------------------------------------------------------- ports
+
+
+@pytest.fixture
+def held():
+    """A port of the loopback interface that this process listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_port_that_is_held_is_not_free(held):
+    assert not host.port_is_free("127.0.0.1", held)
+    with pytest.raises(OSError) as caught:
+        host.listen("127.0.0.1", held)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_the_holder_of_a_port_is_named(held):
+    assert host.holder_of(held).startswith(f"pid {os.getpid()} (")
+
+
+def test_a_port_that_nobody_holds_has_no_holder(held):
+    with host.listen("127.0.0.1", 0) as server:
+        free = server.getsockname()[1]
+    assert host.holder_of(free) == ""
+    assert host.port_is_free("127.0.0.1", free)
+
+
+@pytest.mark.parametrize(
+    ("address", "bound"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "0.0.0.0"), ("10.1.2.3", "0.0.0.0")]
+)
+def test_a_chosen_port_is_open_to_whoever_may_come(address, bound):
+    with host.listen(address, 0) as server:
+        assert server.getsockname()[0] == bound
+        assert server.getsockname()[1] > 0
+        assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+
+
+def test_two_listeners_never_get_the_same_port():
+    with host.listen("127.0.0.1", 0) as one, host.listen("127.0.0.1", 0) as other:
+        assert one.getsockname() != other.getsockname()
+
+
+# ----------------------------------------------------------------------------------- names and processes
+
+
+def test_this_process_is_described(monkeypatch):
+    assert host.describe_process(os.getpid()).startswith(f"pid {os.getpid()} (")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (["/usr/bin/python3", "/home/me/old_train.py", "--lr", "/data/x"], "pid 7 (python3 old_train.py --lr /data/x)"),
+        (["a" * 200], f"pid 7 ({'a' * 77}...)"),
+    ],
+)
+def test_a_process_is_described_by_its_command(monkeypatch, command, text):
+    import psutil
+
+    monkeypatch.setattr(psutil, "Process", lambda pid: types.SimpleNamespace(cmdline=lambda: command))
+    assert host.describe_process(7) == text
+
+
+def test_a_process_that_has_gone_keeps_its_number(monkeypatch):
+    import psutil
+
+    def gone(pid):
+        raise psutil.NoSuchProcess(pid)
+
+    monkeypatch.setattr(psutil, "Process", gone)
+    assert host.describe_process(4242) == "pid 4242"
+
+
+def test_numeric_addresses_resolve_to_themselves():
+    assert host.resolve("127.0.0.1") == ("127.0.0.1",)
+    assert host.resolve("::1") == ("::1",)
+
+
+def test_a_name_with_several_addresses_gives_ipv4_first(monkeypatch):
+    entries = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(host.socket, "getaddrinfo", lambda *_, **__: entries)
+    assert host.resolve("head") == ("10.0.0.1", "fd00::1")
+
+
+def test_the_way_to_this_machine_is_the_loopback_interface():
+    assert host.address_towards("127.0.0.1") == "127.0.0.1"
+
+
+def test_addresses_leave_out_what_is_down_and_link_local(monkeypatch):
+    import psutil
+
+    def entry(family, address):
+        return types.SimpleNamespace(family=family, address=address)
+
+    monkeypatch.setattr(
+        psutil, "net_if_stats", lambda: {name: types.SimpleNamespace(isup=name != "eth1") for name in ("eth0", "eth1")}
+    )
+    monkeypatch.setattr(
+        psutil,
+        "net_if_addrs",
+        lambda: {
+            "eth0": [
+                entry(socket.AF_INET6, "fe80::1%eth0"),
+                entry(socket.AF_INET6, "fd00::5"),
+                entry(socket.AF_INET, "10.0.0.5"),
+                entry(socket.AF_PACKET, "aa:bb"),
+            ],
+            "eth1": [entry(socket.AF_INET, "10.0.0.6")],
+        },
+    )
+    assert host.addresses() == (("eth0", "10.0.0.5"), ("eth0", "fd00::5"))
+
+
+def test_facts_are_gathered_without_torch_devices(gpus):
+    gpus(2)
+    facts = host.gather("1")
+    assert (facts.num_gpus, facts.hostname, facts.platform) == (1, socket.gethostname(), sys.platform)
+    assert facts.usable_cpus >= 1
+    assert ("lo", "127.0.0.1") in facts.addresses

@@ -1,0 +1,388 @@
+"""The options of ``paceline run``: torchrun's, each with its meaning, and every misuse with its fix."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from paceline.errors import UsageError
+from paceline.launcher import options
+from paceline.launcher.options import OPTIONS, Options, parse, split_endpoint, streams_of, unknown_option
+
+TORCHRUN = [action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"]
+# Where paceline departs from torchrun, as its documentation says.
+DEPARTURES = {"nproc_per_node", "start_method"}
+
+
+def parsed(inherited=None, **typed) -> Options:
+    return parse("train.py", (), typed=typed, inherited=inherited or {})
+
+
+def refused(inherited=None, **typed):
+    with pytest.raises(UsageError) as caught:
+        parsed(inherited, **typed)
+    return caught.value.finding
+
+
+# ------------------------------------------------------------------------------------- torchrun's options
+
+
+def forms(option):
+    return {form for form in (option.short, option.long, f"--{option.name}") if form}
+
+
+@pytest.mark.parametrize("action", TORCHRUN, ids=lambda action: action.dest)
+def test_every_option_of_torchrun_is_accepted_in_all_its_spellings(action):
+    (ours,) = [option for option in OPTIONS if option.name == action.dest]
+    assert set(action.option_strings) <= forms(ours)
+    assert ours.flag == (action.nargs == 0)
+    assert not ours.ours
+
+
+def test_no_option_claims_to_be_torchruns_that_is_not():
+    assert {option.name for option in OPTIONS if not option.ours} == {action.dest for action in TORCHRUN}
+
+
+def test_no_spelling_means_two_options():
+    spelled = [form for option in OPTIONS for form in forms(option)]
+    assert sorted(spelled) == sorted(set(spelled))
+
+
+@pytest.mark.parametrize(
+    "action", [action for action in TORCHRUN if action.dest not in DEPARTURES], ids=lambda action: action.dest
+)
+def test_defaults_are_torchruns(action):
+    ours = parsed()
+    expected = action.default
+    if action.dest == "nnodes":
+        assert f"{ours.min_nodes}:{ours.max_nodes}" == expected
+    elif action.dest == "signals_to_handle":
+        assert ",".join(ours.signals_to_handle) == expected
+    else:
+        found = getattr(ours, action.dest)
+        assert (list(found) or expected if found == () else found) == expected
+        assert found == () or type(found) is type(expected)
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.default], ids=lambda option: option.name)
+def test_the_default_in_the_help_is_the_default(option):
+    assert parsed(**{option.name: option.default}) == parsed()
+
+
+def test_every_option_has_a_help_line():
+    assert [option.name for option in OPTIONS if len(option.help) < 10] == []
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("nnodes", "4", "max_nodes", 4),
+        ("nproc_per_node", "8", "nproc_per_node", "8"),
+        ("nproc_per_node", "auto", "nproc_per_node", "auto"),
+        ("master_addr", "head", "master_addr", "head"),
+        ("master_port", "0", "master_port", 0),
+        ("master_port", "65535", "master_port", 65535),
+        ("local_addr", "10.0.0.1", "local_addr", "10.0.0.1"),
+        ("rdzv_id", "job 7", "rdzv_id", "job 7"),
+        ("rdzv_conf", "timeout=60, read_timeout = 5,", "rdzv_conf", (("timeout", "60"), ("read_timeout", "5"))),
+        ("rdzv_conf", "url=a=b", "rdzv_conf", (("url", "a=b"),)),
+        ("max_restarts", "3", "max_restarts", 3),
+        ("monitor_interval", "0.5", "monitor_interval", 0.5),
+        ("monitor_interval", "5", "monitor_interval", 5.0),
+        ("start_method", "spawn", "start_method", "spawn"),
+        ("start_method", "forkserver", "start_method", "forkserver"),
+        ("role", "trainer", "role", "trainer"),
+        ("log_dir", "logs", "log_dir", "logs"),
+        ("redirects", "3", "redirects", "3"),
+        ("tee", "0:1,1:2", "tee", "0:1,1:2"),
+        ("local_ranks_filter", "2,0, 2", "local_ranks_filter", (0, 2)),
+        ("event_log_handler", "console", "event_log_handler", "console"),
+        ("logs_specs", "mine", "logs_specs", "mine"),
+        ("numa_binding", "core-complex", "numa_binding", "core-complex"),
+        ("signals_to_handle", "SIGTERM, SIGUSR1", "signals_to_handle", ("SIGTERM", "SIGUSR1")),
+        ("shutdown_timeout", "5", "shutdown_timeout", 5),
+        ("grace_s", "0", "shutdown_timeout", 0),
+        ("run_dir", "out", "run_dir", "out"),
+    ],
+)
+def test_values(name, text, field, value):
+    assert getattr(parsed(**{name: text}), field) == value
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.flag], ids=lambda option: option.name)
+def test_flags_are_off_unless_given(option):
+    assert getattr(parsed(), option.name) is False
+    assert getattr(parsed(**{option.name: True}), option.name) is True
+
+
+def test_the_scripts_arguments_are_not_looked_at():
+    assert parse("a.py", ("--nnodes", "x"), typed={}, inherited={}).script_args == ("--nnodes", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most", "one_node"), [("1", 1, 1, True), ("1:1", 1, 1, True), ("2:4", 2, 4, False)]
+)
+def test_numbers_of_nodes(text, least, most, one_node):
+    found = parsed(nnodes=text, rdzv_backend="c10d", rdzv_endpoint="head:1")
+    assert (found.min_nodes, found.max_nodes, found.one_node) == (least, most, one_node)
+
+
+# ------------------------------------------------------------------------------------- torchrun's variables
+
+
+def test_torchruns_variables_are_defaults_and_the_command_line_wins():
+    inherited = {"nproc_per_node": "4", "max_restarts": "2", "module": "1", "standalone": "0"}
+    found = parsed(inherited, nproc_per_node="8")
+    assert (found.nproc_per_node, found.max_restarts, found.module, found.standalone) == ("8", 2, True, False)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "run_dir", "json", "no_probe", "script"])
+def test_variables_that_torchrun_does_not_have_are_passed_over(name):
+    assert parsed({name: "x"}) == parsed()
+
+
+def test_a_wrong_value_in_a_variable_is_refused_too():
+    assert refused({"nproc_per_node": "many"}).name == "option-invalid"
+
+
+def test_a_variable_that_has_no_effect_is_passed_over():
+    """Clusters export them for everybody; only what was typed can be a mistake of this command."""
+    assert parsed({"node_rank": "1"}, rdzv_backend="c10d", rdzv_endpoint="head:1", nnodes="2").node_rank == 1
+
+
+# ------------------------------------------------------------------------------------------------ misuse
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "says"),
+    [
+        ({"nproc_per_node": "0"}, "option-invalid", "--nproc-per-node"),
+        ({"nproc_per_node": "-2"}, "option-invalid", "at least one"),
+        ({"nproc_per_node": "gup"}, "option-invalid", "gpu"),
+        ({"nproc_per_node": "2.5"}, "option-invalid", "number"),
+        ({"nnodes": "0"}, "option-invalid", "at least one"),
+        ({"nnodes": "x"}, "option-invalid", "--nnodes"),
+        ({"nnodes": "3:2"}, "option-invalid", "MIN not above MAX"),
+        ({"nnodes": "0:2"}, "option-invalid", "at least one"),
+        ({"nnodes": "2:x"}, "option-invalid", "MIN:MAX"),
+        ({"nnodes": "-1"}, "option-invalid", "--nnodes"),
+        ({"nnodes": "1:2"}, "option-contradicted", "c10d"),
+        ({"node_rank": "-1"}, "option-invalid", "from 0"),
+        ({"node_rank": "1"}, "option-invalid", "below --nnodes 1"),
+        ({"node_rank": "2", "nnodes": "2", "master_addr": "h"}, "option-invalid", "below --nnodes 2"),
+        ({"node_rank": "1", "nnodes": "2"}, "option-invalid", "address of the head"),
+        ({"master_port": "65536"}, "option-invalid", "65535"),
+        ({"master_port": "-1"}, "option-invalid", "65535"),
+        ({"master_port": "http"}, "option-invalid", "number"),
+        ({"max_restarts": "-1"}, "option-invalid", "from 0"),
+        ({"max_restarts": "two"}, "option-invalid", "whole number"),
+        ({"max_restarts": "1.0"}, "option-invalid", "whole number"),
+        ({"monitor_interval": "0"}, "option-invalid", "above 0"),
+        ({"monitor_interval": "nan"}, "option-invalid", "above 0"),
+        ({"monitor_interval": "soon"}, "option-invalid", "seconds"),
+        ({"start_method": "frok"}, "option-invalid", "fork"),
+        ({"numa_binding": "nodes"}, "option-invalid", "socket"),
+        ({"rdzv_conf": "timeout"}, "option-invalid", "KEY=VALUE"),
+        ({"rdzv_conf": "=3"}, "option-invalid", "KEY=VALUE"),
+        ({"local_ranks_filter": "0;1"}, "option-invalid", "local ranks"),
+        ({"local_ranks_filter": "0,,1"}, "option-invalid", "local ranks"),
+        ({"redirects": "4"}, "option-invalid", "stdout"),
+        ({"tee": "0:1,1"}, "option-invalid", "stdout"),
+        ({"tee": "0:4"}, "option-invalid", "stderr"),
+        ({"signals_to_handle": "SIGTREM"}, "option-invalid", "SIGTREM"),
+        ({"signals_to_handle": "SIGKILL"}, "option-invalid", "cannot be handled"),
+        ({"shutdown_timeout": "-1"}, "option-invalid", "--shutdown-timeout"),
+        ({"grace_s": "long"}, "option-invalid", "--grace-s"),
+        ({"grace_s": "5", "shutdown_timeout": "6"}, "option-contradicted", "two names of one time"),
+        ({"no_python": True, "module": True}, "option-contradicted", "needs Python"),
+        ({"run_path": True, "module": True}, "option-contradicted", "not a path"),
+        ({"standalone": True, "nnodes": "2"}, "option-contradicted", "one node"),
+        ({"standalone": True, "rdzv_endpoint": "head:1"}, "option-contradicted", "--rdzv-endpoint"),
+        ({"standalone": True, "master_port": "1"}, "option-contradicted", "--master-port"),
+        ({"rdzv_backend": "c10d", "nnodes": "2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2", "node_rank": "1"},
+            "option-contradicted",
+            "--node-rank has no effect",
+        ),
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2", "master_port": "2"},
+            "option-contradicted",
+            "--master-port has no effect",
+        ),
+        ({"duplicate_stdout_filters": "loss"}, "option-contradicted", "teed"),
+        ({"duplicate_stderr_filters": "loss", "tee": "0"}, "option-contradicted", "teed"),
+    ],
+    ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else None,
+)
+def test_misuse_is_one_finding_with_a_fix(typed, name, says):
+    finding = refused(**typed)
+    assert finding.name == name
+    assert says in finding.what
+    assert finding.where == "command line"
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ({"nproc_per_node": "gup"}, "--nproc-per-node gpu"),
+        ({"start_method": "frok"}, "--start-method fork"),
+        ({"signals_to_handle": "SIGTREM"}, "--signals-to-handle SIGTERM"),
+        ({"numa_binding": "nodes"}, "--numa-binding node"),
+        (
+            {"rdzv_backend": "c10d", "nnodes": "2", "master_addr": "head", "master_port": "7"},
+            "--rdzv-endpoint head:7",
+        ),
+    ],
+    ids=["nproc", "start method", "signal", "numa", "endpoint"],
+)
+def test_a_near_miss_is_answered_with_what_was_meant(typed, fix):
+    assert refused(**typed).fix == fix
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nnodes", "--2"),
+        ("master_port", "--2"),
+        ("max_restarts", "²"),
+        ("monitor_interval", "²"),
+        ("nproc_per_node", "--2"),
+        ("nproc_per_node", "²"),
+        ("nnodes", "1²"),
+        ("nnodes", "1:²"),
+        ("master_port", "²"),
+    ],
+)
+def test_texts_that_only_look_like_numbers_are_refused(name, text):
+    assert refused(**{name: text}).name == "option-invalid"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        {"master_port": "29501", "rdzv_endpoint": "head:29500", "nnodes": "2", "master_addr": "head"},
+        {"rdzv_backend": "c10"},
+    ],
+    ids=["port beside an endpoint", "misspelt backend"],
+)
+def test_an_option_without_effect_is_refused(typed):
+    assert refused(**typed).name in ("option-contradicted", "option-invalid")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        {"rdzv_backend": "c10d"},
+        {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "1:4"},
+        {"rdzv_backend": "c10d", "rdzv_endpoint": "h:7", "master_addr": "h", "master_port": "7", "node_rank": "0"},
+        {"standalone": True, "rdzv_backend": "c10d"},
+        {"grace_s": "5", "shutdown_timeout": "5"},
+        {"nnodes": "2", "node_rank": "0"},
+        {"master_addr": "localhost"},  # many scripts of one node say so
+        {"nnodes": "2", "node_rank": "1", "rdzv_endpoint": "head:29500"},
+        {"nnodes": "2", "node_rank": "1", "master_addr": "head"},
+        {"duplicate_stdout_filters": "loss", "tee": "3"},
+        {"no_python": True, "run_path": True},
+    ],
+    ids=lambda typed: " ".join(f"{name}={text}" for name, text in typed.items()),
+)
+def test_what_fits_together_is_accepted(typed):
+    assert parsed(**typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("--nproc-per-nod", "did you mean --nproc-per-node?"),
+        ("--nproc_per_nod=2", "did you mean --nproc_per_node?"),
+        ("--max-restart", "did you mean --max-restarts?"),
+        ("--nproc", "did you mean --nproc-per-node?"),  # torchrun takes a beginning for the whole
+        ("--master_a=x", "did you mean --master_addr?"),
+        ("--nporc-per-node", "did you mean --nproc-per-node?"),
+        ("--qqqqqqqqqqqq", "paceline run --help lists them"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_closest(typed, fix):
+    finding = unknown_option(typed).finding
+    assert (finding.name, finding.fix) == ("option-unknown", fix)
+    assert "=" not in finding.what
+
+
+# -------------------------------------------------------------------------------------------------- parts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("head", ("head", 29400)),
+        ("head:1234", ("head", 1234)),
+        (" 10.0.0.1:0 ", ("10.0.0.1", 0)),
+        ("node-1.cluster.example_x:65535", ("node-1.cluster.example_x", 65535)),
+        ("[::1]:29500", ("::1", 29500)),
+        ("[fe80::1]", ("fe80::1", 29400)),
+        ("[::ffff:10.0.0.1]:1", ("::ffff:10.0.0.1", 1)),
+    ],
+)
+def test_endpoints(text, expected):
+    assert split_endpoint(text, 29400) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":29500", "head:", "head:65536", "head:port", "a b:1", "::1", "[::1", "head:1:2", "http://head:1"]
+)
+def test_endpoints_that_are_none(text):
+    with pytest.raises(UsageError) as caught:
+        split_endpoint(text, 29500)
+    assert caught.value.finding.name == "option-invalid"
+    assert caught.value.finding.fix == "--rdzv-endpoint head:29500"
+
+
+@pytest.mark.parametrize(
+    ("text", "streams"),
+    [
+        ("0", [0, 0, 0]),
+        ("3", [3, 3, 3]),
+        ("0:1,2:3", [1, 0, 3]),
+        ("1:2", [0, 2, 0]),
+        ("10:3", [0, 0, 0]),
+    ],
+)
+def test_streams_by_local_rank(text, streams):
+    assert [streams_of(text, rank) for rank in range(3)] == streams
+
+
+def torchruns_filters(text):
+    (action,) = [action for action in TORCHRUN if action.dest == "duplicate_stdout_filters"]
+    return tuple(action.type(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("loss", ("loss",)),
+        ("loss,acc", ("loss", "acc")),
+        ("a,,b", ("a,b",)),
+        ("a,,b,c", ("a,b", "c")),
+        ("[rank 0],,step", ("[rank 0],step",)),
+    ],
+)
+def test_filters_are_split_as_torchrun_does(text, words):
+    assert parsed(tee="3", duplicate_stdout_filters=text).duplicate_stdout_filters == words
+    assert torchruns_filters(text) == words
+
+
+def test_empty_filters_are_left_out():
+    assert parsed(tee="3", duplicate_stderr_filters=",a,").duplicate_stderr_filters == ("a",)
+    assert parsed(duplicate_stderr_filters="", tee="3").duplicate_stderr_filters == ()
+
+
+def test_every_field_is_an_option():
+    """So that a default exists once, and what is parsed cannot be forgotten."""
+    known = {option.name for option in OPTIONS} - {"nnodes", "grace_s"}
+    assert set(options.Options.__dataclass_fields__) - known == {"script", "script_args", "min_nodes", "max_nodes"}
+    assert known <= set(options.Options.__dataclass_fields__)

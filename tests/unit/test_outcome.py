@@ -1,0 +1,730 @@
+"""From how ranks ended to the likely cause: tables of endings, with the texts that torch 2.13 prints."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+
+from paceline.launcher.outcome import (
+    CAUSE,
+    SUSPECT,
+    UNCLEAR,
+    VICTIM,
+    Failure,
+    Frame,
+    RankEnd,
+    Verdict,
+    block,
+    fold,
+    judge,
+    weigh,
+)
+
+S = 1_000_000_000  # a second in nanoseconds
+
+
+def wrong(reason):
+    """A known fault of outcome.py; strict, so that whoever mends it takes the mark away."""
+    return pytest.mark.xfail(strict=True, reason=reason)
+
+
+# -------------------------------------------------------------------------------------------- what ranks say
+
+GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+CLOSED = (
+    GLOO + "pair.cc:553] Connection closed by peer [127.0.0.1]:27554. This is typically caused by a remote worker "
+    "crashing. Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
+)
+RESET = (
+    GLOO + "pair.cc:537] Read error [127.0.0.1]:37292: Connection reset by peer. This is typically caused by a remote "
+    "worker hanging or bugs in the application. Check the logs of the remote worker before reporting an error."
+)
+NO_ROUTE = GLOO + "pair.cc:537] Read error [10.77.0.2]:29878: No route to host"
+REFUSED = GLOO + "pair.cc:224] connect [127.0.1.1]:4127: Connection refused"
+TIMED_OUT = GLOO + "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
+MONITORED = "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms\n Original exception: \n" + TIMED_OUT
+MISMATCH = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+    "  what():  [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] "
+    "op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size. "
+    "Is there a distributed collective mismatch in your code? ",
+)
+DETAIL = (
+    "Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint("
+    "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[2]), but Rank 1 is running collective: ..."
+)
+NCCL_REMOTE = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, remote process exited or there was "
+    "a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
+    "process exiting prematurely.\nLast error:\nsocketPollConnect: connect to 10.0.0.2<41234> returned error"
+)
+NCCL_CUDA = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed."
+)
+WATCHDOG = (
+    "[rank0]:[E1121 00:31:50.707703781 ProcessGroupNCCL.cpp:688] [Rank 0] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600013 "
+    "milliseconds before timing out.",
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+)
+JOIN = "Timed out after 901 seconds waiting for clients. 1/2 clients joined."
+NO_STORE = "The client socket has timed out after 60000ms while trying to connect to (10.0.0.9, 29500)."
+PORT_TAKEN = (
+    "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, "
+    "name: EADDRINUSE, message: address already in use"
+)
+WORKER = (
+    "Caught ValueError in DataLoader worker process 0.\n"
+    "Original Traceback (most recent call last):\n"
+    '  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop\n'
+    "    data = fetcher.fetch(index)  # type: ignore[possibly-undefined]\n"
+    "           ^^^^^^^^^^^^^^^^^^^^\n"
+    '  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch\n'
+    "    data = [self.dataset[idx] for idx in possibly_batched_index]\n"
+    '  File "/home/me/data.py", line 19, in __getitem__\n'
+    '    raise ValueError(f"bad sample {i}")\n'
+    "ValueError: bad sample 3\n"
+)
+HTTP = (
+    "HTTPConnectionPool(host='web', port=80): Max retries exceeded with url: /data (Caused by NewConnectionError("
+    "'<urllib3.connection.HTTPConnection object at 0x7f>: Failed to establish a new connection: "
+    "[Errno 111] Connection refused'))"
+)
+
+IN_COLLECTIVE = (
+    Frame("/home/me/train.py", 40, "step", "dist.all_reduce(total)", user=True),
+    Frame("/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", 83, "wrapper", "return func()"),
+    Frame(
+        "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "work.wait()"
+    ),
+)
+IN_BACKWARD = (
+    Frame("/home/me/train.py", 41, "step", "loss.backward()", user=True),
+    Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward", "return ..."),
+)
+
+
+REQUESTS = Frame("/venv/lib/python3.11/site-packages/requests/adapters.py", 700, "send", "raise ConnectionError(e)")
+DDP = Frame("/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", 1661, "forward", "self.module()")
+
+
+def own(line=12, function="main", file="/home/me/train.py"):
+    return (Frame(file, line, function, "value = compute()", user=True),)
+
+
+def printed(kind, message, frames):
+    lines = ["Traceback (most recent call last):"]
+    for frame in frames:
+        lines += [f'  File "{frame.file}", line {frame.line}, in {frame.function}', f"    {frame.code}"]
+    return "\n".join([*lines, f"{kind}: {message}"])
+
+
+def raised(kind="ValueError", message="no", *, at=5 * S, frames=None):
+    frames = own() if frames is None else frames
+    return Failure(kind, message, at, printed(kind, message, frames), frames)
+
+
+def end(rank=0, code=1, **fields):
+    """How a rank ended, a failure by default."""
+    usual = {"host": "node-a", "pid": 100 + rank, "log": f"logs/rank-{rank:03d}.out", "time_ns": 5 * S}
+    if fields.get("failure"):
+        usual["time_ns"] = fields["failure"].time_ns + S // 10
+    return RankEnd(rank=rank, code=code, **{**usual, **fields})
+
+
+def victim(rank, at=5 * S, message=CLOSED):
+    return end(rank, failure=raised("RuntimeError", message, at=at, frames=IN_BACKWARD))
+
+
+def stopped(rank):
+    return end(rank, code=-signal.SIGTERM, stopped="another rank failed", time_ns=9 * S)
+
+
+def fine(rank):
+    return end(rank, code=0)
+
+
+# ------------------------------------------------------------------------------------------------- weighing
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "frames", "weight"),
+    [
+        ("ValueError", "no", own(), CAUSE),
+        ("AssertionError", "", own(), CAUSE),
+        ("SystemExit", "2", own(), CAUSE),
+        ("KeyboardInterrupt", "", own(), CAUSE),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", own(), CAUSE),
+        ("RuntimeError", CLOSED, IN_COLLECTIVE, VICTIM),
+        ("RuntimeError", CLOSED, IN_BACKWARD, VICTIM),
+        ("RuntimeError", RESET, IN_BACKWARD, VICTIM),
+        ("RuntimeError", NO_ROUTE, IN_BACKWARD, VICTIM),
+        ("RuntimeError", REFUSED, own(), VICTIM),
+        ("RuntimeError", TIMED_OUT, IN_BACKWARD, SUSPECT),
+        ("RuntimeError", MONITORED, IN_COLLECTIVE, SUSPECT),
+        ("RuntimeError", DETAIL, IN_COLLECTIVE, SUSPECT),
+        ("DistNetworkError", "Broken pipe", IN_COLLECTIVE, VICTIM),
+        ("DistNetworkError", "failed to recv, got 0 bytes", own(), VICTIM),
+        ("DistNetworkError", "Connection was likely closed. Did the remote server shutdown or crash?", own(), VICTIM),
+        ("DistStoreError", "wait timeout after 300000ms, keys: /a", IN_COLLECTIVE, SUSPECT),
+        ("DistStoreError", "Socket Timeout", IN_COLLECTIVE, SUSPECT),
+        ("DistBackendError", NCCL_REMOTE, IN_COLLECTIVE, VICTIM),
+        ("DistBackendError", "NCCL communicator was aborted on rank 0.", IN_COLLECTIVE, VICTIM),
+        ("DistBackendError", NCCL_CUDA, IN_COLLECTIVE, CAUSE),
+        ("ValueError", WORKER, IN_BACKWARD, CAUSE),
+        ("ProtocolError", "('Connection aborted.', RemoteDisconnected('closed'))", (*own(), REQUESTS), CAUSE),
+        ("DistNetworkError", PORT_TAKEN, IN_COLLECTIVE, CAUSE),
+        ("DistNetworkError", NO_STORE, IN_COLLECTIVE, SUSPECT),
+        ("DistStoreError", JOIN, IN_COLLECTIVE, SUSPECT),
+    ],
+)
+def test_exceptions(kind, message, frames, weight):
+    assert weigh(end(failure=raised(kind, message, frames=frames))) == weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ConnectionError", HTTP),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+        ("BrokenPipeError", "[Errno 32] Broken pipe"),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+        ("OSError", "Write error: disk full"),
+    ],
+)
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param((*own(), REQUESTS), id="a script"),
+        pytest.param((*own(file="/home/me/distributed/train.py"), REQUESTS), id="its folder"),
+        pytest.param((*own(file="/home/me/train_nccl.py"), REQUESTS), id="its name"),
+        pytest.param((*own(), DDP, *own(9, "forward"), REQUESTS), id="inside a DDP forward"),
+    ],
+)
+def test_a_users_own_broken_connection_is_a_cause(kind, message, frames):
+    assert weigh(end(failure=raised(kind, message, frames=frames))) == CAUSE
+
+
+DURING = "During handling of the above exception, another exception occurred:"
+DIRECT = "The above exception was the direct cause of the following exception:"
+
+
+def chained(first, how, last):
+    """An exception that came out of the handling of another, or was raised from it."""
+    return replace(last, traceback=f"{first.traceback}\n\n{how}\n\n{last.traceback}")
+
+
+@pytest.mark.parametrize(
+    ("first", "how", "last", "weight"),
+    [
+        (raised("RuntimeError", CLOSED), DIRECT, raised("TrainingError", "step 3 failed"), VICTIM),
+        (raised("RuntimeError", TIMED_OUT), DIRECT, raised("TrainingError", "step 3 failed"), SUSPECT),
+        pytest.param(
+            raised("DistBackendError", NCCL_REMOTE),
+            DURING,
+            raised("TrainingError", "step 3 failed"),
+            VICTIM,
+            marks=wrong("of a message of several lines the last that looks like an exception is taken"),
+        ),
+        (raised("ValueError", "bad sample"), DURING, raised("RuntimeError", CLOSED), CAUSE),
+        (raised("ValueError", "bad sample"), DIRECT, raised("TrainingError", "step 3 failed"), CAUSE),
+        (raised("ConnectionRefusedError", "Connection refused"), DURING, raised("ValueError", "no data"), CAUSE),
+        pytest.param(
+            raised("StopIteration", ""),
+            DURING,
+            raised("RuntimeError", CLOSED),
+            VICTIM,
+            marks=wrong("what Python's control flow raises is taken for the first failure"),
+        ),
+        (raised("KeyError", "'labels'"), DURING, raised("RuntimeError", CLOSED), CAUSE),
+    ],
+)
+def test_chains_of_exceptions(first, how, last, weight):
+    assert weigh(end(failure=chained(first, how, last))) == weight
+
+
+def test_the_first_of_a_chain_is_shown():
+    failure = chained(raised("ValueError", "bad sample"), DIRECT, raised("TrainingError", "step 3 failed"))
+    finding = told(end(0, failure=failure))
+    assert finding.what == "rank 0 raised TrainingError: step 3 failed"
+    assert finding.evidence[-1] == "first: ValueError: bad sample"
+
+
+@pytest.mark.parametrize(
+    ("raised_at", "stopped_at", "weight"), [(4 * S, 5 * S, CAUSE), (6 * S, 5 * S, VICTIM), (6 * S, 0, CAUSE)]
+)
+def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_at, weight):
+    assert weigh(end(stopped="x", stopped_ns=stopped_at, failure=raised(at=raised_at))) == weight
+
+
+@pytest.mark.parametrize(
+    ("ended", "weight"),
+    [
+        (end(code=3), CAUSE),
+        (end(code=-signal.SIGKILL), CAUSE),
+        (end(code=-signal.SIGSEGV), CAUSE),
+        (end(code=-signal.SIGBUS), CAUSE),
+        (end(code=-signal.SIGTERM), CAUSE),
+        (end(code=-signal.SIGABRT), UNCLEAR),
+        (end(code=-signal.SIGABRT, log_tail=("python: assertion failed", "Aborted")), UNCLEAR),
+        (end(code=-signal.SIGABRT, log_tail=MISMATCH), SUSPECT),
+        (end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {CLOSED}")), VICTIM),
+        (end(code=-signal.SIGABRT, log_tail=("terminate called ...", f"  what():  {REFUSED}")), VICTIM),
+        (end(code=-signal.SIGABRT, log_tail=tuple(NCCL_REMOTE.splitlines())), VICTIM),
+        (end(code=-signal.SIGTERM, stopped="another rank failed"), VICTIM),
+        (end(code=-signal.SIGKILL, stopped="another rank failed"), VICTIM),
+        (end(code=None), VICTIM),
+        (end(code=1, stopped="x", failure=raised("KeyboardInterrupt", "")), VICTIM),
+        (end(code=1, stopped="x", failure=raised("SystemExit", "143")), VICTIM),
+        (end(code=1, stopped="x", failure=raised("SignalException", "got SIGTERM")), VICTIM),
+        (end(code=1, stopped="x", failure=raised("ValueError", "its own")), CAUSE),
+        (end(code=-signal.SIGABRT, log_tail=WATCHDOG), SUSPECT),
+        (
+            end(code=-signal.SIGABRT, log_tail=("wandb: Connection refused, retrying", "python: assertion failed")),
+            UNCLEAR,
+        ),
+        (end(code=1, log_tail=("Traceback (most recent call last):", f"RuntimeError: {CLOSED}")), VICTIM),
+    ],
+)
+def test_endings_without_an_exception_of_their_own(ended, weight):
+    assert weigh(ended) == weight
+
+
+# -------------------------------------------------------------------------------------------------- judging
+
+
+def seen(verdict: Verdict):
+    return verdict.finding.name, verdict.causes, verdict.victims
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        # who failed first is not always who failed
+        ([victim(0, at=1 * S), end(1, failure=raised(at=2 * S))], ("script-error-on-one-rank", (1,), (0,))),
+        ([end(0, failure=raised(at=1 * S)), victim(1, at=2 * S)], ("script-error-on-one-rank", (0,), (1,))),
+        (
+            [victim(0, at=1 * S), victim(1, at=1 * S), end(2, code=-9, time_ns=3 * S), victim(3, at=2 * S)],
+            ("rank-died-signal", (2,), (0, 1, 3)),
+        ),
+        ([victim(0, at=1 * S), end(1, code=3, time_ns=2 * S)], ("rank-ended-early", (1,), (0,))),
+        # likelier causes first, whatever the time
+        (
+            [end(0, failure=raised("RuntimeError", TIMED_OUT, at=1 * S)), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, code=-signal.SIGABRT, time_ns=1 * S), end(1, failure=raised(at=2 * S))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, code=-signal.SIGABRT, log_tail=MISMATCH, time_ns=2 * S), victim(1, at=1 * S)],
+            ("collective-mismatch", (0,), (1,)),
+        ),
+        (
+            [end(0, failure=raised("RuntimeError", TIMED_OUT, frames=IN_BACKWARD)), victim(1, at=1 * S)],
+            ("collective-timeout", (0,), (1,)),
+        ),
+        # several at once
+        ([end(rank, failure=raised(at=rank * S)) for rank in range(4)], ("user-exception", (0, 1, 2, 3), ())),
+        (
+            [victim(0, at=1 * S), *(end(rank, failure=raised(at=rank * S)) for rank in (1, 2))],
+            ("user-exception", (1, 2), (0,)),
+        ),
+        (
+            [end(0, failure=raised(at=2 * S, frames=own(12))), end(1, failure=raised(at=1 * S, frames=own(99)))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        (
+            [end(0, failure=raised("KeyError", "'a'", at=2 * S)), end(1, failure=raised("ValueError", "b", at=1 * S))],
+            ("script-error-on-one-rank", (1,), (0,)),
+        ),
+        ([end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)], ("rank-ended-early", (0, 1), (2,))),
+        ([end(rank, failure=raised(at=S)) for rank in (1, 0)], ("user-exception", (0, 1), ())),
+        # the others went on, or were ended
+        ([fine(0), end(1, failure=raised()), stopped(2)], ("script-error-on-one-rank", (1,), (2,))),
+        ([end(0, code=None), end(1, failure=raised())], ("script-error-on-one-rank", (1,), (0,))),
+        ([stopped(0), end(1, code=-signal.SIGTERM, time_ns=S)], ("rank-died-signal", (1,), (0,))),
+        ([end(0, failure=raised())], ("user-exception", (0,), ())),
+        # names of exceptions
+        (
+            [fine(0), end(1, failure=raised("ModuleNotFoundError", "No module named 'x'"))],
+            ("module-not-found", (1,), ()),
+        ),
+        ([end(0, failure=raised("ImportError", "cannot import name"))], ("module-not-found", (0,), ())),
+        ([end(0, failure=raised("OutOfMemoryError", "CUDA out of memory."))], ("cuda-oom", (0,), ())),
+        ([end(0, failure=raised("RuntimeError", "CUDA out of memory."))], ("cuda-oom", (0,), ())),
+        ([end(0, failure=raised("RuntimeError", DETAIL))], ("collective-mismatch", (0,), ())),
+        (
+            [end(0, failure=raised("RunError", "error NET002 port-held-by-other: ..."))],
+            ("port-held-by-other", (0,), ()),
+        ),
+        (
+            [
+                end(
+                    0,
+                    failure=raised(
+                        "RuntimeError",
+                        "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's "
+                        "workers are out of shared memory. Please try to raise your shared memory limit.",
+                    ),
+                )
+            ],
+            ("dataloader-shm-too-small", (0,), ()),
+        ),
+        # nobody but victims
+        ([victim(0, at=2 * S), victim(1, at=1 * S)], ("peer-rank-died", (), (0, 1))),
+        ([stopped(0), stopped(1)], ("peer-rank-died", (), (0, 1))),
+        ([], ("launcher-fault", (), ())),
+        ([fine(0), fine(1)], ("launcher-fault", (), ())),
+        (
+            [
+                end(0, code=-signal.SIGABRT, time_ns=1 * S),
+                end(1, stopped="another rank failed", failure=raised("SIGTERMException", "", at=2 * S)),
+            ],
+            ("rank-died-signal", (0,), (1,)),
+        ),
+        (
+            [
+                end(0, failure=raised("DistNetworkError", PORT_TAKEN, at=1 * S, frames=IN_COLLECTIVE)),
+                stopped(1),
+            ],
+            ("port-in-use", (0,), (1,)),
+        ),
+        (
+            [end(0, code=-signal.SIGABRT, log_tail=WATCHDOG, time_ns=1 * S), victim(1, at=1 * S)],
+            ("collective-timeout", (0,), (1,)),
+        ),
+        (
+            [
+                end(
+                    0,
+                    failure=replace(
+                        raised("TrainingError", "step 3 failed", at=1 * S),
+                        traceback=(
+                            printed("RuntimeError", CLOSED, IN_BACKWARD)
+                            + "\n\nThe above exception was the direct cause of the following exception:\n\n"
+                            + printed("TrainingError", "step 3 failed", own())
+                        ),
+                    ),
+                ),
+                end(1, code=-signal.SIGKILL, time_ns=2 * S),
+            ],
+            ("rank-died-signal", (1,), (0,)),
+        ),
+    ],
+)
+def test_the_likely_cause(ends, expected):
+    for order in (ends, ends[::-1]):  # who is asked first must not matter
+        assert seen(judge(order)) == expected
+
+
+@pytest.mark.parametrize("gap_ns", [1, S // 1000, S])
+def test_ten_ranks_that_fail_at_once_leave_no_doubt(gap_ns):
+    for culprit in range(10):
+        ends = [victim(rank, at=5 * S + rank * gap_ns) for rank in range(10)]
+        ends[culprit] = end(culprit, failure=raised(at=6 * S + 10 * gap_ns))
+        verdict = judge(ends)
+        assert verdict.causes == (culprit,)
+        assert verdict.victims == tuple(rank for rank in range(10) if rank != culprit)
+        assert verdict.end is ends[culprit]
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([fine(0)], ("agent-died", (), ())),
+        ([], ("agent-died", (), ())),
+        ([victim(0), stopped(1)], ("agent-died", (), (0, 1))),
+        ([end(0, failure=raised("RuntimeError", TIMED_OUT))], ("agent-died", (), (0,))),
+        ([end(0, code=-signal.SIGABRT)], ("agent-died", (), (0,))),
+        ([end(0, failure=raised()), victim(1)], ("script-error-on-one-rank", (0,), (1,))),
+    ],
+)
+def test_a_lost_node_is_the_cause_unless_a_rank_has_a_better_one(ends, expected):
+    verdict = judge(ends, lost=["node 1", "node 3"])
+    assert seen(verdict) == expected
+    assert verdict.lost == ("node 1", "node 3")
+    if not verdict.causes:
+        assert "node 1, node 3" in verdict.finding.what
+
+
+def test_a_crash_in_the_interpreters_teardown_is_no_failure():
+    for signum in (signal.SIGABRT, signal.SIGSEGV):
+        assert end(0, code=-signum, finished=True).succeeded
+        assert not end(0, code=-signum).succeeded
+        verdict = judge([end(0, code=-signum, finished=True, time_ns=S), end(1, failure=raised(at=2 * S))])
+        assert seen(verdict) == ("script-error-on-one-rank", (1,), ())
+
+
+@pytest.mark.parametrize("code", [1, 3, -signal.SIGKILL, -signal.SIGTERM, None])
+def test_other_endings_after_the_scripts_end_are_failures(code):
+    assert not end(0, code=code, finished=True).succeeded
+
+
+def test_order_across_nodes_is_that_of_the_heads_clock():
+    ahead = end(1, failure=raised("KeyError", "'late'", at=9 * S))  # its clock is 8 s ahead
+    head = end(0, failure=raised("ValueError", "early", at=2 * S))
+    assert judge([head, ahead]).causes == (0,)
+    assert judge([head, ahead.shifted(8 * S)]).causes == (1,)
+
+
+def test_shifting_moves_all_times_and_nothing_else():
+    record = end(1, failure=raised(at=9 * S), time_ns=10 * S, stopped="x", stopped_ns=8 * S)
+    moved = record.shifted(3 * S)
+    assert moved.stopped_ns == 5 * S
+    assert end(1).shifted(3 * S).stopped_ns == 0, "0 says that it was not stopped"
+    assert (moved.failure.time_ns, moved.time_ns, moved.first_ns) == (6 * S, 7 * S, 6 * S)
+    assert moved.shifted(-3 * S) == record
+    assert end(1, code=-9, time_ns=10 * S).shifted(-S).first_ns == 11 * S
+
+
+def test_a_record_survives_the_way_through_the_store():
+    record = RankEnd(
+        rank=3,
+        host="node-b",
+        pid=7,
+        code=-11,
+        time_ns=123,
+        finished=True,
+        stopped="x",
+        stopped_ns=122,
+        steps=4,
+        failure=raised("ValueError", "größe\nzwei", frames=IN_COLLECTIVE),
+        log="logs/rank-003.out",
+        log_tail=("one", "two"),
+        stack=("a:1 in b",),
+        oom_kills=2,
+        shm="98 % of 64 MB",
+    )
+    usual = RankEnd(rank=0)
+    for made in (record, replace(record, failure=None), usual):
+        assert RankEnd.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert {name for name in vars(record) if getattr(record, name) == getattr(usual, name)} == set()
+
+
+# --------------------------------------------------------------------------------------------- explanations
+
+
+def told(*ends, lost=()):
+    return judge(ends, lost=lost).finding
+
+
+def test_an_exception_is_told_with_its_place():
+    finding = told(fine(0), end(1, failure=raised("ValueError", "shape [3] is wrong"), steps=1))
+    assert finding.what == "rank 1 raised ValueError: shape [3] is wrong"
+    assert finding.where == "rank 1 on node-a (pid 101), after 1 step"
+    assert finding.evidence == ("/home/me/train.py:12 in main: value = compute()",)
+    assert finding.fix == "the whole traceback: less logs/rank-001.out"
+
+
+def test_the_users_innermost_frame_is_shown_and_not_the_librarys():
+    frames = (*own(1, "main"), *own(7, "step"), *IN_COLLECTIVE[1:])
+    finding = told(end(0, failure=raised("TypeError", "unhashable", frames=frames)))
+    assert finding.evidence[0].startswith("/home/me/train.py:7 in step")
+
+
+@pytest.mark.parametrize(
+    ("message", "what", "more"),
+    [
+        ("", "rank 0 raised ValueError", ()),
+        ("\n", "rank 0 raised ValueError", ()),
+        ("one\n  two\n\nthree\nfour", "rank 0 raised ValueError: one", ("two",)),
+        ("one\ntwo\nthree\nfour", "rank 0 raised ValueError: one", ("two", "three")),
+    ],
+)
+def test_long_messages_are_shortened(message, what, more):
+    finding = told(end(0, failure=raised("ValueError", message, frames=())))
+    assert (finding.what, finding.evidence) == (what, more)
+
+
+def test_ranks_that_failed_in_the_same_way_are_folded():
+    ends = [end(rank, failure=raised(at=(9 - rank) * S), steps=rank) for rank in (0, 2, 3, 4, 5)]
+    finding = told(*ends, fine(1))
+    assert finding.what == "ranks 0, 2-5 raised ValueError: no"
+    assert finding.where == "rank 5 on node-a (pid 105), after 5 steps"
+
+
+@pytest.mark.parametrize(("message", "shown"), [("2", "2"), ("no data", "no data"), ("", "")])
+def test_sys_exit_is_told_as_such(message, shown):
+    finding = told(fine(0), end(1, failure=raised("SystemExit", message)))
+    assert finding.what == (f"rank 1 ended itself with sys.exit({shown})")
+    assert finding.fix.startswith("what it printed before")
+
+
+def test_an_exit_without_exception_shows_the_last_lines():
+    finding = told(fine(0), end(1, code=3, log_tail=("a", "b", "c", "d")))
+    assert finding.what == "rank 1 ended with exit code 3 and left no exception"
+    assert finding.evidence == ("b", "c", "d")
+    assert "os._exit" in finding.why
+
+
+def test_the_exception_inside_a_loaders_worker_is_told():
+    finding = told(fine(0), end(1, failure=raised("ValueError", WORKER, frames=IN_COLLECTIVE)))
+    assert finding.name == "script-error-on-one-rank"
+    assert finding.what == "rank 1: a DataLoader worker raised ValueError: bad sample 3"
+    assert finding.evidence == ('/home/me/data.py:19 in __getitem__: raise ValueError(f"bad sample {i}")',)
+
+
+def test_a_loaders_worker_may_raise_a_class_of_the_users_own():
+    text = WORKER.replace("Caught ValueError", "Caught BadSample").replace("ValueError: bad", "mydata.BadSample: bad")
+    finding = told(end(0, failure=raised("BadSample", text)))
+    assert finding.what == "rank 0: a DataLoader worker raised BadSample: bad sample 3"
+
+
+@pytest.mark.parametrize(
+    ("ended", "name", "what", "evidence"),
+    [
+        (
+            end(1, code=-signal.SIGKILL, oom_kills=2),
+            "rank-died-oom-killer",
+            "rank 1 was killed (SIGKILL) because memory ran out on node-a",
+            "the kernel counted 2 kill(s)",
+        ),
+        (
+            end(1, code=-signal.SIGKILL),
+            "rank-died-signal",
+            "rank 1 was killed by SIGKILL; who sent it is not visible",
+            "count no kill for lack of memory",
+        ),
+        (
+            end(1, code=-signal.SIGBUS, shm="98% of 64 MB", stack=("data.py:3 in load",)),
+            "dataloader-shm-too-small",
+            "SIGBUS",
+            "/dev/shm is 98% of 64 MB",
+        ),
+        (end(1, code=-signal.SIGBUS), "rank-died-signal", "SIGBUS", "/dev/shm is not full now"),
+        (
+            end(1, code=-signal.SIGSEGV, stack=("native.py:3 in call", "train.py:9 in main"), log_tail=("noise",)),
+            "rank-segfault",
+            "rank 1 crashed in native code (SIGSEGV)",
+            "native.py:3 in call",
+        ),
+        (end(1, code=-signal.SIGSEGV, log_tail=("the last line",)), "rank-segfault", "SIGSEGV", "the last line"),
+        (
+            end(1, code=-signal.SIGTERM, log_tail=("epoch 3",)),
+            "rank-died-signal",
+            "rank 1 was ended by SIGTERM, which this launcher did not send",
+            "epoch 3",
+        ),
+        (end(1, code=-signal.SIGFPE, log_tail=("div",)), "rank-died-signal", "rank 1 was ended by SIGFPE", "div"),
+        (
+            end(1, code=-signal.SIGABRT, log_tail=("free(): invalid pointer",)),
+            "rank-died-signal",
+            "rank 1 was ended by SIGABRT",
+            "free(): invalid pointer",
+        ),
+        (
+            end(1, code=-signal.SIGABRT, log_tail=MISMATCH, stack=("train.py:9 in step",)),
+            "collective-mismatch",
+            "rank 1 aborted in a collective whose sizes differ between ranks",
+            "8 vs 4",
+        ),
+        (end(1, code=-(signal.SIGRTMIN + 3)), "rank-died-signal", f"signal {signal.SIGRTMIN + 3}", ""),
+    ],
+)
+def test_signals_are_told_with_their_evidence(ended, name, what, evidence):
+    finding = told(fine(0), ended)
+    assert finding.name == name
+    assert what in finding.what
+    assert evidence in "\n".join(finding.evidence)
+    assert finding.fix
+    assert finding.where == "rank 1 on node-a (pid 101), before the first step"
+
+
+def test_only_victims_is_said_without_naming_a_culprit():
+    verdict = judge([victim(0, at=2 * S), victim(1, at=1 * S)])
+    assert verdict.finding.what.startswith(
+        f"only ranks that lost another one are visible; rank 1 was the first to notice: RuntimeError: {CLOSED[:40]}"
+    )
+    assert not verdict.causes
+
+
+# ----------------------------------------------------------------------------------------------- the block
+
+MANY = end(
+    1,
+    code=-signal.SIGABRT,
+    log_tail=tuple(f"line {number} {'x' * 400}" for number in range(12)),
+    stack=tuple(f"file.py:{number} in f" for number in range(50)),
+    steps=7,
+)
+ENDINGS = [
+    [end(0, failure=raised("ValueError", "\n".join("abcdefgh")))],
+    [end(0, failure=raised("ValueError", WORKER)), victim(1)],
+    [end(0, code=3, log_tail=("1", "2", "3", "4")), *(victim(rank) for rank in range(1, 300))],
+    [end(0, code=-9, oom_kills=1)],
+    [end(0, code=-signal.SIGBUS, shm="1", stack=("a", "b", "c", "d", "e"))],
+    [MANY],
+    [victim(0), victim(1)],
+    [],
+]
+
+
+@pytest.mark.parametrize("ends", ENDINGS)
+@pytest.mark.parametrize("lost", [(), ("node 1", "node 2")])
+def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost):
+    lines = block(judge(ends, lost=lost), exit_status=1, run_dir="runs/x", attempts=3)
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 300
+    assert not any("\n" in line for line in lines)
+    assert lines[-1] == "exit status 1 after 3 attempts · run folder runs/x"
+
+
+def test_a_block_as_it_is_printed():
+    ends = [
+        victim(0),
+        end(1, failure=raised("KeyError", "'labels'"), steps=12),
+        *(stopped(rank) for rank in range(2, 8)),
+    ]
+    assert block(judge(ends), exit_status=1, run_dir="runs/20261120-digits") == [
+        "likely cause: rank 1 raised KeyError: 'labels'   [RUN002 script-error-on-one-rank]",
+        "  where: rank 1 on node-a (pid 101), after 12 steps",
+        "  /home/me/train.py:12 in main: value = compute()",
+        "  fix: the whole traceback: less logs/rank-001.out",
+        "ranks 0, 2-7: stopped because rank 1 failed",
+        "exit status 1 · run folder runs/20261120-digits",
+    ]
+
+
+def test_a_block_about_a_lost_node():
+    lines = block(judge([victim(0), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r")
+    assert lines[0].startswith("the launcher on node 1 has gone silent")
+    assert lines[0].endswith("[RUN013 agent-died]")
+    assert lines[-2:] == ["ranks 0-1: stopped because the node was lost", "exit status 1 · run folder r"]
+
+
+def test_a_block_about_a_cause_says_who_was_lost_since():
+    lines = block(judge([end(0, failure=raised()), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r")
+    assert lines[0].startswith("likely cause: rank 0 raised")
+    assert lines[-3:] == [
+        "rank 1: stopped because rank 0 failed",
+        "node 1: not heard of since",
+        "exit status 1 · run folder r",
+    ]
+
+
+def test_a_block_about_victims_only_claims_no_cause():
+    lines = block(judge([victim(0), victim(1)]), exit_status=1, run_dir="r")
+    assert not any("cause" in line.split("typically")[0] for line in lines)
+    assert lines[-2] == "ranks 0-1: stopped by a peer that is not visible"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([1, 0], "0-1"),
+        ([0, 2, 3, 4, 7], "0, 2-4, 7"),
+        ([5, 5, 4], "4-5"),
+        (range(1000), "0-999"),
+        ([0, 2, 4], "0, 2, 4"),
+    ],
+)
+def test_numbers_are_folded(numbers, text):
+    assert fold(numbers) == text

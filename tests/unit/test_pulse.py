@@ -1,0 +1,88 @@
+"""The pulse: a few integers in shared memory, written by ranks and read by their launcher."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline import pulse
+from paceline.pulse import Pulse, PulseBoard
+
+
+@pytest.fixture
+def handle():
+    made = pulse.create(3)
+    yield made
+    os.close(made)
+
+
+def test_a_new_board_is_all_zeros(handle):
+    board = PulseBoard(handle, 3)
+    assert [board.read(rank) for rank in range(3)] == [Pulse(0, 0, 0, 0.0, 0.0, 0.0)] * 3
+
+
+def test_what_one_maps_and_writes_another_reads(handle):
+    slot = PulseBoard(handle, 3).slot(1)
+    slot[pulse.PHASE] = pulse.RUNNING
+    slot[pulse.STEPS] = 11
+    slot[pulse.BATCHES] = 12
+    slot[pulse.FIRST_STEP_NS] = 4_000_000_000
+    slot[pulse.LAST_STEP_NS] = 9_000_000_000
+    slot[pulse.DATA_NS] = 500_000_000
+    slot[pulse.OWN_NS] = 2_500_000_000
+    board = PulseBoard(handle, 3)
+    assert board.read(1) == Pulse(pulse.RUNNING, 11, 12, 5.0, 0.5, 2.5)
+    assert board.read(1).steps_per_s == 2.0
+    assert board.read(0) == board.read(2) == Pulse(0, 0, 0, 0.0, 0.0, 0.0)
+
+
+def test_slots_do_not_touch(handle):
+    board = PulseBoard(handle, 3)
+    for rank in range(3):
+        slot = board.slot(rank)
+        assert len(slot) == pulse.SLOT_LENGTH
+        for place in range(pulse.SLOT_LENGTH):
+            slot[place] = 100 * rank + place
+    for rank in range(3):
+        assert list(board.slot(rank)) == [100 * rank + place for place in range(pulse.SLOT_LENGTH)]
+
+
+def test_clear_sets_all_to_zero(handle):
+    board = PulseBoard(handle, 3)
+    for rank in range(3):
+        board.slot(rank)[pulse.STEPS] = -5
+    board.clear()
+    assert not any(any(board.slot(rank)) for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "expected"), [(0, 0.0, 0.0), (1, 0.0, 0.0), (1, 2.0, 0.0), (3, 0.0, 0.0), (3, 4.0, 0.5)]
+)
+def test_the_first_step_is_left_out_of_the_rate(steps, seconds, expected):
+    assert Pulse(pulse.RUNNING, steps, 0, seconds, 0.0, 0.0).steps_per_s == expected
+
+
+def test_a_rank_that_has_made_only_its_first_step_has_taken_no_time(handle):
+    board = PulseBoard(handle, 3)
+    board.slot(0)[pulse.FIRST_STEP_NS] = 5_000_000_000  # read between the two writes of a step
+    assert board.read(0).seconds == 0.0
+
+
+def test_the_memory_is_not_a_file_and_not_inherited_by_programs(handle):
+    assert os.fstat(handle).st_nlink == 0
+    assert not os.get_inheritable(handle)
+    assert os.fstat(handle).st_size == 3 * pulse.SLOT_BYTES
+
+
+def test_a_board_for_no_ranks_can_be_made():
+    made = pulse.create(0)
+    try:
+        PulseBoard(made, 0).clear()
+    finally:
+        os.close(made)
+
+
+def test_phases_are_in_the_order_of_a_run():
+    assert pulse.STARTING < pulse.RUNNING < pulse.RETURNED < pulse.FINISHED
+    assert pulse.STARTING == 0, "a cleared slot says that its rank is starting"

@@ -1,0 +1,174 @@
+"""The run folder: names of files, the schema of events, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+
+import pytest
+
+from paceline import rundir
+from paceline.rundir import EVENTS, RunDir, append_event, new_run_id, read_events, write_whole
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return RunDir(tmp_path / "runs" / "one")
+
+
+def names_of(folder, attempt):
+    return [
+        str(make(3, attempt).relative_to(folder.root)) for make in (folder.log, folder.error, folder.crash, folder.nccl)
+    ]
+
+
+def test_files_of_the_first_attempt(folder):
+    assert names_of(folder, 0) == [
+        "logs/rank-003.out",
+        "ranks/rank-003.error.json",
+        "ranks/rank-003.crash",
+        "logs/rank-003.nccl",
+    ]
+
+
+def test_files_of_a_later_attempt_are_others(folder):
+    assert names_of(folder, 2) == [
+        "logs/rank-003.attempt-2.out",
+        "ranks/rank-003.attempt-2.error.json",
+        "ranks/rank-003.attempt-2.crash",
+        "logs/rank-003.attempt-2.nccl",
+    ]
+
+
+def test_every_node_has_an_event_file_of_its_own(folder):
+    assert [folder.events(node).name for node in (0, 1, 12)] == [
+        "events.jsonl",
+        "events.node-001.jsonl",
+        "events.node-012.jsonl",
+    ]
+    assert folder.launcher_log(1).name == "launcher-001.out"
+    assert folder.plan.name == "plan.json"
+
+
+def test_no_two_files_share_a_name(folder):
+    paths = [folder.plan, *(folder.events(node) for node in range(3)), *(folder.launcher_log(n) for n in range(3))]
+    for rank in (0, 1, 1000):
+        for attempt in range(3):
+            paths += [make(rank, attempt) for make in (folder.log, folder.error, folder.crash, folder.nccl)]
+    assert len(set(paths)) == len(paths)
+
+
+def test_create_makes_the_folders_and_may_be_repeated(folder):
+    folder.create()
+    folder.create()
+    assert sorted(entry.name for entry in folder.root.iterdir()) == ["logs", "ranks"]
+
+
+def test_create_says_when_a_file_is_in_the_way(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OSError, match="run"):
+        RunDir(tmp_path / "run").create()
+
+
+@pytest.mark.parametrize(
+    ("script", "stem"),
+    [
+        ("digits.py", "digits"),
+        ("/home/me/examples/train_resnet.py", "train_resnet"),
+        ("my train script!.py", "my-train-script"),
+        ("package.train", "package"),
+        ("./--.py", "run"),
+        ("", "run"),
+        ("größe.py", "gr-e"),
+        ("<lambda>", "lambda"),
+        ("x" * 200 + ".py", "x" * 40),
+    ],
+)
+def test_run_ids_name_the_script_and_are_safe_names(script, stem):
+    found = new_run_id(script, now_s=0, salt="3f2abc")
+    assert re.fullmatch(r"\d{8}-\d{6}-" + re.escape(stem) + "-3f2a", found)
+    assert os.path.basename(found) == found
+
+
+def test_run_ids_sort_by_time():
+    moments = [0, 59, 3600, 86400, 40 * 86400, 4000 * 86400]
+    ids = [new_run_id("a.py", now_s=now, salt="zzzz"[: 1 + place % 4]) for place, now in enumerate(moments)]
+    assert ids == sorted(ids)
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "plan.json"
+    write_whole(path, "one")
+    write_whole(path, "zwei: größer")
+    assert path.read_text(encoding="utf-8") == "zwei: größer"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, broken):
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(rundir.os, broken, fail)
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_events_come_back_in_order(tmp_path):
+    path = tmp_path / "events.jsonl"
+    before = time.time_ns()
+    append_event(path, node=1, kind="start", attempt=0, ranks=[2, 3], pids=[10, 11], world_size=4)
+    append_event(path, node=1, kind="outcome", exit_status=0, findings=[], summary={"größe": 1})
+    first, second = read_events(path)
+    assert (first["version"], first["node"], first["kind"], first["ranks"]) == (1, 1, "start", [2, 3])
+    assert before <= first["time_ns"] <= second["time_ns"] <= time.time_ns()
+    assert second["summary"] == {"größe": 1}
+
+
+@pytest.mark.parametrize("kind", sorted(EVENTS))
+def test_every_kind_takes_its_fields_and_no_others(tmp_path, kind):
+    path = tmp_path / "events.jsonl"
+    fields = dict.fromkeys(EVENTS[kind], 0)
+    append_event(path, node=0, kind=kind, **fields)
+    for wrong in ({**fields, "more": 1}, dict(list(fields.items())[1:])):
+        with pytest.raises(ValueError, match=kind):
+            append_event(path, node=0, kind=kind, **wrong)
+    assert len(read_events(path)) == 1
+
+
+def test_an_unknown_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="party"):
+        append_event(tmp_path / "events.jsonl", node=0, kind="party")
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30])
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path, cut):
+    path = tmp_path / "events.jsonl"
+    for attempt in range(2):
+        append_event(path, node=0, kind="end", attempt=attempt, ends=[])
+    content = path.read_bytes()
+    path.write_bytes(content[: -1 - cut])
+    assert [event["attempt"] for event in read_events(path)] == [0]
+
+
+def test_a_line_is_one_event_also_with_line_feeds_inside(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append_event(path, node=0, kind="restart", attempt=1, why={"what": "one\ntwo\u2028three"})
+    assert len(path.read_text().splitlines()) == 1
+    assert json.loads(path.read_text())["why"]["what"] == "one\ntwo\u2028three"

@@ -1,0 +1,280 @@
+"""Session in a world of one, without processes; ``tests/ranks`` has the rest."""
+
+import sys
+from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline import Session, env, runtime
+from paceline.errors import SetupError, UsageError
+from paceline.world import World
+
+
+@pytest.fixture(autouse=True, scope="module")
+def first_optimizer():
+    """Make one before any test: torch then sets an environment variable, which no test may."""
+    sgd(nn.Linear(1, 1))
+
+
+@pytest.fixture(autouse=True)
+def unlaunched(monkeypatch):
+    """Take away what a launcher around the tests would have set."""
+    for variable in env.variables():
+        if variable.name not in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+            monkeypatch.delenv(variable.name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def session():
+    return Session()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_is_public():
+    assert paceline.Session is Session
+
+
+def test_a_world_of_one(session):
+    assert (session.rank, session.world_size, session.local_rank, session.is_main) == (0, 1, 0, True)
+    assert session.device == torch.device("cpu")
+    assert not torch.distributed.is_initialized()
+
+
+def test_says_once_what_was_taken_and_why(capsys):
+    Session()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "paceline: launcher none (no launcher: a world of one); 1 rank; rank 0 on cpu\n"
+
+
+def test_launcher_is_read_from_the_environment(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("PACELINE_LAUNCHER", "none")
+    Session()
+    assert "PACELINE_LAUNCHER=none" in capsys.readouterr().err
+
+
+def test_setup_returns_the_users_own_objects(session):
+    model = nn.Linear(2, 1)
+    optimizer, second = sgd(model), sgd(model)
+    keys = list(model.state_dict())
+    assert session.setup(model) is model
+    assert session.setup(model, optimizer) == (model, optimizer)
+    assert session.setup(model, optimizer, second) == (model, optimizer, second)
+    assert session.unwrap(model) is model
+    assert list(model.state_dict()) == keys
+
+
+def test_no_limit_is_told_in_a_world_of_one(session, capsys):
+    capsys.readouterr()
+    session.setup(nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5)))
+    assert capsys.readouterr().err == ""
+
+
+def test_an_optimizer_of_another_model_is_refused(session):
+    model = nn.Linear(2, 1)
+    with pytest.raises(UsageError) as caught:
+        session.setup(model, sgd(nn.Linear(2, 1)))
+    assert caught.value.finding.name == "optimizer-of-other-model"
+    assert caught.value.finding.what == "2 of the 2 parameters of SGD are not the model's"
+
+
+def test_an_optimizer_left_behind_by_a_move_is_refused(session, monkeypatch):
+    """Some moves make new parameters; an optimizer of the old ones would never change the model."""
+    model = nn.Linear(2, 1)
+    optimizer = sgd(model)
+
+    def move(self, device):
+        self.weight = nn.Parameter(self.weight.detach().clone())
+        return self
+
+    monkeypatch.setattr(nn.Linear, "to", move)
+    with pytest.raises(UsageError, match="1 of the 2 parameters"):
+        session.setup(model, optimizer)
+
+
+def test_an_optimizer_of_part_of_the_model_is_fine(session):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    session.setup(model, sgd(model[1]))
+
+
+def test_an_optimizer_of_two_models(session):
+    encoder, decoder = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+    session.setup(encoder)
+    session.setup(decoder, optimizer)
+
+
+def test_backward_is_that_of_the_loss(session):
+    model = nn.Linear(3, 1)
+    for x in session.loader(torch.ones(5, 3), 2):
+        loss = model(x).mean()
+        (expected,) = torch.autograd.grad(loss, model.weight, retain_graph=True)
+        assert session.backward(loss) is True
+        assert torch.equal(model.weight.grad, expected)
+        model.weight.grad = None
+
+
+def test_backward_without_a_loader(session):
+    x = torch.tensor(2.0, requires_grad=True)
+    session.backward(x * x)
+    assert x.grad == 4
+
+
+def test_two_live_loaders_are_refused(session):
+    """Also in a world of one, so that a script does not fail later, when it is moved to more ranks."""
+    x = torch.tensor(2.0, requires_grad=True)
+    for _ in zip(session.loader(range(4), 2), session.loader(range(4), 2), strict=True):
+        with pytest.raises(UsageError, match="batch-weight-unknown"):
+            session.backward(x * x)
+        break
+
+
+def test_loader_options_reach_torch(session):
+    loader = session.loader(range(5), 2, shuffle=True, collate_fn=tuple)
+    assert sorted(sum(loader, ())) == list(range(5))
+    assert session.loader(range(5), per_rank_batch_size=3).batch_size == 3
+    with pytest.raises(UsageError):
+        session.loader(range(5), 2, prefetch_factor=2)
+    with pytest.raises(UsageError):
+        session.loader(range(5))
+
+
+def test_the_seed_decides_the_order():
+    def order(seed):
+        return [batch.tolist() for batch in Session(seed=seed).loader(range(20), 20, shuffle=True)]
+
+    assert order(1) == order(1) != order(2)
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -3, 2**80, True, 0.1, [1, 2.5], (1, [2]), {"a": 1, "b": (2.0,)}, Point(1, 2.0), [], {}, ()],
+    ids=repr,
+)
+def test_reduce_gives_the_same_type_back(session, value):
+    result = session.reduce(value)
+    assert result == value
+    assert type(result) is (int if value is True else type(value))
+
+
+def test_reduce_of_numbers_that_are_no_python_ones(session):
+    numpy = pytest.importorskip("numpy")
+    assert type(session.reduce(numpy.int64(3))) is int
+    assert type(session.reduce(numpy.float32(0.5))) is float
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        (torch.float16, torch.float16),
+        (torch.float32, torch.float32),
+        (torch.complex64, torch.complex64),
+        (torch.int64, torch.int64),
+        (torch.uint8, torch.int64),
+        (torch.bool, torch.int64),
+    ],
+)
+def test_reduce_of_tensors(session, dtype, result):
+    value = torch.ones(2, 3, dtype=dtype)
+    total = session.reduce(value)
+    assert total.dtype == result
+    assert total.shape == (2, 3)
+    total.zero_()
+    assert value.all(), "the result must not share memory with the argument"
+
+
+def test_reduce_cuts_the_graph(session):
+    assert not session.reduce(torch.ones(1, requires_grad=True)).requires_grad
+
+
+def test_reduce_of_something_else(session):
+    with pytest.raises(UsageError) as caught:
+        session.reduce([1, "two"])
+    assert caught.value.finding.name == "option-invalid"
+    assert "str" in caught.value.finding.what
+
+
+def test_reduce_keeps_the_order_of_keys(session):
+    assert list(session.reduce(OrderedDict(b=1, a=2))) == ["b", "a"]
+
+
+def test_epochs_print_barrier(session, capsys):
+    capsys.readouterr()
+    assert list(session.epochs(3)) == [0, 1, 2]
+    session.print("a", 1)
+    session.barrier()
+    assert capsys.readouterr().out == "a 1\n"
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+def test_bad_timeout(timeout_s):
+    with pytest.raises(UsageError) as caught:
+        Session(timeout_s=timeout_s)
+    assert caught.value.finding.name == "option-invalid"
+
+
+def test_a_timeout_is_no_mistake_in_a_world_of_one():
+    Session(timeout_s=60)
+
+
+# The device
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Pretend that there are GPUs; returns what was made the current one."""
+    seen = SimpleNamespace(count=2, current=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen.count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: setattr(seen, "current", index))
+    return seen
+
+
+def test_each_rank_takes_the_gpu_of_its_local_rank(gpus):
+    world = World(rank=3, world_size=4, local_rank=1, local_world_size=2)
+    assert runtime.take_device(world) == torch.device("cuda", 1)
+    assert gpus.current == 1
+
+
+def test_more_ranks_than_gpus(gpus):
+    with pytest.raises(SetupError) as caught:
+        runtime.take_device(World(rank=2, world_size=3, local_rank=2, local_world_size=3))
+    assert caught.value.finding.name == "gpus-fewer-than-processes"
+    assert gpus.current is None
+
+
+def test_a_gpu_that_slurm_bound_is_number_0(gpus):
+    gpus.count = 1
+    world = World(rank=1, world_size=2, local_rank=1, local_world_size=2, launcher="slurm")
+    assert runtime.take_device(world) == torch.device("cuda", 0)
+
+
+# The end of the script
+
+
+@pytest.mark.parametrize(("failed", "closed"), [(False, True), (True, False)])
+def test_the_group_is_closed_unless_the_script_failed(monkeypatch, failed, closed):
+    calls = []
+    monkeypatch.setattr(runtime, "close_group", lambda: calls.append(True))
+    monkeypatch.delattr(sys, "last_type", raising=False)
+    if failed:
+        monkeypatch.setattr(sys, "last_type", ValueError, raising=False)
+    runtime._close_at_exit()
+    assert bool(calls) is closed
+
+
+def test_closing_what_was_never_opened():
+    runtime.close_group()
+    runtime.close_group()

@@ -1,0 +1,89 @@
+"""The summary of a run that succeeded: pulses in, figures and three lines out."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.launcher.summary import render, summarise
+
+
+def pulse(rank, *, steps=101, seconds=10.0, data_s=1.0, own_s=5.0, host="node-a"):
+    return {"rank": rank, "host": host, "steps": steps, "seconds": seconds, "data_s": data_s, "own_s": own_s}
+
+
+def test_figures_of_equal_ranks():
+    assert summarise([pulse(0), pulse(1)], seconds=12.345) == {
+        "ranks": 2,
+        "seconds": 12.35,
+        "steps": 101,
+        "steps_per_s": 10.0,
+        "data_share": 0.1,
+        "slowest_rank": 0,
+        "slowest_host": "node-a",
+        "slowest_ratio": 1.0,
+    }
+
+
+def test_the_slowest_is_the_one_that_works_longest_outside_backward():
+    """All ranks step at the same pace, because they wait for each other inside backward."""
+    ranks = [pulse(0), pulse(1), pulse(2, own_s=9.0, host="node-b"), pulse(3)]
+    found = summarise(ranks, seconds=11)
+    assert (found["slowest_rank"], found["slowest_host"]) == (2, "node-b")
+    assert found["slowest_ratio"] == pytest.approx(1.8)
+
+
+def test_a_rank_that_waits_for_data_does_not_move_the_median():
+    found = summarise([pulse(0, data_s=9.0), pulse(1), pulse(2)], seconds=11)
+    assert found["data_share"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "pulses",
+    [
+        [],
+        [pulse(0, steps=0, seconds=0.0)],
+        [pulse(0, steps=1, seconds=0.0), pulse(1, steps=1, seconds=0.0)],
+        [pulse(0, steps=2, seconds=0.0)],
+    ],
+)
+def test_without_two_steps_there_are_no_rates(pulses):
+    assert summarise(pulses, seconds=1.0) == {"ranks": len(pulses), "seconds": 1.0, "steps": 0}
+
+
+def test_ranks_that_do_not_train_are_left_out_of_the_rates():
+    found = summarise([pulse(0), pulse(1, steps=0, seconds=0.0, data_s=0.0, own_s=0.0)], seconds=11)
+    assert (found["ranks"], found["steps"], found["steps_per_s"], found["slowest_rank"]) == (2, 101, 10.0, 0)
+
+
+def test_ranks_without_time_of_their_own_are_equally_slow():
+    assert summarise([pulse(0, own_s=0.0), pulse(1, own_s=0.0)], seconds=11)["slowest_ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pulses", "lines"),
+    [
+        (
+            [pulse(0), pulse(1, own_s=6.0, host="node-b")],
+            [
+                "done: 2 ranks, 101 steps in 12.3 s, 10.0 steps/s a rank",
+                "waiting for data: 10.0% of the time · slowest rank: 1 on node-b, 1.09x the median outside backward",
+                "run folder runs/x",
+            ],
+        ),
+        (
+            [pulse(0)],
+            [
+                "done: 1 rank, 101 steps in 12.3 s, 10.0 steps/s a rank",
+                "waiting for data: 10.0% of the time",
+                "run folder runs/x",
+            ],
+        ),
+        (
+            [pulse(0, steps=0), pulse(1, steps=0)],
+            ["done: 2 ranks in 12.3 s, no optimizer steps seen", "run folder runs/x"],
+        ),
+    ],
+    ids=["two ranks", "one rank", "no steps"],
+)
+def test_three_lines_at_the_end(pulses, lines):
+    assert render(summarise(pulses, seconds=12.3), run_dir="runs/x") == lines
