@@ -30,7 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from random import Random
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 
 # Before torch: the step is measured on one thread of the CPU also where there is a GPU, and Accelerate
 # would choose a number of threads itself if none is set.
@@ -372,6 +372,9 @@ def run(args):
         else:
             print("\n".join(render(header, seconds, skipped)))
     if WORLD > 1:
+        # Without the pause torch can hang: a gloo group that is freed right after a backward waits, with the
+        # interpreter's lock held, for its own thread, which needs the lock to let go of that backward.
+        sleep(0.1)
         dist.destroy_process_group()
 
 

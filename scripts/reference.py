@@ -87,7 +87,8 @@ def _option_row(option: Option) -> tuple[str, str, str]:
     value = f" {option.metavar or 'TEXT'}" if not option.flag else ""
     forms = [form for form in (option.short, option.long) if form]
     default = f"`{option.default}`" if option.default else ""
-    return ", ".join(f"`{form + value}`".replace("|", "\\|") for form in forms), _escaped(option.help), default
+    shown = ", ".join(f"`{form}{value}`" for form in forms)
+    return shown.replace("|", "\\|"), _escaped(option.help), default
 
 
 def _place(code: str) -> tuple[int, str]:

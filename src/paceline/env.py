@@ -78,7 +78,7 @@ GLOO_INTERFACE = _variable(
 DEBUG_LEVEL = _variable("TORCH_DISTRIBUTED_DEBUG", "OFF, INFO or DETAIL; DETAIL is warned of", "OFF")
 CPP_LOG_LEVEL = _variable("TORCH_CPP_LOG_LEVEL", "level of torch's C++ log; INFO with --nccl-debug", "WARNING")
 NCCL_DEBUG = _variable("NCCL_DEBUG", "NCCL's log level; INFO with --nccl-debug")
-NCCL_DEBUG_SUBSYS = _variable("NCCL_DEBUG_SUBSYS", "parts of NCCL that log; INIT,NET,GRAPH,ENV with --nccl-debug")
+NCCL_DEBUG_SUBSYS = _variable("NCCL_DEBUG_SUBSYS", "parts of NCCL that log; --nccl-debug: INIT,NET,GRAPH,ENV,TUNING")
 NCCL_DEBUG_FILE = _variable("NCCL_DEBUG_FILE", "file of NCCL's log; one per rank with --nccl-debug")
 
 # Slurm: of the step only, because the job's variables also exist in salloc shells and editors' terminals

@@ -266,7 +266,7 @@ class Conductor:
             if interface is not None:
                 values[env.GLOO_INTERFACE] = interface
         if self._options.nccl_debug:
-            values |= {env.NCCL_DEBUG: "INFO", env.NCCL_DEBUG_SUBSYS: "INIT,NET,GRAPH,ENV"}
+            values |= {env.NCCL_DEBUG: "INFO", env.NCCL_DEBUG_SUBSYS: "INIT,NET,GRAPH,ENV,TUNING"}
             values |= {env.CPP_LOG_LEVEL: "INFO", env.DEBUG_LEVEL: "INFO"}
         return values
 

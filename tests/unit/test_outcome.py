@@ -26,11 +26,6 @@ from paceline.launcher.outcome import (
 S = 1_000_000_000  # a second in nanoseconds
 
 
-def wrong(reason):
-    """A known fault of outcome.py; strict, so that whoever mends it takes the mark away."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 # -------------------------------------------------------------------------------------------- what ranks say
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -223,23 +218,11 @@ def chained(first, how, last):
     [
         (raised("RuntimeError", CLOSED), DIRECT, raised("TrainingError", "step 3 failed"), VICTIM),
         (raised("RuntimeError", TIMED_OUT), DIRECT, raised("TrainingError", "step 3 failed"), SUSPECT),
-        pytest.param(
-            raised("DistBackendError", NCCL_REMOTE),
-            DURING,
-            raised("TrainingError", "step 3 failed"),
-            VICTIM,
-            marks=wrong("of a message of several lines the last that looks like an exception is taken"),
-        ),
+        (raised("DistBackendError", NCCL_REMOTE), DURING, raised("TrainingError", "step 3 failed"), VICTIM),
         (raised("ValueError", "bad sample"), DURING, raised("RuntimeError", CLOSED), CAUSE),
         (raised("ValueError", "bad sample"), DIRECT, raised("TrainingError", "step 3 failed"), CAUSE),
         (raised("ConnectionRefusedError", "Connection refused"), DURING, raised("ValueError", "no data"), CAUSE),
-        pytest.param(
-            raised("StopIteration", ""),
-            DURING,
-            raised("RuntimeError", CLOSED),
-            VICTIM,
-            marks=wrong("what Python's control flow raises is taken for the first failure"),
-        ),
+        (raised("StopIteration", ""), DURING, raised("RuntimeError", CLOSED), VICTIM),
         (raised("KeyError", "'labels'"), DURING, raised("RuntimeError", CLOSED), CAUSE),
     ],
 )

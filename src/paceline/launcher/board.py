@@ -144,9 +144,13 @@ class Board:
 
     def _live(self) -> None:
         try:
-            self._ask_clock()
+            asking = self.node != 0
+            if asking:
+                self._store.set(self._key("clock-ask", self.node), "1")
             count = 0
-            while not self._stop.wait(self._tick_s):
+            # While the head's answer about the clock is awaited, look more often: the look decides its error.
+            while not self._stop.wait(self._tick_s / 10 if asking else self._tick_s):
+                asking = asking and not self._hear_clock()
                 count += 1
                 self._store.set(self._key("beat", self.node), str(count))
                 self._heard = time.monotonic()
@@ -176,16 +180,16 @@ class Board:
                 self.remote.lost.add(node)
                 self._store.set(self._key("lost"), json.dumps(sorted(self.remote.lost)))
 
-    def _ask_clock(self) -> None:
-        """Learn by how much this node's clock is ahead of the head's.
+    def _hear_clock(self) -> bool:
+        """Learn by how much this node's clock is ahead of the head's; False if the head has not answered yet.
 
-        The head writes its time whenever it comes to the question; ``get`` wakes as soon as that is
-        written, so the error is one way through the network.
+        The head writes its time when it comes to the question, and this node has seen it a look later.
         """
-        if self.node != 0:
-            self._store.set(self._key("clock-ask", self.node), "1")
-            answer = int(self._store.get(self._key("clock", self.node)))
-            self.clock_offset_ns = time.time_ns() - answer
+        key = self._key("clock", self.node)
+        if not self._store.check([key]):
+            return False
+        self.clock_offset_ns = time.time_ns() - int(self._store.get(key))
+        return True
 
     def _answer_clock(self) -> None:
         for node in sorted(self._unanswered):

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-_INTERFACE = re.compile(r"NET/(?:Socket|IB|OFI) : Using (.+)|Bootstrap ?: Using (\S+)")
+# the name alone: with the addresses every node would count as another interface
+_INTERFACE = re.compile(r"(?:NET/(?:Socket|IB|OFI) |Bootstrap ?): Using (?:\[\d+\])?([\w.-]+)")
 _NETWORK = re.compile(r"Using network (\S+)")
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .* via (\S+)")
 _ALGORITHM = re.compile(r"(?:algorithm|Algo) (?P<a>\w+) .*?(?:protocol|proto) (?P<p>\w+)", re.I)
@@ -22,7 +23,7 @@ def summarise(texts: Sequence[str]) -> list[str]:
     lines = [line for text in texts for line in text.splitlines() if "NCCL" in line]
     if not lines:
         return ["NCCL logged nothing: this run did not use it"]
-    interfaces = Counter(next(filter(None, m.groups())) for line in lines if (m := _INTERFACE.search(line)))
+    interfaces = Counter(m[1] for line in lines if (m := _INTERFACE.search(line)))
     networks = Counter(m[1] for line in lines if (m := _NETWORK.search(line)))
     transports = Counter(m[1] for line in lines if (m := _CHANNEL.search(line)))
     algorithms = Counter(f"{m['a']}/{m['p']}" for line in lines if (m := _ALGORITHM.search(line)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.errors import Finding
@@ -34,10 +34,13 @@ _MISMATCH = re.compile(
     r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
 )
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
 _SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
 _CHAIN = re.compile(
     r"\n(?:The above exception was the direct cause of|During handling of the above exception, another exception)"
 )
+# What programs raise and handle on their normal way; no failure of theirs begins with it.
+_CONTROL_FLOW = re.compile(r"(?:[\w.]+\.)?(?:StopIteration|StopAsyncIteration|Empty)(?::|$)")
 # What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
@@ -82,9 +85,16 @@ class Failure:
     @property
     def root(self) -> str:
         """The exception that came first, in one line: the one that this was raised from, if there is one."""
-        first, *later = _CHAIN.split(self.traceback)
-        said = next((line for line in reversed(first.splitlines()) if re.match(r"[\w.]+(?::|$)", line)), "")
-        return said if later and said else f"{self.type}: {self.message}".replace("\n", " ")
+        *earlier, _ = _CHAIN.split(self.traceback)
+        texts = [text for text in map(_said_by, earlier) if text and not _CONTROL_FLOW.match(text)]
+        return texts[0] if texts else f"{self.type}: {self.message}".replace("\n", " ")
+
+
+def _said_by(traceback: str) -> str:
+    """What the exception of a traceback says: all from the first line that is not indented, in one line."""
+    lines = traceback.partition("Traceback (most recent call last):\n")[2].splitlines()
+    start = next((place for place, line in enumerate(lines) if re.match(r"[\w.]+(?::|$)", line)), len(lines))
+    return " ".join(lines[start:]).strip()
 
 
 @dataclass(frozen=True)
@@ -166,13 +176,15 @@ class Verdict:
         victims: Ranks that were dragged along.
         end: The first of the causes, None if a node was lost or nothing is known.
         lost: Nodes that went silent.
+        others: Ranks that failed by themselves too, in another way; a line each.
     """
 
     finding: Finding
     causes: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     end: RankEnd | None = None
-    lost: tuple[str, ...] = field(default=())
+    lost: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 def weigh(end: RankEnd) -> int:
@@ -224,9 +236,19 @@ def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
         return Verdict(_only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first)
     alike = [end for end in failed if _same_way(end, first)]
     causes = tuple(sorted(end.rank for end in alike))
-    victims = tuple(sorted(end.rank for end in failed if end.rank not in causes))
+    apart = [end for end in ranked if weigh(end) == CAUSE and end.rank not in causes]
+    dragged = {end.rank for end in failed} - set(causes) - {end.rank for end in apart}
+    victims = tuple(sorted(dragged))
     finding = _explain(first, causes=causes, num_ranks=len(ends))
-    return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost)
+    others = tuple(_failed_too(end) for end in apart)
+    return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
+
+
+def _failed_too(end: RankEnd) -> str:
+    if end.failure is None:
+        return f"rank {end.rank} failed too, with exit code {end.code}"
+    said = next(iter(end.failure.message.splitlines()), "")
+    return f"rank {end.rank} failed too: {end.failure.type}: {said}".rstrip(": ")
 
 
 def _same_way(one: RankEnd, other: RankEnd) -> bool:
@@ -273,6 +295,9 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
     evidence += [line.strip() for line in more[:2] if line.strip()]
     if _CHAIN.search(failure.traceback):
         evidence.append(f"first: {failure.root}")
+    if end.oom_kills and _WORKER_KILLED.search(failure.message):
+        name = "rank-died-oom-killer"
+        evidence.append(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run")
     fix = (
         f"what it printed before: less {end.log}"
         if failure.type == "SystemExit"
@@ -446,6 +471,9 @@ def block(verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1
         lines.append(f"  why: {finding.why}")
     if finding.fix:
         lines.append(f"  fix: {finding.fix}")
+    lines += verdict.others[:2]
+    if len(verdict.others) > 2:
+        lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
     if verdict.victims:
         word = "rank" if len(verdict.victims) == 1 else "ranks"
         because = (

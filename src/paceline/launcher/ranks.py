@@ -132,7 +132,7 @@ class RankGroup(PContext):
         attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
         for local, rank in attempt.ranks.items():
             streams = self._streams(local, rank)
-            attempt.log_paths[local] = streams[0].path
+            attempt.log_paths[local] = streams[1].path  # where the two differ, tracebacks go to stderr
             out, err = made.console.open(streams)
             try:
                 made.starter.start(self._task(local, rank), stdout=out, stderr=err)
@@ -205,7 +205,8 @@ class RankGroup(PContext):
                 local_rank=local,
                 pid=ended.pid,
                 exitcode=ended.code,
-                error_file=self.attempt.error_paths[local],
+                # torch raises on a file that is cut off; the record of our own entry never is, a script's may be
+                error_file=self.attempt.error_paths[local] if self._end(local).failure else "",
             )
             for local, ended in self.attempt.ended.items()
             if not self._end(local).succeeded
@@ -243,8 +244,8 @@ class RankGroup(PContext):
             log=str(log),
             log_tail=evidence.read_tail(log) if bad else (),
             stack=evidence.read_stack(self._machinery.run_dir.crash(rank, attempt.number)) if crashed else (),
-            oom_kills=evidence.count_oom_kills() - attempt.oom_before if crashed else 0,
-            shm=evidence.shm_pressure() if crashed else "",
+            oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
+            shm=evidence.shm_pressure() if bad else "",
         )
 
     def figures(self) -> list[dict[str, Any]]:

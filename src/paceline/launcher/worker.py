@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import faulthandler
 import io
 import json
@@ -24,12 +25,14 @@ import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
 from paceline.launcher import guard, probe, starter, system
 from paceline.launcher.after_import import when_imported
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
+from paceline.rundir import write_whole
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _kept: list[Any] = []  # must live as long as the process: streams, files and the launcher's __main__
@@ -265,11 +268,9 @@ def record(task: RankTask, error: BaseException) -> None:
             + _syntax_place(error),
         },
     }
-    try:
-        with open(task.error_file, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-    except OSError:
-        pass  # the disk may be what failed; the exit code still speaks
+    with contextlib.suppress(OSError):  # the disk may be what failed; the exit code still speaks
+        # whole or not at all: this rank may be told to stop in the middle of it
+        write_whole(Path(task.error_file), json.dumps(content))
 
 
 def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
