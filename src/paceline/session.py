@@ -197,13 +197,13 @@ class Session:
         Raises:
             UsageError: Loaders were advanced in a way that leaves open which batch the loss belongs to.
         """
-        rows = self._tally.take()
-        if rows is None or rows.of_batch % self.world_size == 0:
+        rows, world_size = self._tally.take(), self._world.world_size
+        if rows is None or rows.of_batch % world_size == 0:
             loss.backward()
         else:
             # DDP takes the mean over ranks, so a share of another size needs its weight. As the gradient of the
             # loss it costs less than as a factor, and a loss that is NaN for want of rows stays out of it.
-            loss.backward(loss.new_full((), rows.of_rank * self.world_size / rows.of_batch))
+            loss.backward(loss.new_full((), rows.of_rank * world_size / rows.of_batch))
         if self._buffered:
             runtime.copy_from_main([each for model in self._buffered for each in model.buffers()])
         return True

@@ -320,13 +320,13 @@ def seen(verdict: Verdict):
         ),
         (
             [end(0, failure=raised(at=2 * S, frames=own(12))), end(1, failure=raised(at=1 * S, frames=own(99)))],
-            ("script-error-on-one-rank", (1,), (0,)),
+            ("script-error-on-one-rank", (1,), ()),
         ),
         (
             [end(0, failure=raised("KeyError", "'a'", at=2 * S)), end(1, failure=raised("ValueError", "b", at=1 * S))],
-            ("script-error-on-one-rank", (1,), (0,)),
+            ("script-error-on-one-rank", (1,), ()),
         ),
-        ([end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)], ("rank-ended-early", (0, 1), (2,))),
+        ([end(0, code=3), end(1, code=3), end(2, code=4, time_ns=6 * S)], ("rank-ended-early", (0, 1), ())),
         ([end(rank, failure=raised(at=S)) for rank in (1, 0)], ("user-exception", (0, 1), ())),
         # the others went on, or were ended
         ([fine(0), end(1, failure=raised()), stopped(2)], ("script-error-on-one-rank", (1,), (2,))),
@@ -404,6 +404,27 @@ def seen(verdict: Verdict):
 def test_the_likely_cause(ends, expected):
     for order in (ends, ends[::-1]):  # who is asked first must not matter
         assert seen(judge(order)) == expected
+
+
+def test_a_rank_that_failed_in_a_way_of_its_own_was_not_stopped():
+    ends = [
+        end(0, failure=raised("ValueError", "first", at=1 * S)),
+        end(1, failure=raised("KeyError", "'a'", at=2 * S)),
+        end(2, code=4, time_ns=6 * S),
+        stopped(3),
+    ]
+    lines = block(judge(ends), exit_status=1, run_dir="runs/x")
+    assert "rank 1 failed too: KeyError: 'a'" in lines
+    assert "rank 2 failed too, with exit code 4" in lines
+    assert "rank 3: stopped because rank 0 failed" in lines
+
+
+def test_the_kernels_kill_of_a_loaders_worker_is_told():
+    said = "DataLoader worker (pid 25027) is killed by signal: Killed. "
+    finding = judge([end(0, oom_kills=1, failure=raised("RuntimeError", said))]).finding
+    assert finding.name == "rank-died-oom-killer"
+    assert any("the kernel counted 1 kill(s)" in line for line in finding.evidence)
+    assert judge([end(0, failure=raised("RuntimeError", said))]).finding.name == "user-exception"
 
 
 @pytest.mark.parametrize("gap_ns", [1, S // 1000, S])

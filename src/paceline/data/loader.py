@@ -128,12 +128,16 @@ class _Indices:
 
     def _lists(self, epoch: int) -> Iterator[list[int]]:
         shard = self._shard
-        order = epoch_order(shard.length, seed=self._seed, epoch=epoch) if self._shuffle else None
-        for batch in range(shard.num_batches):
-            # A rank without a sample borrows the batch's first, for the structure of its empty batch.
-            first = batch * shard.batch_size
-            places = shard.positions(batch) or range(first, first + 1)
-            yield list(places) if order is None else order[places.start : places.stop].tolist()
+        order = epoch_order(shard.length, seed=self._seed, epoch=epoch) if self._shuffle else range(shard.length)
+        # All batches but the last are alike, so that a step only slices. A rank without a sample borrows the
+        # batch's first, for the structure of its empty batch.
+        mine = shard.positions(0) or range(1)
+        first, stop, last = mine.start, mine.stop, (shard.num_batches - 1) * shard.batch_size
+        for start in range(0, last, shard.batch_size):
+            yield list(order[start + first : start + stop])
+        if shard.length:
+            mine = shard.positions(shard.num_batches - 1) or range(last, last + 1)
+            yield list(order[mine.start : mine.stop])
 
 
 class Loader:
@@ -210,23 +214,22 @@ class Loader:
         self._indices.epoch = self._epoch
         self._epoch += 1
         iteration = _Iteration()
+        rows, num_left, on_cpu = self._rows(0), len(self), self._device.type == "cpu"
         try:
-            for rows, batch in zip(self._rows(), self._batches, strict=True):
-                whole = batch if rows.of_rank else without_rows(batch)
-                ready = whole if self._device.type == "cpu" else to_device(whole, self._device)
+            for loaded in self._batches:
+                num_left -= 1
+                if num_left == 0:
+                    rows = self._rows(len(self) - 1)
+                batch = loaded if rows.of_rank else without_rows(loaded)
+                if not on_cpu:
+                    batch = to_device(batch, self._device)
                 self._tally.note(iteration, rows)
-                yield ready
+                yield batch
         finally:
             iteration.live = False
 
-    def _rows(self) -> Iterator[Rows]:
-        shard = self._shard
-        full = Rows(len(shard.positions(0)), shard.batch_size)
-        last = shard.num_batches - 1
-        for _ in range(last):
-            yield full
-        if last >= 0:
-            yield Rows(len(shard.positions(last)), shard.rows_of_batch(last))
+    def _rows(self, batch: int) -> Rows:
+        return Rows(len(self._shard.positions(batch)), self._shard.rows_of_batch(batch))
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from array import array
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -73,13 +72,5 @@ class Shard:
     def positions(self, batch: int) -> range:
         """Return the positions in the epoch's order that are this rank's share of a batch; may be empty."""
         start = batch * self.batch_size
-        whole = start + self.batch_size <= self.length
-        rows = self._share_of_whole if whole else self._share_of(self.length - start)
+        rows = share(self.rows_of_batch(batch), rank=self.rank, world_size=self.world_size)
         return range(start + rows.start, start + rows.stop)
-
-    @cached_property
-    def _share_of_whole(self) -> range:
-        return self._share_of(self.batch_size)
-
-    def _share_of(self, num_rows: int) -> range:
-        return share(num_rows, rank=self.rank, world_size=self.world_size)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
-from paceline.launcher import guard, probe, starter, system
+from paceline.launcher import guard, keep_group, probe, starter, system
 from paceline.launcher.after_import import when_imported
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
 from paceline.rundir import write_whole
@@ -138,6 +138,7 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
         probe.install(slot)
     if os.environ.get(env.RUN_TOKEN):
         guard.install()
+    keep_group.install()
     if task.numa_binding:
         _bind(task)
 
