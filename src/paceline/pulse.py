@@ -1,6 +1,6 @@
 """The pulse of a rank: a few integers in memory that its launcher shares, written at every step.
 
-The rank writes without a system call (some 40 ns a number); the launcher reads whenever it likes, also
+The rank writes without a system call (some 100 ns a batch); the launcher reads whenever it likes, also
 when the rank hangs or is gone. All times are of the monotonic clock, which is one for all processes of a
 machine. Standard library only.
 """
@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import sys
 import tempfile
 from dataclasses import dataclass
 
-# Places in a rank's slot, each a signed 64-bit integer.
+# Places in a rank's slot, each a signed 64-bit integer. From BEAT_NS on they are written in this order.
 PHASE = 0
-STEPS = 1
+BEAT_NS = 1  # last sign of progress
 BATCHES = 2
-FIRST_STEP_NS = 3  # end of the first step: the rates leave the first, slow step out
-LAST_STEP_NS = 4
-DATA_NS = 5  # waiting for the DataLoader since FIRST_STEP_NS
-OWN_NS = 6  # since FIRST_STEP_NS, outside backward: data, forward, optimizer; not the wait for other ranks
-BEAT_NS = 7  # last sign of progress
+STEPS = 3
+FIRST_STEP_NS = 4  # end of the first step: the rates leave the first, slow step out
+LAST_STEP_NS = 5
+DATA_NS = 6  # waiting for the DataLoader since FIRST_STEP_NS
+OWN_NS = 7  # since FIRST_STEP_NS, outside backward: data, forward, optimizer; not the wait for other ranks
 SLOT_LENGTH = 8
 SLOT_BYTES = SLOT_LENGTH * 8
+
+BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
+STEP = struct.Struct("@7q")  # BEAT_NS to OWN_NS
 
 # Phases: how far the script has come.
 STARTING, RUNNING, RETURNED, FINISHED = range(4)

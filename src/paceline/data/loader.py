@@ -31,11 +31,18 @@ class Rows(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Iteration:
-    """One run through a loader, as the tally knows it."""
+class Iteration:
+    """One run through a loader, as the tally knows it.
+
+    Attributes:
+        rows: Those of the batch yielded last.
+        num_batches: Batches yielded since the last backward.
+        with_grad: Whether the last one was fetched with autograd enabled.
+        live: Whether the loop over the loader goes on.
+    """
 
     rows: Rows | None = None
-    num_batches: int = 0  # since the last backward
+    num_batches: int = 0
     with_grad: bool = True
     live: bool = True
 
@@ -43,21 +50,20 @@ class _Iteration:
 class Tally:
     """Which batch the next backward belongs to; shared by the loaders of a session.
 
-    A loader notes each batch that it yields, and leaves when its loop ends: at the last batch, or by
-    ``break``, which closes the loader's generator at once. An evaluation loop between two training batches
-    has therefore left by the time of the next backward.
+    A loop over a loader takes down each batch that it yields, and is no longer live when it ends: at the last
+    batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between two training
+    batches has therefore ended by the time of the next backward.
     """
 
     def __init__(self) -> None:
-        self._since: set[_Iteration] = set()  # those that yielded since the last backward
+        self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
 
-    def note(self, iteration: _Iteration, rows: Rows) -> None:
-        """Take down that ``iteration`` is about to yield a batch of ``rows``."""
-        iteration.rows = rows
-        iteration.num_batches += 1
-        iteration.with_grad = torch.is_grad_enabled()
-        self._since.add(iteration)
+    def open(self) -> Iteration:
+        """Return the record of a loop that begins."""
+        self._iterations = [each for each in self._iterations if each.live or each.num_batches]
+        self._iterations.append(Iteration())
+        return self._iterations[-1]
 
     def take(self) -> Rows | None:
         """Return the rows of the batch that a backward now belongs to, and start anew.
@@ -69,34 +75,37 @@ class Tally:
         Raises:
             UsageError: Several batches come into question.
         """
-        if self._since:
-            chosen = self._choose()
-            self._rows = chosen.rows if chosen else self._rows
-            for each in self._since:
-                each.num_batches = 0
-            self._since.clear()
+        since = [each for each in self._iterations if each.num_batches]
+        if not since:
+            return self._rows
+        chosen = since[0] if len(since) == 1 and since[0].live else _choose(since)
+        for each in since:
+            each.num_batches = 0
+        if chosen is not None:
+            self._rows = chosen.rows
         return self._rows
 
-    def _choose(self) -> _Iteration | None:
-        live = [each for each in self._since if each.live]
-        if len(live) == 1:
-            return live[0]
-        # One that was advanced under no_grad belongs to an evaluation.
-        found = [each for each in live or self._since if each.with_grad]
-        if not live and not found:
-            return None
-        if len(found) != 1:
-            raise _unknown_weight(
-                f"{len(self._since)} loaders yielded a batch since the last backward",
-                fix="call session.backward on each batch's loss before taking the next (gradients add up)",
-            )
-        (one,) = found
-        if not one.live and one.num_batches > 1:
-            raise _unknown_weight(
-                f"a loader yielded {one.num_batches} batches since the last backward, and was left",
-                fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
-            )
-        return one
+
+def _choose(since: list[Iteration]) -> Iteration | None:
+    """Return which of the loops that yielded a batch the loss is from; None if all were evaluations."""
+    live = [each for each in since if each.live]
+    if len(live) == 1:
+        return live[0]
+    found = [each for each in live or since if each.with_grad]  # under no_grad evaluations advance
+    if not live and not found:
+        return None
+    if len(found) != 1:
+        raise _unknown_weight(
+            f"{len(since)} loaders yielded a batch since the last backward",
+            fix="call session.backward on each batch's loss before taking the next (gradients add up)",
+        )
+    (one,) = found
+    if not one.live and one.num_batches > 1:
+        raise _unknown_weight(
+            f"a loader yielded {one.num_batches} batches since the last backward, and was left",
+            fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
+        )
+    return one
 
 
 def _unknown_weight(what: str, *, fix: str) -> UsageError:
@@ -157,7 +166,7 @@ class Loader:
         seed: Seed of the order.
         world: The ranks.
         device: Where batches are moved to; those on the CPU stay as the workers made them.
-        tally: Told of each batch that is yielded.
+        tally: Where each loop takes down the batches that it yields.
         num_workers: As torch's DataLoader has it, and so the next ones: processes that load.
         collate_fn: Makes a batch of a list of samples; torch's default if None.
         pin_memory: Whether batches are copied to pinned memory first.
@@ -213,7 +222,7 @@ class Loader:
         """Yield the batches of the next epoch."""
         self._indices.epoch = self._epoch
         self._epoch += 1
-        iteration = _Iteration()
+        iteration = self._tally.open()
         rows, num_left, on_cpu = self._rows(0), len(self), self._device.type == "cpu"
         try:
             for loaded in self._batches:
@@ -223,7 +232,9 @@ class Loader:
                 batch = loaded if rows.of_rank else without_rows(loaded)
                 if not on_cpu:
                     batch = to_device(batch, self._device)
-                self._tally.note(iteration, rows)
+                iteration.rows = rows
+                iteration.num_batches += 1
+                iteration.with_grad = torch.is_grad_enabled()
                 yield batch
         finally:
             iteration.live = False
