@@ -12,12 +12,15 @@ demo: .make-demo
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
 DEMO_RANKS = $(shell $(BIN)/python scripts/demo_ranks.py)
 
+# Most tests wait for processes rather than compute, so three at a time suit two cores.
+PARALLEL := -n 3 --dist loadfile
+
 test: .make-test
-	$(BIN)/python -m pytest -m "not slow and not namespaces"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces"
 
 test-all: .make-test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: .make-test
 	$(BIN)/ruff check .

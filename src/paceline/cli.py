@@ -104,6 +104,8 @@ def main() -> NoReturn:
         if os.getpid() != launcher:
             raise  # of a rank's own script
         _refuse(error)
+    except KeyboardInterrupt:  # before anything was started: later the launcher takes signals by itself
+        sys.exit(130)
     if os.getpid() != launcher:
         sys.exit(status)
     # The launcher ends at once: its threads may sit inside torch, whose teardown with living threads can abort.

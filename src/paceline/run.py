@@ -261,7 +261,9 @@ class Conductor:
             if env.read(name) is not None:
                 values[name] = str(env.read(name))
         values[env.ASYNC_ERROR_HANDLING] = env.read(env.ASYNC_ERROR_HANDLING) or "1"
-        if env.read(env.GLOO_INTERFACE) is None:
+        # A head that was not given its own address does not know through which interface the others come.
+        known = self._options.one_node or self._options.head_named
+        if known and env.read(env.GLOO_INTERFACE) is None:
             interface = next((name for name, found in host.addresses() if found == address), None)
             if interface is not None:
                 values[env.GLOO_INTERFACE] = interface
@@ -274,8 +276,10 @@ class Conductor:
         agent = self._agent
         assert agent is not None and agent.group is not None
         if attempt:
-            verdict = outcome.judge(agent.earlier[-1])
-            what = verdict.finding.what if verdict.causes else "a rank on another node failed"
+            ends, lost = agent.earlier[-1]
+            verdict = outcome.judge(ends, lost=_names(lost, {}, agent.store_host))
+            told = verdict.causes or verdict.lost
+            what = verdict.finding.what if told else "a rank on another node failed"
             self._console.say(f"{what}; ranks were started again ({attempt} of {self._options.max_restarts})")
             self._event("restart", attempt=attempt, why=verdict.finding.to_json())
         group = agent.group.attempt
@@ -358,9 +362,11 @@ class Conductor:
         }
         found, lost = {agent.node_rank: mine}, set[int]()
         if board is not None:
-            if not succeeded:
+            if not succeeded and not self._stop:
                 board.fail()
-            found |= board.exchange(mine, until_s=_ACCOUNTS_S, linger=agent.hosts_store)
+            # a node that was told to stop gives its ranks their time before it has an account
+            patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
+            found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store)
             lost = board.remote.lost
         return account.Run(
             ends=[RankEnd.from_json(end) for node in sorted(found) for end in found[node]["ends"]],

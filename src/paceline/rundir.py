@@ -19,7 +19,6 @@ EVENT_VERSION = 1
 
 # kind -> the fields beside version, time_ns, node and kind
 EVENTS: Mapping[str, frozenset[str]] = {
-    "plan": frozenset({"plan"}),
     "start": frozenset({"attempt", "ranks", "pids", "world_size"}),
     "end": frozenset({"attempt", "ends"}),
     "restart": frozenset({"attempt", "why"}),

@@ -143,6 +143,12 @@ def test_random_numbers_differ_between_ranks(command, program):
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
+def test_the_local_rank_is_filled_in_as_torchrun_does(command):
+    command.script("import os, sys; open('seen-' + os.environ['RANK'], 'w').write(repr(sys.argv[1:]))")
+    assert command.run("--nproc-per-node", "2", "train.py", "--gpu=${local_rank}", "$other").status == 0
+    assert (command.folder / "seen-1").read_text() == "['--gpu=1', '$other']"
+
+
 def test_a_program_that_is_not_python(command):
     ended = command.run("--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE"')
     assert ended.status == 0, ended.err

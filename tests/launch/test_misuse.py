@@ -43,6 +43,7 @@ import pytest
         (["noise"], 2, "script-not-python: noise is not Python"),
         (["broken.py"], 1, "user-exception: the script has a syntax error"),
         (["--no-python", "no-such-program"], 2, "script-missing: there is no program no-such-program"),
+        (["-m", "no_such_module"], 2, "module-not-found: there is no module no_such_module"),
         ([], 2, "Missing argument 'SCRIPT'"),
         (["--rdzv-endpoint", "no-such-host.invalid:29500", "--nnodes", "2", "train.py"], 2, "hostname-unresolvable"),
         (["--run-dir", "/proc/nowhere", "train.py"], 2, "folder-not-writable"),

@@ -244,7 +244,7 @@ def test_the_plan_is_one_line_with_reasons(command):
     ended = command.run("--nproc-per-node", "2", "train.py")
     plan = ended.err.splitlines()[0]
     assert re.fullmatch(
-        r"paceline: 1 node x 2 ranks · gloo · \d+ threads? a rank \(\d+ usable CPUs / 2 ranks\) · "
+        r"paceline: 1 node x 2 ranks · gloo · \d+ threads? a rank \(\d+ usable CPUs? / 2 ranks\) · "
         r"127\.0\.0\.1:\d+ \(chosen by the kernel\) · runs/\d{8}-\d{6}-train-\w{4}",
         plan,
     )
@@ -253,3 +253,65 @@ def test_the_plan_is_one_line_with_reasons(command):
     kept = command.run("--nproc-per-node", "2", "train.py", env={"OMP_NUM_THREADS": "3"})
     assert kept.out == "3 127.0.0.1\n"
     assert "OMP_NUM_THREADS=3 is set" in kept.err
+
+
+def test_a_node_that_does_not_come_is_named(command):
+    command.script("print('never')")
+    (head,) = nodes(command, [1], "--nnodes", "3", "--rdzv-conf", "join_timeout=3")
+    ended = head.wait()
+    assert ended.status == 1
+    assert "node-missing: node 1, 2 of 3 did not come within 3 s" in ended.err
+
+
+def test_two_nodes_with_one_rank_are_both_named(command):
+    command.script("import time; time.sleep(60)")
+    port = free_port()
+    same = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"]
+    head = command.start("--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", port, "train.py")
+    first = command.start(*same)
+    time.sleep(6)
+    ended = command.start(*same).wait()
+    assert ended.status == 1
+    assert "duplicate-ranks: two nodes have node rank 1" in ended.err
+    assert f"launcher pid {first.process.pid}" in ended.err
+    head.signal(signal.SIGTERM)
+    assert head.wait().status == 143
+    left = first.wait()  # it still waited for the third
+    assert left.status == 1
+    assert "agent-died: the head, which hosts the run's store, has gone" in left.err
+
+
+def test_a_node_that_comes_later_is_taken_in(command):
+    command.script(
+        "import os, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "if x.item() == 1:\n    open('alone', 'w').write('here\\n'); time.sleep(120)\n"
+        "open(f'together-{dist.get_rank()}', 'w').write(str(x.item()))\ndist.destroy_process_group()\n"
+    )
+    port, options = free_port(), ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=2")
+    (first,) = nodes(command, [1], *options, kind="c10d", port=port)
+    command.wait_for(command.folder / "alone")
+    (second,) = nodes(command, [1], *options, kind="c10d", port=port)
+    ended = [first.wait(), second.wait()]
+    assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
+    assert [(command.folder / f"together-{rank}").read_text() for rank in range(2)] == ["2.0", "2.0"]
+
+
+def test_a_signal_to_one_launcher_gives_all_ranks_their_time(command):
+    command.script(
+        "import os, signal, sys, time\n"
+        "def stop(number, frame):\n"
+        "    time.sleep(1.5)\n"
+        "    open('saved-' + os.environ['RANK'], 'w').write(signal.Signals(number).name + '\\n'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "open('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n"
+    )
+    started = nodes(command, [1, 1])
+    for rank in range(2):
+        command.wait_for(command.folder / f"up-{rank}")
+    time.sleep(1)
+    started[1].signal(signal.SIGTERM)
+    ended = [running.wait() for running in started]
+    assert [end.status for end in ended] == [143, 143], [end.err for end in ended]
+    assert ended[0].block == ended[1].block
+    assert [(command.folder / f"saved-{rank}").read_text() for rank in range(2)] == ["SIGTERM\n"] * 2

@@ -72,7 +72,7 @@ def test_devices_that_are_not_there_are_a_finding(text):
 )
 def test_threads_are_an_equal_share_of_the_usable_cpus(cpus, nproc, threads):
     chosen = planned(machine(cpus=cpus), nproc_per_node=str(nproc)).threads
-    assert chosen == Choice(threads, f"{cpus} usable CPUs / {nproc} ranks")
+    assert chosen == Choice(threads, f"{cpus} usable CPU{'s' * (cpus > 1)} / {nproc} rank{'s' * (nproc > 1)}")
 
 
 def test_the_users_own_number_of_threads_is_left_alone():
@@ -312,7 +312,7 @@ def test_a_plan_is_plain_data():
             {},
             machine(cpus=1),
             {},
-            "1 node x 1 rank (no GPU here) · gloo · 1 thread a rank (1 usable CPUs / 1 ranks) · 127.0.0.1:4711 "
+            "1 node x 1 rank (no GPU here) · gloo · 1 thread a rank (1 usable CPU / 1 rank) · 127.0.0.1:4711 "
             "(chosen by the kernel) · runs/x",
         ),
         (
@@ -326,7 +326,7 @@ def test_a_plan_is_plain_data():
             {"nnodes": "2", "master_addr": "h", "nproc_per_node": "1"},
             machine(),
             {},
-            "2 nodes x 1 rank · gloo · 8 threads a rank (8 usable CPUs / 1 ranks) · 127.0.0.1:4711 "
+            "2 nodes x 1 rank · gloo · 8 threads a rank (8 usable CPUs / 1 rank) · 127.0.0.1:4711 "
             "(torch's default) · runs/x",
         ),
     ],

@@ -182,7 +182,11 @@ def test_a_module_is_read_without_being_imported(folder):
     assert read("one_module", module=True) == "raise SystemExit('imported')\n"
 
 
-@pytest.mark.parametrize("name", ["no_such_module_anywhere", "package.inner", "sys"])
+def test_a_module_that_is_not_there_is_a_finding(folder):
+    assert refused("no_such_module_anywhere", module=True).name == "module-not-found"
+
+
+@pytest.mark.parametrize("name", ["package.inner", "sys"])
 def test_other_modules_have_no_text_to_look_at(folder, name):
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").write_text("raise SystemExit('imported')\n")

@@ -1,14 +1,16 @@
 """The launcher: starts ranks on torch's own elastic engine, and sees inside them.
 
-options   what may be asked for                         (pure)
-host      facts of this machine                         (hand)
-plan      what is decided, with reasons                 (pure)
-starter   the warm process that forks and reaps ranks
-task      what a rank is to run
-worker    the entry around the user's script, in the rank
-probe     counts steps and times data, in the rank
-guard     the check that a store is this run's, in the rank
-rendezvous, board, agent   nodes meet, talk, and keep their ranks
-console   log files and what is shown
-evidence, outcome          how ranks ended (hand), and why (pure)
+Before the start
+    options   what may be asked for (pure)          script    is there one to run (hand)
+    host      facts of this machine (hand)          plan      what is decided, with reasons (pure)
+In the launcher
+    starter   the warm process that forks and reaps ranks; task: what a rank is to run
+    rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
+    console, logs                     log files and what is shown
+In a rank
+    worker    the entry around the user's script    probe     counts steps and times data
+    guard     is the store this run's               keep_group, after_import, system   small print
+At the end
+    evidence  how ranks ended (hand)                outcome   why (pure)
+    account, summary, nccl            what is told (pure)
 """

@@ -149,6 +149,14 @@ def broken(error: BaseException, *, host: str) -> Report:
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
         )
+    elif text.startswith(("DistNetworkError", "RendezvousConnectionError")):
+        finding = Finding(
+            "agent-died",
+            "the head, which hosts the run's store, has gone",
+            where=host,
+            evidence=(text,),
+            fix="look at the head's own last lines, and start the run again",
+        )
     elif "RendezvousTimeout" in text:
         finding = Finding(
             "rendezvous-timeout",

@@ -49,15 +49,18 @@ class Agent(LocalElasticAgent):
         self._wait_s = machinery.options.monitor_interval
         self.board: Board | None = None
         self.group: RankGroup | None = None
-        self.earlier: list[list[RankEnd]] = []  # ends of attempts that were followed by another
+        # ends of attempts that were followed by another, and the nodes that were lost in them
+        self.earlier: list[tuple[list[RankEnd], set[int]]] = []
         self.node_rank = 0
         self._master = ("", 0)
         self.num_nodes = 1
         self.stopping = threading.Event()
 
     def ask_to_stop(self, signum: signal.Signals) -> None:
-        """Let the loop hand a signal on to the ranks and end; from any thread."""
+        """Let the loop hand a signal on to the ranks and end, on all nodes; from any thread."""
         self._asked_to_stop = signum
+        if self.board is not None:
+            self.board.stop(signum)
 
     @property
     def attempts(self) -> int:
@@ -68,6 +71,10 @@ class Agent(LocalElasticAgent):
         if self.board is not None:
             self.board.close()
             self.board = None  # what it heard was about the attempt before
+        # torch keeps the address of the first round's store; a node that joins in a later round would wait for
+        # it in vain, and ranks would find the addresses that those before have left there.
+        if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
+            worker_group.spec.rdzv_handler._bootstrap_store_info = None
         super()._rendezvous(worker_group)
         self.node_rank = int(worker_group.group_rank or 0)
         self.num_nodes = int(worker_group.group_world_size or 1)
@@ -127,6 +134,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self.group is not None
         self.group.listen(self._wait_s)
+        if self.board is not None and self.board.remote.stop and self._asked_to_stop is None:
+            self._asked_to_stop = signal.Signals(self.board.remote.stop)
         if self._asked_to_stop is not None:
             self.stopping.set()
             raise SignalException(f"the launcher got {self._asked_to_stop.name}", sigval=self._asked_to_stop)
@@ -157,7 +166,7 @@ class Agent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         assert self.group is not None
         self._stop_workers(worker_group)
-        self.earlier.append(self.group.ends())
+        self.earlier.append((self.group.ends(), self.board.remote.lost if self.board else set()))
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:

@@ -26,11 +26,13 @@ class Remote:
 
     Attributes:
         failed: Some node's ranks have failed in this attempt.
+        stop: Signal that some node's launcher got, 0 for none: all end as that one does.
         lost: Node ranks that have gone silent, -1 for the head's store.
         hosts: Host names by node rank, as far as known.
     """
 
     failed: bool = False
+    stop: int = 0
     lost: set[int] = field(default_factory=set)
     hosts: dict[int, str] = field(default_factory=dict)
 
@@ -66,6 +68,10 @@ class Board:
     def fail(self) -> None:
         """Tell all nodes that this one has failed: they stop their ranks."""
         self._try(lambda: self._asking.set(self._key("failed"), str(self.node)))
+
+    def stop(self, signum: int) -> None:
+        """Tell all nodes that this one was told to end by a signal."""
+        self._try(lambda: self._asking.set(self._key("stop"), str(int(signum))))
 
     def post(self, kind: str, content: Any) -> None:
         """Publish this node's word of a kind, such as how its ranks ended."""
@@ -160,6 +166,8 @@ class Board:
                 self.remote.lost.add(-1)
 
     def _look(self) -> None:
+        if self._store.check([self._key("stop")]):
+            self.remote.stop = int(self._store.get(self._key("stop")))
         if self._store.check([self._key("failed")]):
             self.remote.failed = True
         if self.node == 0:

@@ -147,6 +147,11 @@ class Options:
     json: bool = False
 
     @property
+    def head_named(self) -> bool:
+        """True if the head's address is one that other machines could use."""
+        return bool(self.rdzv_endpoint) or self.master_addr not in ("127.0.0.1", "localhost", "::1")
+
+    @property
     def one_node(self) -> bool:
         """True if no other node can take part."""
         return self.max_nodes == 1

@@ -308,7 +308,7 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
 
 def _name_of(failure: Failure, *, alone: bool) -> str:
     text = failure.root
-    if failure.type in ("ModuleNotFoundError", "ImportError"):
+    if failure.type in ("ModuleNotFoundError", "ImportError") or "No module named" in text:
         return "module-not-found"
     if failure.type == "OutOfMemoryError" or "CUDA out of memory" in text:
         return "cuda-oom"

@@ -144,7 +144,7 @@ def choose_threads(nproc: int, facts: HostFacts, environ: Mapping[str, str]) -> 
     if environ.get(env.OMP_THREADS):
         return Choice(None, f"{env.OMP_THREADS}={environ[env.OMP_THREADS]} is set")
     share = max(1, facts.usable_cpus // nproc)
-    return Choice(share, f"{facts.usable_cpus} usable CPUs / {nproc} ranks")
+    return Choice(share, f"{_count(facts.usable_cpus, 'usable CPU')} / {_count(nproc, 'rank')}")
 
 
 def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
@@ -280,17 +280,21 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
         else (f"{options.min_nodes}-{options.max_nodes}")
     )
     parts = [
-        f"{nodes} node{'s' if nodes != '1' else ''} x {plan.nproc.value} rank{'s' if plan.nproc.value != 1 else ''}"
+        f"{nodes} node{'s' if nodes != '1' else ''} x {_count(plan.nproc.value, 'rank')}"
         + (f" ({plan.nproc.reason})" if plan.nproc.reason != "--nproc-per-node" else ""),
         plan.backend,
         plan.threads.reason
         if plan.threads.value is None
-        else f"{plan.threads.value} thread{'s' if plan.threads.value != 1 else ''} a rank ({plan.threads.reason})",
+        else f"{_count(plan.threads.value, 'thread')} a rank ({plan.threads.reason})",
         f"{address} ({plan.port.reason})",
     ]
     if plan.start_method.reason:
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
     return " · ".join([*parts, run_dir])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def rank_environment(
@@ -322,14 +326,14 @@ def rank_environment(
         env.LOCAL_WORLD_SIZE: str(ranks["local_world_size"]),
         env.GROUP_RANK: str(ranks["node_rank"]),
         env.GROUP_WORLD_SIZE: str(ranks["num_nodes"]),
-        "ROLE_RANK": str(ranks["role_rank"]),
-        "ROLE_NAME": options.role,
-        "ROLE_WORLD_SIZE": str(ranks["role_world_size"]),
+        env.ROLE_RANK: str(ranks["role_rank"]),
+        env.ROLE_NAME: options.role,
+        env.ROLE_WORLD_SIZE: str(ranks["role_world_size"]),
         env.MASTER_ADDR: master[0],
         env.MASTER_PORT: str(master[1]),
         env.RESTART_COUNT: str(restart_count),
-        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
-        "TORCHELASTIC_RUN_ID": run_id,
+        env.MAX_RESTARTS: str(options.max_restarts),
+        env.RUN_ID: run_id,
         env.USE_AGENT_STORE: str(agent_store),
         env.SIGNALS: ",".join(options.signals_to_handle),
     }

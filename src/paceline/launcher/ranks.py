@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
@@ -162,6 +163,8 @@ class RankGroup(PContext):
         values = {
             **made.task.__dict__,
             "local_rank": local,
+            # torchrun fills in ${local_rank} in the script's arguments
+            "args": tuple(Template(word).safe_substitute(local_rank=local) for word in made.task.args),
             "env": {**made.base_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
             "crash_file": str(made.run_dir.crash(rank, self.attempt.number)),

@@ -66,7 +66,19 @@ class HeldRendezvous(RendezvousHandler):
     the other nodes inside a constructor that no signal can interrupt.
     """
 
-    def __init__(self, store: TCPStore, *, rank: int, num_nodes: int, run_id: str, address: str) -> None:
+    def __init__(
+        self,
+        store: TCPStore,
+        *,
+        rank: int,
+        num_nodes: int,
+        run_id: str,
+        address: str,
+        join_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._join_s = join_s
+        self._say = say
         self._store = store
         self._for_ranks = store
         self._rank = rank
@@ -88,12 +100,36 @@ class HeldRendezvous(RendezvousHandler):
             # Ranks of the attempt before have left their addresses in the store.
             self._for_ranks = _open_store(self._address, 0, must=True) or self._store
         self._rounds += 1
+        store = PrefixStore(prefix, self._store)
+        if self._num_nodes > 1:
+            self._await_all(store)
         return RendezvousInfo(
-            PrefixStore(prefix, self._store),
+            store,
             self._rank,
             self._num_nodes,
             RendezvousStoreInfo(self._address, self._for_ranks.port),
         )
+
+    def _await_all(self, store: PrefixStore) -> None:
+        """Say that this node is here and wait for the others, where a signal can interrupt it.
+
+        Raises:
+            RunError: Another node has this node's rank, or some have not come in time.
+        """
+        me = f"{socket.gethostname()} (launcher pid {os.getpid()})"
+        other = store.compare_set(f"here/{self._rank}", "", me).decode()
+        if other != me:
+            raise RunError(_same_rank_twice(self._rank, me, other))
+        start = time.monotonic()
+        told = start
+        while missing := [node for node in range(self._num_nodes) if not store.check([f"here/{node}"])]:
+            waited = time.monotonic() - start
+            if waited > self._join_s:
+                raise RunError(_nodes_missing(missing, self._num_nodes, waited))
+            if time.monotonic() - told > 5:
+                told = time.monotonic() + 25
+                self._say(f"waiting for node {_listed(missing)} of {self._num_nodes} for {waited:.0f} s")
+            time.sleep(0.05)
 
     def is_closed(self) -> bool:
         return False
@@ -141,7 +177,7 @@ def meet(options: Options, plan: Plan, *, script: str, run_name: str, say: Calla
     identity = _agree_on_run(store, mine, hosts=hosts, place=f"{head}:{store.port}")
     address = options.local_addr or (head if head in local else host.address_towards(head))
     return Meeting(
-        handler=_handler(options, plan, store, identity=identity, address=address, head=head),
+        handler=_handler(options, plan, store, identity=identity, address=address, head=head, say=say),
         store=store,
         identity=identity,
         address=address,
@@ -335,8 +371,38 @@ def _sizes_differ(theirs: dict[str, Any], mine: dict[str, Any]) -> Finding:
     )
 
 
+def _listed(nodes: list[int]) -> str:
+    shown = ", ".join(map(str, nodes[:10]))
+    return shown if len(nodes) <= 10 else f"{shown} and {len(nodes) - 10} more"
+
+
+def _same_rank_twice(rank: int, me: str, other: str) -> Finding:
+    return Finding(
+        "duplicate-ranks",
+        f"two nodes have node rank {rank}: {other} and {me}",
+        where=me,
+        fix="give each node its own --node-rank, from 0",
+    )
+
+
+def _nodes_missing(missing: list[int], num_nodes: int, waited_s: float) -> Finding:
+    return Finding(
+        "node-missing",
+        f"node {_listed(missing)} of {num_nodes} did not come within {waited_s:.0f} s",
+        where=socket.gethostname(),
+        fix="start paceline run there with its --node-rank; longer waits: --rdzv-conf join_timeout=1200",
+    )
+
+
 def _handler(
-    options: Options, plan: Plan, store: TCPStore, *, identity: dict[str, Any], address: str, head: str
+    options: Options,
+    plan: Plan,
+    store: TCPStore,
+    *,
+    identity: dict[str, Any],
+    address: str,
+    head: str,
+    say: Callable[[str], None],
 ) -> RendezvousHandler:
     if plan.rendezvous != "c10d":
         return HeldRendezvous(
@@ -345,6 +411,8 @@ def _handler(
             num_nodes=options.max_nodes,
             run_id=identity["token"] if options.rdzv_id == "none" else options.rdzv_id,
             address=head,
+            join_s=_join_timeout(options),
+            say=say,
         )
     settings: dict[str, Any] = {
         "keep_alive_interval": plan.keep_alive_s,

@@ -44,7 +44,17 @@ def _module_source(name: str) -> str:
     """Look a module up without importing it: importing its package could run anything."""
     from importlib.machinery import PathFinder
 
-    spec = PathFinder.find_spec(name.split(".", maxsplit=1)[0], [os.getcwd(), *sys.path])
+    top = name.split(".", maxsplit=1)[0]
+    spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    if spec is None and top not in sys.builtin_module_names:
+        raise UsageError(
+            Finding(
+                "module-not-found",
+                f"there is no module {top} in this folder or in {sys.prefix}",
+                where="command line",
+                fix="a file is run without -m: paceline run script.py",
+            )
+        )
     origin = spec.origin if spec and "." not in name else None
     try:
         return Path(origin).read_text(encoding="utf-8") if origin else ""

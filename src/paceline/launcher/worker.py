@@ -234,10 +234,7 @@ def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None
 
 
 def record(task: RankTask, error: BaseException) -> None:
-    """Write an exception to the rank's error file, in the format of torch's ``@record`` and with more.
-
-    A second exception does not replace the first.
-    """
+    """Write an exception to the rank's error file, in the format of torch's ``@record`` and with more."""
     if not task.error_file:
         return
     trace = _users_part(error.__traceback__)
