@@ -253,10 +253,12 @@ def test_an_evaluation_before_any_training_does_not_count():
 def test_a_training_batch_fetched_under_no_grad_counts():
     tally = Tally()
     batches = iter(make(range(6), batch_size=4, tally=tally))
+    val = make(range(7), batch_size=5, tally=tally)
     found = []
     for _ in range(2):
         with torch.no_grad():
             next(batches)
+        list(val)
         found.append(tally.take())
     assert found == [Rows(4, 4), Rows(2, 2)]
 
@@ -286,6 +288,15 @@ def test_batches_hoarded_before_their_backward_are_refused():
     assert len(hoard) == 2
     with pytest.raises(UsageError, match="batch-weight-unknown"):
         tally.take()
+
+
+def test_the_tally_forgets_loops_that_have_ended():
+    tally = Tally()
+    loader = make(range(4), batch_size=2, tally=tally)
+    for _ in range(20):
+        for _ in loader:
+            tally.take()
+    assert len(tally._iterations) <= 2
 
 
 def test_the_tally_keeps_no_loader_alive():

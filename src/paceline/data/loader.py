@@ -6,6 +6,7 @@ Built on torch's DataLoader, which gets our list of indices for each batch and d
 from __future__ import annotations
 
 import copy
+from array import array
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -132,12 +133,10 @@ class _Indices:
         return self._shard.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Not a generator itself: torch may ask for the first list when the epoch has moved on.
-        return self._lists(self.epoch)
-
-    def _lists(self, epoch: int) -> Iterator[list[int]]:
         shard = self._shard
-        order = epoch_order(shard.length, seed=self._seed, epoch=epoch) if self._shuffle else range(shard.length)
+        order: array[int] | range = range(shard.length)
+        if self._shuffle:
+            order = epoch_order(shard.length, seed=self._seed, epoch=self.epoch)
         # All batches but the last are alike, so that a step only slices. A rank without a sample borrows the
         # batch's first, for the structure of its empty batch.
         mine = shard.positions(0) or range(1)

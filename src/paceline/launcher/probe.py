@@ -2,7 +2,8 @@
 
 It hangs on three places that all of them pass through: torch's global hook after an optimizer's step, the
 iterator of ``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It writes integers into the
-rank's pulse and nothing else; together they cost well under 3 µs a step (``benchmarks/overhead.py``).
+rank's pulse and nothing else. Its code takes about 2 µs a step in a tight loop; in a training loop, with cold
+caches, it costs more: ``benchmarks/overhead.py`` measures it and ``docs/log.md`` has the figures.
 """
 
 from __future__ import annotations
