@@ -67,7 +67,7 @@ def step_rows(found: dict) -> list[tuple[str, float, str]]:
 def main() -> None:
     launch = json.loads((RAW / "launch.json").read_text())
     overhead = json.loads((RAW / "overhead.json").read_text())
-    y, parts = group(8, "From the command to its end, seconds (less is better)", start_rows(launch), "s")
+    y, parts = group(8, "Start-up and restart, seconds (less is better)", start_rows(launch), "s")
     y, more = group(y, "Cost of a step over a raw loop, µs (less is better)", step_rows(overhead), "µs")
     body = "\n".join([*parts, *more])
     (RAW / "picture.svg").write_text(
