@@ -18,9 +18,9 @@ PARALLEL := -n 3 --dist loadfile
 test: .make-test
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces"
 
-test-all: .make-test
+test-all: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or namespaces"
 
 lint: .make-test
 	$(BIN)/ruff check .
