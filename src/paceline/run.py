@@ -32,6 +32,7 @@ from paceline.launcher.console import Console
 from paceline.launcher.options import Options
 from paceline.launcher.outcome import RankEnd
 from paceline.launcher.plan import Plan
+from paceline.launcher.signals import Caught, Signals
 from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
 from paceline.rundir import RunDir, append_event, new_run_id, write_whole
 
@@ -163,10 +164,10 @@ class Conductor:
         # in the run folder, the console is for what is meant for people.
         os.dup2(self._noise.fileno(), 2)
         handled = [getattr(signal, name) for name in (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)]
-        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        signals = Signals(handled)
         try:
             threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
-            report = self._attend(handled)
+            report = self._attend(signals)
             self._finish(report)
         finally:
             os.dup2(self._console.err, 2)
@@ -299,12 +300,12 @@ class Conductor:
 
     # The main thread
 
-    def _attend(self, handled: Sequence[int]) -> Report:
+    def _attend(self, signals: Signals) -> Report:
         """Listen to signals and to the agent until the run has ended one way or the other."""
         deadline = float("inf")
         while True:
-            got = signal.sigtimedwait(handled, 0.05)
-            if got is not None and got.si_signo == signal.SIGWINCH:
+            got = signals.next(0.05)
+            if got is not None and got.number == signal.SIGWINCH:
                 self._console.resize()
             elif got is not None and self._stop is None:
                 deadline = self._obey_signal(got)
@@ -319,9 +320,11 @@ class Conductor:
                     return self._account("ended", False)
                 deadline = float("inf")
 
-    def _obey_signal(self, got: Any) -> float:
-        number = signal.Signals(got.si_signo)
-        sender = "the terminal" if got.si_pid == 0 else host.describe_process(got.si_pid)
+    def _obey_signal(self, got: Caught) -> float:
+        number = got.number
+        sender = "an unknown sender" if got.sender is None else "the terminal"
+        if got.sender:
+            sender = host.describe_process(got.sender)
         self._stop = Stop(number, number.name, sender, socket.gethostname(), time.time_ns())
         if self._agent is not None and self._agent.group is not None:
             self._console.say(

@@ -5,7 +5,7 @@ Before the start
     host      facts of this machine (hand)          plan      what is decided, with reasons (pure)
 In the launcher
     starter   the warm process that forks and reaps ranks; task: what a rank is to run
-    rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
+    signals, rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
     console, logs                     log files and what is shown
 In a rank
     worker    the entry around the user's script    probe     counts steps and times data

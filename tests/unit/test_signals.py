@@ -1,0 +1,35 @@
+"""Signals to the launcher, fetched where the system can and noted by handlers where it can't."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from paceline.launcher.signals import Caught, Signals
+
+
+@pytest.fixture
+def usual():
+    """The process's own mask and handler, put back."""
+    mask, handler = signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGUSR2)
+    yield
+    signal.signal(signal.SIGUSR2, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_a_signal_is_fetched_with_its_sender(usual):
+    signals = Signals([signal.SIGUSR2])
+    assert signals.next(0.01) is None
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert signals.next(1.0) == Caught(signal.SIGUSR2, os.getpid())
+    assert signals.next(0.01) is None
+
+
+def test_without_sigtimedwait_handlers_note_it(usual, monkeypatch):
+    monkeypatch.delattr(signal, "sigtimedwait")
+    signals = Signals([signal.SIGUSR2])
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert signals.next(1.0) == Caught(signal.SIGUSR2, None)
+    assert signals.next(0.01) is None
