@@ -51,15 +51,11 @@ def make_logs(options: Options, run_dir: RunDir) -> LogsSpecs:
     if options.logs_specs is not None:
         return _plugin_logs(options)
     if options.log_dir is not None:
-        from torch.distributed.elastic.multiprocessing import Std
-
-        both = Std.ALL
-        return DefaultLogsSpecs(log_dir=options.log_dir, redirects=both)
+        return DefaultLogsSpecs(log_dir=options.log_dir, redirects=Std.ALL)
     return RunFolderLogs(run_dir)
 
 
 def _plugin_logs(options: Options) -> LogsSpecs:
-
     found = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
     if not found:
         raise UsageError(

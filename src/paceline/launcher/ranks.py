@@ -189,30 +189,33 @@ class RankGroup(PContext):
         return dict(self.attempt.pids)
 
     def listen(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for a rank to end."""
+        """Wait up to ``timeout_s`` for a rank to end; the whole of it if all have, and other nodes are awaited."""
         if self.attempt.living:
             self._listen(timeout_s)
+        else:
+            time.sleep(timeout_s)
 
     def _poll(self) -> RunProcsResult | None:
         self._listen(0)
-        failed = [end for end in self.ends() if end.code is not None and not end.succeeded]
-        if failed:
+        # Only of those that have ended: what is known of the others costs files read ten times a second.
+        if not all(self._end(local).succeeded for local in self.attempt.ended):
             self._on_failure()
             self.stop("another rank failed", settle=True)
             return self._result()
         return None if self.attempt.living else self._result()
 
     def _result(self) -> RunProcsResult:
+        ends = {local: self._end(local) for local in self.attempt.ended}
         failures = {
             local: ProcessFailure(
                 local_rank=local,
-                pid=ended.pid,
-                exitcode=ended.code,
+                pid=end.pid,
+                exitcode=self.attempt.ended[local].code,
                 # torch raises on a file that is cut off; the record of our own entry never is, a script's may be
-                error_file=self.attempt.error_paths[local] if self._end(local).failure else "",
+                error_file=self.attempt.error_paths[local] if end.failure else "",
             )
-            for local, ended in self.attempt.ended.items()
-            if not self._end(local).succeeded
+            for local, end in ends.items()
+            if not end.succeeded
         }
         return RunProcsResult(
             return_values=dict.fromkeys(self.attempt.ranks),
@@ -288,10 +291,6 @@ class RankGroup(PContext):
         deadline = time.monotonic() + wait_s
         while self.attempt.living and (left := deadline - time.monotonic()) > 0:
             self._listen(min(left, 0.1))
-
-    def kill(self) -> None:
-        """End all ranks at once; from any thread."""
-        self._machinery.starter.kill()
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         if not self._closed and self.attempt.living:
