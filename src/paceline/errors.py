@@ -19,6 +19,7 @@ from typing import Any
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_MISUSE = 2
+EXIT_UNFINISHED = 75  # stopped before its end with a checkpoint: start again to go on (sysexits.h: EX_TEMPFAIL)
 
 # The names are a contract (they are never renamed); the codes are ours and never reused.
 CODES = {
@@ -34,6 +35,9 @@ CODES = {
     "rank-env-missing": "ENV005",
     "cuda-in-parent": "ENV006",
     "debug-detail-crashes-ddp": "ENV007",
+    "bf16-emulated": "ENV008",
+    "disk-full": "ENV009",
+    "run-folder-not-shared": "ENV010",
     "port-in-use": "NET001",
     "port-held-by-other": "NET002",
     "port-refused": "NET003",
@@ -60,9 +64,16 @@ CODES = {
     "agent-died": "RUN013",
     "stopped-by-signal": "RUN014",
     "launcher-fault": "RUN015",
+    "grace-too-short": "RUN016",
     "data-not-shardable": "DAT001",
     "batch-weight-unknown": "DAT002",
     "optimizer-of-other-model": "DAT003",
+    "data-changed": "DAT004",
+    "gradients-not-averaged": "DAT005",
+    "checkpoint-damaged": "CKP001",
+    "checkpoint-other-model": "CKP002",
+    "checkpoint-missing": "CKP003",
+    "checkpoint-unfinished": "CKP004",
 }
 
 SEVERITIES = ("error", "warning", "hint")

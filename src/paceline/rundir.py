@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 EVENT_VERSION = 1
+MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last, so that it vouches for the other files
 
 # kind -> the fields beside version, time_ns, node and kind
 EVENTS: Mapping[str, frozenset[str]] = {
@@ -64,6 +65,21 @@ class RunDir:
     def nccl(self, rank: int, attempt: int = 0) -> Path:
         """What NCCL logged, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, a folder each; one whose name begins with a dot was not committed."""
+        return self.root / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """What the script logged (CSV)."""
+        return self.root / "metrics.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """What the script logged (TensorBoard)."""
+        return self.root / "tensorboard"
 
     def create(self) -> None:
         """Make the folders.
