@@ -17,6 +17,7 @@ there would be no raw loop to compare with, and a note says so.
 """
 
 import argparse
+import contextlib
 import gc
 import itertools
 import json
@@ -30,6 +31,7 @@ from datetime import datetime
 from pathlib import Path
 from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 
 # Before torch: the step is measured on one thread of the CPU also where there is a GPU, and Accelerate
@@ -200,14 +202,13 @@ def accelerate(dataset, options):
     return timed(step, endless(loader))
 
 
-def trainer(dataset, options):
-    """Lightning's Trainer with logger, progress bar, checkpoint and summary off.
+def timed_module(base, *, log):
+    """Return the class of a module for a Trainer, Lightning's or ours, that times its own steps.
 
-    It owns its loop, so a block is a fit of its own, timed from the start of one step to that of another.
+    A Trainer owns its loop, so a block is a fit of its own, timed from the start of one step to that of another.
     """
-    import lightning
 
-    class Module(lightning.LightningModule):
+    class Module(base):
         def __init__(self, num_steps):
             super().__init__()
             self.net = make_net()
@@ -220,23 +221,89 @@ def trainer(dataset, options):
             elif batch_idx == self.last:
                 self.end = perf_counter()
             x, y = batch
-            return cross_entropy(self.net(x), y)
+            loss = cross_entropy(self.net(x), y)
+            if log:
+                self.log("train_loss", loss, prog_bar=True)
+            return loss
 
         def configure_optimizers(self):
             return make_optimizer(self)
 
+    return Module
+
+
+def our_trainer(dataset, options):
+    """paceline's Trainer with a CSV file, to which it logs every 20 steps, and a progress bar, drawn into nowhere."""
+    from rich.console import Console
+
+    import paceline
+    from paceline.logging import CSVLogger
+
+    module_class = timed_module(paceline.Module, log=True)
+    folder = TemporaryDirectory()
+    logger = CSVLogger(Path(folder.name) / "metrics.csv")
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  open as long as the process lives
+    loader = DataLoader(dataset, batch_size=BATCH * WORLD, shuffle=True, **options)
+
+    def seconds_per_step(num_steps):
+        module = module_class(num_steps)
+        with contextlib.redirect_stderr(nowhere):  # Session's lines
+            trainer = paceline.Trainer(
+                max_steps=SETTLE + num_steps + 1,
+                logger=logger,
+                log_every_n_steps=BLOCK,
+                enable_checkpointing=False,
+                run_dir=folder.name,
+                seed=0,
+            )
+            trainer.console = Console(file=nowhere, force_terminal=True)
+            trainer.fit(module, loader)
+        return (module.end - module.begin) / num_steps
+
+    return seconds_per_step
+
+
+def trainer(dataset, options):
+    """Lightning's Trainer with logger, progress bar, checkpoint and summary off."""
+    import lightning
+
+    return lightning_trainer(timed_module(lightning.LightningModule, log=False), dataset, options, logger=False)
+
+
+def full_trainer(dataset, options):
+    """Lightning's Trainer with the same."""
+    import lightning
+    from lightning.pytorch.loggers import CSVLogger
+
+    module_class = timed_module(lightning.LightningModule, log=True)
+    folder = TemporaryDirectory()
+    nowhere = open(os.devnull, "w")  # noqa: SIM115
+    run = lightning_trainer(module_class, dataset, options, logger=CSVLogger(folder.name), bar=True)
+
+    def seconds_per_step(num_steps):
+        with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+            return run(num_steps)
+
+    seconds_per_step.folder = folder  # lives as long
+    return seconds_per_step
+
+
+def lightning_trainer(module_class, dataset, options, *, logger, bar=False):
+    import lightning
+
     loader = plain_loader(dataset, options)
 
     def seconds_per_step(num_steps):
-        module = Module(num_steps)
+        module = module_class(num_steps)
         lightning.Trainer(
             max_epochs=1,
             limit_train_batches=SETTLE + num_steps + 1,
             accelerator="cpu",
             devices=WORLD,
             strategy="ddp" if WORLD > 1 else "auto",
-            logger=False,
-            enable_progress_bar=False,
+            logger=logger,
+            log_every_n_steps=BLOCK,
+            enable_progress_bar=bar,
             enable_checkpointing=False,
             enable_model_summary=False,
         ).fit(module, loader)
@@ -250,9 +317,11 @@ SIDES = {
     "again": ("raw loop, again", raw),
     "probe": ("raw loop, probe", probe),
     "session": ("paceline.Session", session),
+    "our-trainer": ("paceline.Trainer", our_trainer),
     "fabric": ("Lightning Fabric", fabric),
     "accelerate": ("Accelerate", accelerate),
     "trainer": ("Lightning Trainer", trainer),
+    "full-trainer": ("same, log and bar", full_trainer),
 }
 
 

@@ -2,7 +2,8 @@
 
     paceline run --nproc-per-node 2 examples/digits.py
 
-Plain python, torchrun and srun run it too, with the same result but for rounding.
+Plain python, torchrun and srun run it too, with the same result but for rounding. With `--run-dir DIR` behind
+`paceline run` a run that was stopped or killed goes on where its last checkpoint was, on any number of ranks.
 """
 
 import argparse
@@ -22,7 +23,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
-torch.manual_seed(args.seed)
 session = paceline.Session(seed=args.seed)
 
 digits = load_digits()
@@ -39,6 +39,8 @@ model = nn.Sequential(
 )
 model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters()))
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=args.epochs * len(train))
+session.register(scheduler=scheduler)
+session.restore("latest")
 console, silent = Console(stderr=True), not (session.is_main and sys.stderr.isatty())
 
 for epoch in session.epochs(args.epochs):
@@ -48,12 +50,9 @@ for epoch in session.epochs(args.epochs):
         scheduler.step()
         optimizer.zero_grad()
 
-    correct = count = 0
     with torch.no_grad():
-        for images, labels in test:
-            correct += int((model(images).argmax(dim=1) == labels).sum())
-            count += len(labels)
-    correct, count = session.reduce((correct, count))  # exact: nothing is padded or counted twice
-    session.print(f"epoch {epoch + 1}: accuracy {100 * correct / count:.2f} %")
-
-session.print(f"test: {count} samples, accuracy {100 * correct / count:.2f} %")
+        correct = sum(int((model(images).argmax(dim=1) == labels).sum()) for images, labels in test)
+    accuracy = session.reduce(correct) / len(test.dataset)  # exact: nothing is padded or counted twice
+    session.log({"test/accuracy": accuracy}, step=epoch)
+    session.save(metric=accuracy)
+    session.print(f"epoch {epoch + 1}: {len(test.dataset)} samples, accuracy {100 * accuracy:.2f} %")

@@ -24,6 +24,7 @@ AREAS = {
     "NET": "Nodes, names and ports",
     "RUN": "A run that failed or was ended",
     "DAT": "Data, batches and optimizers",
+    "CKP": "Checkpoints",
 }
 
 

@@ -15,15 +15,36 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
     from paceline.inline import launch as launch
     from paceline.session import Session as Session
+    from paceline.strategy import DDP as DDP
+    from paceline.strategy import FSDP as FSDP
+    from paceline.trainer import DataModule as DataModule
+    from paceline.trainer import Module as Module
+    from paceline.trainer import Trainer as Trainer
 
 _HOMES = {
+    "DDP": "paceline.strategy",
+    "FSDP": "paceline.strategy",
+    "DataModule": "paceline.trainer",
     "Finding": "paceline.errors",
+    "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
     "Session": "paceline.session",
+    "Trainer": "paceline.trainer",
     "launch": "paceline.inline",
 }
 
-__all__ = ["Finding", "PacelineError", "Session", "__version__", "launch"]
+__all__ = [
+    "DDP",
+    "FSDP",
+    "DataModule",
+    "Finding",
+    "Module",
+    "PacelineError",
+    "Session",
+    "Trainer",
+    "__version__",
+    "launch",
+]
 
 
 def __getattr__(name: str) -> Any:

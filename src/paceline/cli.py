@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
 from paceline import __version__, env
-from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError
+from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
 from paceline.launcher import options as launch
 
 Deed = Callable[[], int]
@@ -76,6 +79,88 @@ def _make_run() -> click.Command:
 cli.add_command(_make_run())
 
 
+@cli.group()
+def checkpoint() -> None:
+    """The checkpoints of a run: which there are, whether they are whole, and the model as one file."""
+
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a program.")
+_PATH = click.argument("path", type=click.Path(path_type=Path))
+
+
+@checkpoint.command("list")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@_JSON
+def _list(folder: Path | None, as_json: bool) -> Deed:
+    """List the checkpoints of a run, the latest last.
+
+    FOLDER is a run's folder or that of its checkpoints; without it the run in runs/ that was last saved.
+    """
+
+    def deed() -> int:
+        from paceline import checkpoint as room
+
+        where, committed = room.list_of(folder)
+        rows = room.describe(committed, now_ns=time.time_ns())
+        if as_json:
+            print(json.dumps(rows, indent=1))
+        elif rows:
+            print(room.render(rows))
+        print(f"{len(rows)} checkpoint{'' if len(rows) == 1 else 's'} in {where}", file=sys.stderr)
+        return EXIT_OK
+
+    return deed
+
+
+@checkpoint.command("verify")
+@_PATH
+@_JSON
+def _verify(path: Path, as_json: bool) -> Deed:
+    """Read all of a checkpoint and compare it with its checksums.
+
+    PATH is a checkpoint's folder, or a run's, meaning its latest.
+    """
+
+    def deed() -> int:
+        from paceline import checkpoint as room
+
+        folder = room.resolve(path)
+        try:
+            told = room.verify(folder)
+        except PacelineError as error:
+            if not as_json:
+                raise
+            print(json.dumps({"path": str(folder), "whole": False, "findings": [error.finding.to_json()]}, indent=1))
+            return error.exit_status
+        if as_json:
+            print(json.dumps({"path": str(folder), "whole": True, "findings": []}, indent=1))
+        else:
+            print(f"whole: {folder} ({len(told.files)} files, {told.num_bytes:,} bytes)")
+        return EXIT_OK
+
+    return deed
+
+
+@checkpoint.command("export")
+@_PATH
+@click.argument("outfile", type=click.Path(path_type=Path, dir_okay=False))
+def _export(path: Path, outfile: Path) -> Deed:
+    """Write the model of a checkpoint to one file, with the keys of its own state_dict.
+
+    PATH is a checkpoint's folder, or a run's, meaning its latest. OUTFILE is written by safetensors if it
+    is named so, else by torch.save.
+    """
+
+    def deed() -> int:
+        from paceline import checkpoint as room
+
+        keys = room.export(path, outfile)
+        print(f"{outfile}: {len(keys)} keys", file=sys.stderr)
+        return EXIT_OK
+
+    return deed
+
+
 def main() -> NoReturn:
     """Entry of the command ``paceline``.
 
@@ -119,6 +204,11 @@ def _unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
     if error.ctx is not None and error.ctx.command is cli:
         what = f"paceline has no option {typed}"
         return UsageError(Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ..."))
+    if error.ctx is not None and error.ctx.command.name != "run":
+        path = error.ctx.command_path
+        near = closest(typed, [form for parameter in error.ctx.command.params for form in parameter.opts])
+        what, fix = f"{path} has no option {typed}", f"{path} {near}" if near else f"{path} --help"
+        return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
     return launch.unknown_option(typed)
 
 

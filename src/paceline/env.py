@@ -94,7 +94,10 @@ STEP_TASKS_PER_NODE = _variable("SLURM_STEP_TASKS_PER_NODE", "read: tasks on eac
 PROCID = _variable("SLURM_PROCID", "read together with SLURM_STEP_NUM_TASKS: rank of this task")
 LOCALID = _variable("SLURM_LOCALID", "read together with SLURM_STEP_NUM_TASKS: rank of this task on its node")
 NODEID = _variable("SLURM_NODEID", "read together with SLURM_STEP_NUM_TASKS: rank of this node")
-JOB_ID = _variable("SLURM_JOB_ID", "read together with SLURM_STEP_NUM_TASKS: port of the step")
+JOB_ID = _variable(
+    "SLURM_JOB_ID",
+    "read together with SLURM_STEP_NUM_TASKS: port of the step; alone: how a run that stopped is resumed",
+)
 
 
 def variables() -> tuple[Variable, ...]:

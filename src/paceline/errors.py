@@ -65,6 +65,7 @@ CODES = {
     "stopped-by-signal": "RUN014",
     "launcher-fault": "RUN015",
     "grace-too-short": "RUN016",
+    "run-unfinished": "RUN017",
     "data-not-shardable": "DAT001",
     "batch-weight-unknown": "DAT002",
     "optimizer-of-other-model": "DAT003",

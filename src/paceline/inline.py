@@ -9,13 +9,14 @@ what rank 0 returns.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
@@ -25,6 +26,7 @@ from paceline.launcher import host, options, plan, system, worker
 from paceline.launcher.task import FUNCTION, RankTask
 
 T = TypeVar("T")
+_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def launch(
@@ -48,7 +50,10 @@ def launch(
         What ``fn`` returned on rank 0; it must be picklable.
 
     Raises:
-        RunError: A rank failed; carries the Finding that was printed.
+        RunError: A rank failed, or the ranks stopped to be resumed (``exit_status`` 75); carries the Finding
+            that was printed.
+        SystemExit: This process was told to end by SIGTERM, SIGUSR1 or SIGUSR2 and has no handler of its own for
+            it: the ranks have stopped as under ``paceline run``, and the status is that run's.
         SetupError: CUDA is initialised in this process already, or this is not Linux.
         UsageError: An argument is wrong.
         KeyboardInterrupt: After the ranks have ended.
@@ -153,10 +158,10 @@ def _send(sink: int, message: tuple[str, Any]) -> None:
 
 
 def _await(pid: int, source: int) -> Any:
-    """Read what rank 0 returned and how the run ended; hand Ctrl-C on."""
+    """Read what rank 0 returned and how the run ended; hand Ctrl-C on, and what else ends a run."""
     messages: dict[str, Any] = {}
     interrupted = False
-    with os.fdopen(source, "rb") as pipe:
+    with os.fdopen(source, "rb") as pipe, _handing_on(pid) as handed_on:
         while True:
             try:
                 messages.update(_receive(pipe))
@@ -167,10 +172,36 @@ def _await(pid: int, source: int) -> Any:
                 os.kill(pid, signal.SIGINT)
     if interrupted:
         raise KeyboardInterrupt
+    if handed_on:
+        raise SystemExit(messages.get("report", (128 + handed_on[0], []))[0])
     status, findings = messages.get("report", (EXIT_FAILED, []))
     if status != EXIT_OK:
-        raise RunError(findings[0] if findings else _gone())
+        error = RunError(findings[0] if findings else _gone())
+        error.exit_status = status
+        raise error
     return messages["value"]
+
+
+@contextlib.contextmanager
+def _handing_on(pid: int) -> Iterator[list[int]]:
+    """Pass signals that would end this process on to the launcher; yields the list of those that came."""
+    came: list[int] = []
+
+    def hand_on(number: int, _: Any) -> None:
+        came.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    ours = [number for number in _STOPS if signal.getsignal(number) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []  # Python lets only the main thread set handlers
+    for number in ours:
+        signal.signal(number, hand_on)
+    try:
+        yield came
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _receive(pipe: BinaryIO) -> dict[str, Any]:

@@ -30,9 +30,10 @@ BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
 STEP = struct.Struct("@7q")  # BEAT_NS to OWN_NS
 
 # Phases: how far the script has come.
-STARTING, RUNNING, RETURNED, FINISHED = range(4)
+STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
 # RETURNED: the script came to its end without error, threads and atexit handlers may still run.
 # FINISHED: those are through too; only the interpreter's own teardown is left.
+# LEFT: the script ended itself before its end, to be resumed (exit status 75).
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Pulse:
     """What a rank's slot said when it was read.
 
     Attributes:
-        phase: ``STARTING``, ``RUNNING``, ``RETURNED`` or ``FINISHED``.
+        phase: ``STARTING``, ``RUNNING``, ``RETURNED``, ``FINISHED`` or ``LEFT``.
         steps: Optimizer steps so far.
         batches: Batches taken from DataLoaders so far.
         seconds: Time from the end of the first step to the end of the last.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -14,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +25,16 @@ from paceline.errors import (
     PacelineError,
     SetupError,
 )
-from paceline.launcher import account, host, outcome, script, starter, worker
+from paceline.launcher import account, evidence, host, nccl, outcome, resume, script, signals, starter, worker
 from paceline.launcher import plan as planning
 from paceline.launcher.account import Report, Stop
 from paceline.launcher.console import Console
+from paceline.launcher.endings import RankEnd
 from paceline.launcher.options import Options
-from paceline.launcher.outcome import RankEnd
 from paceline.launcher.plan import Plan
-from paceline.launcher.signals import Caught, Signals
-from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
+from paceline.launcher.resume import Again, Checkpoint
+from paceline.launcher.signals import NOTICES, Caught, Signals
+from paceline.launcher.task import FUNCTION, MODULE, PATH, PROGRAM, SCRIPT, RankTask
 from paceline.rundir import RunDir, append_event, new_run_id, write_whole
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 _ACCOUNTS_S = 5.0
 # How long the agent's thread may take to notice that it is to end, before the launcher goes without it.
 _NOTICE_S = 2.0
-_SIGNALS_OF_OURS = ("SIGWINCH",)
+# A file's time is that of a coarser clock, or of a file server's.
+_FILE_CLOCK_NS = 1_000_000_000
+_SIGNALS_OF_OURS = ("SIGWINCH", *NOTICES)
 
 
 def run(options: Options) -> int:
@@ -64,7 +67,7 @@ def run(options: Options) -> int:
     if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
         count = host.count_devices_by_torch(options.nproc_per_node)
         if count:
-            options = dataclasses.replace(options, nproc_per_node=str(count))
+            options = replace(options, nproc_per_node=str(count))
     plan = planning.make(options, facts, environ=env.snapshot(), source=source)
     task = RankTask(
         local_rank=0,
@@ -153,6 +156,8 @@ class Conductor:
         self._console = Console(err=os.dup(2))
         self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._stop: Stop | None = None
+        self._insistence = signals.Insistence()
+        self._first_attempt = 0
         self._agent: Agent | None = None
         self._meeting: Meeting | None = None
         self._run_dir: RunDir | None = None
@@ -164,10 +169,10 @@ class Conductor:
         # in the run folder, the console is for what is meant for people.
         os.dup2(self._noise.fileno(), 2)
         handled = [getattr(signal, name) for name in (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)]
-        signals = Signals(handled)
+        taken = Signals(list(dict.fromkeys(handled)))
         try:
             threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
-            report = self._attend(signals)
+            report = self._attend(taken)
             self._finish(report)
         finally:
             os.dup2(self._console.err, 2)
@@ -190,14 +195,17 @@ class Conductor:
         from paceline.launcher import agent as agents
         from paceline.launcher import logs, ranks, rendezvous
 
+        asked_dir = self._options.run_dir
         # kept: the store of the run lives as long as it does
         self._meeting = meeting = rendezvous.meet(
             self._options,
             self._plan,
             script=self._options.script,
             run_name=self._new_run_name(),
+            first_attempt=RunDir(Path(asked_dir)).next_attempt() if asked_dir is not None else 0,
             say=self._console.say,
         )
+        self._first_attempt = int(meeting.identity["first_attempt"])
         self._run_dir = run_dir = self._make_run_dir(str(meeting.identity["run_name"]))
         self._write_plan(meeting.endpoint)
         machinery = ranks.Machinery(
@@ -210,8 +218,9 @@ class Conductor:
             run_dir=run_dir,
             task=self._task,
             base_env=self._base_env(meeting.identity, address=meeting.address),
+            first_attempt=self._first_attempt,
             on_start=self._record_start,
-            logs=logs.make_logs(self._options, run_dir),
+            logs=logs.make_logs(self._options, run_dir, first_attempt=self._first_attempt),
         )
         spec = agents.make_spec(self._options, self._plan, meeting)
         self._agent = agents.Agent(spec, machinery, meeting)
@@ -247,7 +256,7 @@ class Conductor:
     def _write_plan(self, endpoint: str) -> None:
         assert self._run_dir is not None
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
-            write_whole(self._run_dir.plan, json.dumps(self._plan.to_json(), indent=2) + "\n")
+            write_whole(self._run_dir.plan(self._first_attempt), json.dumps(self._plan.to_json(), indent=2) + "\n")
         self._console.say(
             planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self._run_dir.root))
         )
@@ -273,20 +282,20 @@ class Conductor:
             values |= {env.CPP_LOG_LEVEL: "INFO", env.DEBUG_LEVEL: "INFO"}
         return values
 
-    def _record_start(self, attempt: int) -> None:
+    def _record_start(self, restarts: int) -> None:
         agent = self._agent
         assert agent is not None and agent.group is not None
-        if attempt:
+        group = agent.group.attempt
+        if restarts:
             ends, lost = agent.earlier[-1]
             verdict = outcome.judge(ends, lost=_names(lost, {}, agent.store_host))
             told = verdict.causes or verdict.lost
             what = verdict.finding.what if told else "a rank on another node failed"
-            self._console.say(f"{what}; ranks were started again ({attempt} of {self._options.max_restarts})")
-            self._event("restart", attempt=attempt, why=verdict.finding.to_json())
-        group = agent.group.attempt
+            self._console.say(f"{what}; ranks were started again ({restarts} of {self._options.max_restarts})")
+            self._event("restart", attempt=group.number, why=verdict.finding.to_json())
         self._event(
             "start",
-            attempt=attempt,
+            attempt=group.number,
             ranks=sorted(group.ranks.values()),
             pids=[group.pids[local] for local in sorted(group.pids)],
             world_size=group.world_size,
@@ -300,17 +309,23 @@ class Conductor:
 
     # The main thread
 
-    def _attend(self, signals: Signals) -> Report:
-        """Listen to signals and to the agent until the run has ended one way or the other."""
+    def _attend(self, taken: Signals) -> Report:
+        """Listen to signals, to the clock and to the agent until the run has ended one way or the other."""
         deadline = float("inf")
+        limit = self._started_s + (self._options.max_time or float("inf"))
         while True:
-            got = signals.next(0.05)
+            got = taken.next(0.05)
             if got is not None and got.number == signal.SIGWINCH:
                 self._console.resize()
-            elif got is not None and self._stop is None:
-                deadline = self._obey_signal(got)
             elif got is not None:
-                self._warm.kill()
+                at_once = self._insistence.hears(got.number.name, time.monotonic())
+                if self._stop is None:
+                    deadline = self._obey_signal(got)
+                elif at_once:
+                    self._warm.kill()
+            elif time.monotonic() > limit and self._stop is None:
+                self._insistence.hears("", time.monotonic())
+                deadline = self._obey_clock()
             if not self._news.empty():
                 return self._account(*self._news.get())
             if time.monotonic() > deadline:
@@ -321,18 +336,25 @@ class Conductor:
                 deadline = float("inf")
 
     def _obey_signal(self, got: Caught) -> float:
-        number = got.number
         sender = "an unknown sender" if got.sender is None else "the terminal"
         if got.sender:
             sender = host.describe_process(got.sender)
-        self._stop = Stop(number, number.name, sender, socket.gethostname(), time.time_ns())
+        hands_on = signals.for_ranks(got.number, self._options.signals_to_handle)
+        return self._end_ranks(got.number, got.number.name, sender, hands_on=hands_on)
+
+    def _obey_clock(self) -> float:
+        given = dict(self._options.typed)["max_time"]
+        return self._end_ranks(signal.SIGTERM, f"--max-time {given}", "", hands_on=signal.SIGTERM)
+
+    def _end_ranks(self, number: signal.Signals, name: str, sender: str, *, hands_on: signal.Signals) -> float:
+        """Begin the orderly end on all nodes; returns until when the agent must have noticed."""
+        self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
         if self._agent is not None and self._agent.group is not None:
-            self._console.say(
-                f"{number.name} from {sender}: ranks have {self._plan.grace_s} s to end by themselves; "
-                "once more ends them now"
-            )
+            by = f"{name} from {sender}" if sender else name
+            again = "SIGINT" if not sender or name in NOTICES else "once more"
+            self._console.say(f"{by}: ranks have {self._plan.grace_s} s to end by themselves; {again} ends them now")
         if self._agent is not None:
-            self._agent.ask_to_stop(number)
+            self._agent.ask_to_stop(hands_on)
         return time.monotonic() + _NOTICE_S
 
     def _account(self, kind: str, content: Any) -> Report:
@@ -341,7 +363,7 @@ class Conductor:
         if kind == "broke":
             self._warm.kill()
             if self._agent is None or self._agent.board is None:
-                return account.broken(content, host=socket.gethostname())
+                return account.broken(content, host=socket.gethostname(), run=self._run_alone())
             self._agent.board.remote.lost.add(-1)  # what broke it is that the store is gone
         run = self._hear_all(succeeded=bool(content) and kind == "ended")
         if self._agent is not None and self._agent.group is not None:
@@ -351,17 +373,20 @@ class Conductor:
 
     def _hear_all(self, *, succeeded: bool) -> account.Run:
         """Exchange with the other nodes how everybody's ranks ended."""
-        folder = str(self._run_dir.root) if self._run_dir else ""
         seconds = time.monotonic() - self._started_s
         agent = self._agent
+        alone = self._run_alone()
         if agent is None or agent.group is None:
-            return account.Run(folder=folder, stops=[self._stop] if self._stop else [])
+            return alone
         board = agent.board
         offset_ns = board.clock_offset_ns if board else 0
         mine: dict[str, Any] = {
             "ends": [end.shifted(offset_ns).to_json() for end in agent.group.ends()],
             "pulses": agent.group.figures(),
             "stop": self._stop and {**self._stop.__dict__, "time_ns": self._stop.time_ns - offset_ns},
+            "last": alone.last and asdict(alone.last),
+            "again": asdict(alone.again),
+            "saving": self._half_saved(agent.group.attempt.stopped.values()),
         }
         found, lost = {agent.node_rank: mine}, set[int]()
         if board is not None:
@@ -371,15 +396,44 @@ class Conductor:
             patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
             found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store)
             lost = board.remote.lost
-        return account.Run(
-            ends=[RankEnd.from_json(end) for node in sorted(found) for end in found[node]["ends"]],
-            folder=folder,
+        told = [found[node] for node in sorted(found)]
+        kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
+        return replace(
+            alone,
+            ends=[RankEnd.from_json(end) for entry in told for end in entry["ends"]],
             lost=_names(lost, found, agent.store_host),
-            stops=[Stop(**entry["stop"]) for entry in found.values() if entry["stop"]],
+            stops=[Stop(**entry["stop"]) for entry in told if entry["stop"]],
             attempts=agent.attempts,
-            pulses=[entry for node in sorted(found) for entry in found[node]["pulses"]],
+            pulses=[pulses for entry in told for pulses in entry["pulses"]],
             seconds=seconds,
+            again=Again(**told[0]["again"]),  # the first node's line, so that all print the same
+            last=max(kept, key=lambda checkpoint: checkpoint.number, default=None),
+            saving=next((entry["saving"] for entry in told if entry["saving"]), ""),
         )
+
+    def _run_alone(self) -> account.Run:
+        """Return what this node knows of the run without its ranks."""
+        stops = [self._stop] if self._stop else []
+        if self._run_dir is None:
+            return account.Run(stops=stops)
+        folder = str(self._run_dir.root)
+        again = resume.plan(
+            self._options,
+            run_dir=folder,
+            function=self._task.kind == FUNCTION,
+            numbered=self._plan.rendezvous == "static",
+            environ=env.snapshot(),
+        )
+        last = evidence.last_checkpoint(self._run_dir.checkpoints)
+        return account.Run(folder=folder, stops=stops, again=again, last=last, grace_s=self._plan.grace_s)
+
+    def _half_saved(self, stopped: Iterable[tuple[str, int]]) -> str:
+        """Return the checkpoint that ranks were writing after they had been told to stop."""
+        assert self._run_dir is not None
+        since_ns = min((when for _, when in stopped if when), default=None)
+        if since_ns is None:
+            return ""
+        return evidence.half_saved(self._run_dir.checkpoints, since_ns=since_ns - _FILE_CLOCK_NS)
 
     def _finish(self, report: Report) -> None:
         """Let the warm process go, print the last lines, leave the outcome in the run folder."""
@@ -387,7 +441,7 @@ class Conductor:
         self._console.drain()
         if self._run_dir is not None:
             if self._options.nccl_debug:
-                report.lines[:0] = _nccl_lines(self._run_dir)
+                report.lines[:0] = nccl.summarise(evidence.read_nccl_logs(self._run_dir, since=self._first_attempt))
             self._keep_noise(self._run_dir)
             self._event("outcome", **report.to_json())
         self._console.write(report.framed())
@@ -400,7 +454,7 @@ class Conductor:
         if text:
             node = self._agent.node_rank if self._agent else 0
             with contextlib.suppress(OSError):
-                run_dir.launcher_log(node).write_bytes(text)
+                run_dir.launcher_log(node, self._first_attempt).write_bytes(text)
 
 
 def _not_writable(folder: Path, error: OSError) -> Finding:
@@ -426,11 +480,3 @@ def _names(lost: set[int], found: Mapping[int, Any], store_host: str) -> list[st
     """Name the nodes that are lost and have not sent their account all the same."""
     store = f"{store_host} (the host of the run's store)"
     return [store if node < 0 else f"node {node}" for node in sorted(lost - set(found))]
-
-
-def _nccl_lines(run_dir: RunDir) -> list[str]:
-    from paceline.launcher import nccl
-
-    return nccl.summarise(
-        [path.read_text(errors="replace") for path in sorted((run_dir.root / "logs").glob("*.nccl*"))]
-    )

@@ -37,10 +37,9 @@ class RunDir:
 
     root: Path
 
-    @property
-    def plan(self) -> Path:
-        """What was decided before the start, with reasons (JSON)."""
-        return self.root / "plan.json"
+    def plan(self, attempt: int = 0) -> Path:
+        """What was decided before a start, with reasons (JSON); with the number of its first attempt."""
+        return self.root / f"plan{_attempt(attempt)}.json"
 
     def events(self, node_rank: int) -> Path:
         """Events of one node's launcher (JSON lines); a file each, as appends on a shared folder can mix."""
@@ -50,9 +49,13 @@ class RunDir:
         """Everything that a rank wrote to stdout and stderr."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.out"
 
-    def launcher_log(self, node_rank: int) -> Path:
-        """What libraries printed inside a node's launcher."""
-        return self.root / "logs" / f"launcher-{node_rank:03d}.out"
+    def launcher_log(self, node_rank: int, attempt: int = 0) -> Path:
+        """What libraries printed inside a node's launcher; with the number of its start's first attempt."""
+        return self.root / "logs" / f"launcher-{node_rank:03d}{_attempt(attempt)}.out"
+
+    def filtered(self, stream: str, attempt: int = 0) -> Path:
+        """Lines of ``"stdout"`` or ``"stderr"`` that filters have picked."""
+        return self.root / "logs" / f"filtered_{stream}{_attempt(attempt)}.log"
 
     def error(self, rank: int, attempt: int = 0) -> Path:
         """The exception that ended a rank (JSON)."""
@@ -80,6 +83,15 @@ class RunDir:
     def tensorboard(self) -> Path:
         """What the script logged (TensorBoard)."""
         return self.root / "tensorboard"
+
+    def next_attempt(self) -> int:
+        """Return the number that no attempt has had yet: a run that goes on in this folder counts on.
+
+        So the files of an earlier start are neither written over nor taken for those of a later one.
+        """
+        names = [path.name for pattern in ("plan*", "logs/*", "ranks/*") for path in self.root.glob(pattern)]
+        found = [re.match(r"(?:rank-\d+|launcher-\d+|plan)(?:\.attempt-(\d+))?\.", name) for name in names]
+        return max((int(match[1] or 0) + 1 for match in found if match), default=0)
 
     def create(self) -> None:
         """Make the folders.

@@ -7,7 +7,9 @@ every collective is the identity.
 from __future__ import annotations
 
 import atexit
+import gc
 import numbers
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ import torch.distributed as dist
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.world import World
 
+_spared: list[bool] = []  # whether children are spared already
 _opened: list[dist.ProcessGroup | None] = []  # at most one: the group that is ours to close
 
 
@@ -78,6 +81,7 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
         UsageError: ``timeout_s`` is not positive, or is given although the group already has its own.
     """
     _check_timeout(timeout_s)
+    _spare_children()
     if world.world_size == 1 or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
@@ -92,6 +96,17 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     )
     _opened[:] = [dist.group.WORLD]
     atexit.register(_close_at_exit)
+
+
+def _spare_children() -> None:
+    """Let forked children, as loader workers are, never collect garbage that they inherit.
+
+    A DDP that is garbage holds its process group, whose end waits for threads that a fork does not copy: the
+    worker would hang for good (seen with torch 2.13 and gloo). It also keeps inherited memory shared.
+    """
+    if not _spared and hasattr(os, "register_at_fork"):
+        _spared.append(True)
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def close_group() -> None:
@@ -135,6 +150,50 @@ def sum_over_ranks(value: Any) -> Any:
             fix="hand reduce a number, a tensor, or a dict, list or tuple of them",
         )
     )
+
+
+def totals(values: list[int]) -> list[int]:
+    """Return the sums of each of a few small ints over all ranks, in one collective."""
+    return _reduced(values, dist.ReduceOp.SUM) if dist.is_initialized() else values
+
+
+def maxima(values: list[int]) -> list[int]:
+    """Return the greatest of each of a few small ints over all ranks, in one collective."""
+    return _reduced(values, dist.ReduceOp.MAX) if dist.is_initialized() else values
+
+
+def _reduced(values: list[int], how: Any) -> list[int]:
+    tensor = torch.tensor(values, device=_reducible(torch.device("cpu")))
+    dist.all_reduce(tensor, op=how)
+    return [int(each) for each in tensor.tolist()]
+
+
+def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Return the rows of all ranks, one rank's behind the other's, and how many each has.
+
+    Args:
+        tensor: Shape ``[rows, ...]``; the number of rows may differ between ranks, the rest may not.
+    """
+    if not dist.is_initialized():
+        return tensor.detach(), [len(tensor)]
+    mine = tensor.detach().to(_reducible(tensor.device)).contiguous()
+    sizes = [0] * dist.get_world_size()
+    sizes[dist.get_rank()] = len(mine)
+    sizes = totals(sizes)
+    longest = max(sizes)
+    padded = mine.new_zeros((longest, *mine.shape[1:]))
+    padded[: len(mine)] = mine
+    # As bytes, because backends differ in the types that they move.
+    flat = padded.view(-1).view(torch.uint8) if padded.numel() else padded.new_zeros(0, dtype=torch.uint8)
+    parts = [torch.empty_like(flat) for _ in sizes]
+    dist.all_gather(parts, flat)
+    rows = [part.view(mine.dtype).view(padded.shape)[:size] for part, size in zip(parts, sizes, strict=True)]
+    return torch.cat(rows).to(tensor.device), sizes
+
+
+def store() -> Any:
+    """Return the store of the default process group."""
+    return dist.distributed_c10d._get_default_store()
 
 
 @torch.no_grad()

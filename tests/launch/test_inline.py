@@ -88,3 +88,25 @@ def test_nothing_outlives_a_killed_caller(command):
     running.signal(signal.SIGKILL)
     running.process.wait()
     assert command.survivors(within_s=10) == []
+
+
+def test_a_caller_that_is_told_to_end_lets_the_ranks_save(command):
+    script = command.script(
+        "import paceline, signal, sys, time\n"
+        "def work():\n"
+        "    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))\n"
+        "    open('up', 'w').write('here\\n'); time.sleep(600)\n"
+        "try:\n    paceline.launch(lambda: sys.exit(75), nproc_per_node=1)\n"
+        "except paceline.PacelineError as error:\n    print(error.finding.name, error.exit_status, flush=True)\n"
+        "paceline.launch(work, nproc_per_node=2)\n",
+        name="program.py",
+    )
+    running = command.start(script, program=PYTHON)
+    command.wait_for(command.folder / "up")
+    time.sleep(0.5)  # for the other rank's handler
+    running.signal(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.status == 75, ended.err
+    assert ended.out == "run-unfinished 75\n"
+    assert "resume: paceline.launch(work, ..., run_dir='runs/" in ended.err
+    assert not command.survivors()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -108,3 +109,22 @@ def test_a_host_whose_network_goes_is_named_within_15_s(command, hosts):
     assert [end.status for end in ended] == [1, 1]
     assert all("has gone silent" in end.block for end in ended)
     assert command.survivors(within_s=10) == []
+
+
+def test_a_node_that_is_cut_off_from_the_head_does_not_wait_for_a_restart(command, hosts):
+    """The head's host does not even refuse: what asks its store would wait for minutes."""
+    command.script("import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\ntime.sleep(120)\n")
+    where = ("--nnodes", 2, "--master-addr", HEAD, "--master-port", 29500, "--max-restarts", 2)
+    head, other = (start_in(command, host, *where, "--node-rank", node, "train.py") for node, host in enumerate(hosts))
+    for rank in range(2):
+        command.wait_for(command.folder / f"up-{rank}")
+    time.sleep(1.5)
+    ip("-n", hosts[1], "link", "set", f"v{hosts[1].split('-')[1]}b", "down")
+    begun = time.monotonic()
+    ended = other.wait()
+    assert time.monotonic() - begun < 15
+    assert ended.status == 1
+    assert "has gone silent" in ended.block
+    assert "start again, on all 2 nodes, each with its own --node-rank: paceline run --nnodes 2" in ended.block
+    head.signal(signal.SIGTERM)
+    assert head.wait().status == 143

@@ -9,6 +9,7 @@ import sys
 FLOORS = {
     "errors": 0,
     "env": 0,
+    "cpus": 0,
     "world": 0,
     "rundir": 0,
     "pulse": 0,
@@ -17,7 +18,15 @@ FLOORS = {
     "checkpoint": 2,
     "launcher": 2,
     "logging": 2,
+    "comm_hooks": 1,
     "strategy": 2,
+    "precision": 2,
+    "accumulation": 2,
+    "activations": 2,
+    "portable": 2,
+    "stopping": 2,
+    "once": 2,
+    "scaling": 2,
     "run": 3,
     "inline": 3,
     "session": 3,
@@ -28,6 +37,7 @@ FLOORS = {
 SAME_FLOOR = {
     ("inline", "run"),  # the launch of a function is a run with another beginning
     ("__main__", "cli"),
+    ("trainer", "session"),  # a loop on Session's public members
 }
 LAUNCHER_USERS = {"launcher", "run", "inline", "cli"}
 

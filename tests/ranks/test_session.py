@@ -426,7 +426,8 @@ def test_the_end_of_a_script_closes_the_group(port):
     assert codes == [0, 0], main + other
     assert out == ("sum 1\nopen False\n",) * 2
     assert main.startswith("paceline: launcher torchrun (RANK and WORLD_SIZE=2 are set by torchrun); 2 ranks")
-    assert (main.count("\n"), other) == (1, "")
+    assert main.splitlines()[1].startswith("paceline: loader: batches of 2, 1 a rank")
+    assert (main.count("\n"), other) == (2, "")
 
 
 def test_a_script_that_fails_ends(port):

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.launcher.account import Report, Run, Stop, broken, refused, tell
-from paceline.launcher.outcome import Failure, RankEnd
+from paceline.launcher.endings import Failure, RankEnd
+from paceline.launcher.resume import Again, Checkpoint
 
 S = 1_000_000_000
 PULSES = [
@@ -27,6 +28,21 @@ def fine(rank=0, **fields):
 
 def failed(rank=0, at=4 * S, **fields):
     return RankEnd(rank, host="node-a", code=1, failure=Failure("ValueError", "no", at), **fields)
+
+
+def to_resume(rank=0, **fields):
+    return RankEnd(rank, host="node-a", code=75, time_ns=6 * S, steps=40, **fields)
+
+
+def killed(rank=0, after_s=30):
+    told = {"stopped": "SIGTERM to the launcher", "stopped_ns": 6 * S}
+    return RankEnd(rank, host="node-a", code=-9, time_ns=(6 + after_s) * S, **told)
+
+
+LIMIT = Stop(15, "--max-time 2h", "", "node-a", 5 * S)
+LAST = Checkpoint("runs/x/checkpoints/00003-step-40", 3, 40)
+AGAIN = Again("paceline run --run-dir runs/x train.py")
+LOOP = f"by itself: (trap exit INT; until {AGAIN.line}; do sleep 10; done)"
 
 
 def told_to_stop(rank=0):
@@ -49,6 +65,31 @@ def told_to_stop(rank=0):
         # a rank that had failed by itself explains the end better than the signal that followed
         (Run(ends=[failed(0, at=4 * S), told_to_stop(1)], stops=[stop(at=5 * S)]), 1, "script-error-on-one-rank"),
         (Run(ends=[failed(0, at=6 * S), told_to_stop(1)], stops=[stop(at=5 * S)]), 143, "stopped-by-signal"),
+        # to be resumed
+        (Run(ends=[to_resume(0), to_resume(1)]), 75, "run-unfinished"),
+        (Run(ends=[to_resume(0), to_resume(1)], stops=[stop()]), 75, "run-unfinished"),
+        (Run(ends=[to_resume(0), to_resume(1)], stops=[LIMIT]), 75, "run-unfinished"),
+        (Run(ends=[to_resume(0), fine(1)]), 75, "run-unfinished"),
+        (Run(ends=[to_resume(0), RankEnd(1, code=-6, left=True)]), 75, "run-unfinished"),
+        (Run(ends=[told_to_stop(0)], stops=[LIMIT]), 143, "stopped-by-signal"),
+        (Run(ends=[told_to_stop(0)], stops=[stop(signal.SIGUSR1)]), 138, "stopped-by-signal"),
+        # not by all ranks, so nothing vouches for what was saved
+        (Run(ends=[to_resume(0), failed(1, at=4 * S)]), 1, "script-error-on-one-rank"),
+        (Run(ends=[to_resume(0), failed(1, at=4 * S)], stops=[stop(at=5 * S)]), 1, "script-error-on-one-rank"),
+        (Run(ends=[to_resume(0), told_to_stop(1)], stops=[stop()]), 143, "stopped-by-signal"),
+        (Run(ends=[to_resume(0), RankEnd(1, code=-9, stopped="x")]), 1, "rank-ended-early"),
+        (Run(ends=[to_resume(0)], lost=["node 1"]), 1, "agent-died"),
+        # killed while they saved, because the time was over
+        (Run(ends=[killed(0)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "grace-too-short"),
+        (Run(ends=[to_resume(0), killed(1)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "grace-too-short"),
+        (Run(ends=[killed(0)], stops=[stop(signal.SIGINT)], grace_s=30, saving="c/.tmp"), 130, "grace-too-short"),
+        (Run(ends=[killed(0)], stops=[stop()], grace_s=30), 143, "stopped-by-signal"),
+        (Run(ends=[killed(0, after_s=2)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "stopped-by-signal"),
+        (Run(ends=[told_to_stop(0)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "stopped-by-signal"),
+        # Slurm sends to all processes at once, and a rank may be quicker than its launcher
+        (Run(ends=[RankEnd(0, code=-15, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 143, "stopped-by-signal"),
+        (Run(ends=[RankEnd(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
+        (Run(ends=[RankEnd(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
         # the first signal of any node
         (Run(ends=[], stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]), 129, "stopped-by-signal"),
     ],
@@ -85,6 +126,72 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
     assert report.findings[0].severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("stops", "by"),
+    [([], "the script itself"), ([stop()], "SIGTERM from pid 7 (slurmstepd) on node-a"), ([LIMIT], "--max-time 2h")],
+)
+def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
+    report = tell(Run(ends=[to_resume(0)], stops=stops, folder="runs/x", again=AGAIN, last=LAST))
+    assert report.framed()[1:] == [
+        f"stopped by {by}, after 40 steps, to be resumed   [RUN017 run-unfinished]",
+        "last checkpoint: step 40, runs/x/checkpoints/00003-step-40",
+        "resume: paceline run --run-dir runs/x train.py",
+        "by itself: (trap exit INT; until paceline run --run-dir runs/x train.py; do [ $? -eq 75 ] || break; done)",
+        "exit status 75 · run folder runs/x",
+    ]
+    (finding,) = report.findings
+    assert (finding.severity, finding.fix) == ("warning", AGAIN.line)
+
+
+def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
+    ends = [killed(0), to_resume(1), killed(2)]
+    report = tell(
+        Run(ends, "runs/x", stops=[stop()], grace_s=30, saving="runs/x/checkpoints/.tmp-4", again=AGAIN, last=LAST)
+    )
+    assert report.lines == [
+        "a checkpoint was not whole when the ranks were killed, 30 s after SIGTERM from pid 7 (slurmstepd) on node-a, "
+        "after 40 steps   [RUN016 grace-too-short]",
+        "  ranks still at work: 0, 2",
+        "  written to since the signal, not committed: runs/x/checkpoints/.tmp-4",
+        "  fix: --grace-s 60, and no shorter time at whoever sends the signal",
+        "resume from step 40: paceline run --run-dir runs/x train.py",
+        "exit status 143 · run folder runs/x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "lines"),
+    [
+        (Run(ends=[failed(0)], again=AGAIN), []),
+        (Run(ends=[failed(0)], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
+        (Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN), []),
+        (Run(ends=[told_to_stop(0)], stops=[stop()], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
+        (
+            Run(ends=[fine(0)], lost=["node 1"], again=AGAIN, last=LAST),
+            [
+                f"resume from step 40: {AGAIN.line}",
+                LOOP,
+            ],
+        ),
+        (
+            Run(ends=[fine(0)], lost=["node 1"], again=AGAIN),
+            [f"start again: {AGAIN.line}", LOOP],
+        ),
+        # a rank failed by itself, the node that went afterwards is not why
+        (Run(ends=[failed(0)], lost=["node 1"], again=AGAIN, last=LAST), [f"resume from step 40: {AGAIN.line}"]),
+    ],
+)
+def test_a_run_that_ended_badly_says_how_it_goes_on(run, lines):
+    told = tell(run).lines
+    assert [line for line in told if line.startswith(("resume", "start again", "by itself"))] == lines
+    assert told[-1].startswith("exit status")
+
+
+def test_what_broke_while_the_run_stopped_is_told():
+    broke = failed(1, at=7 * S, stopped="SIGTERM to the launcher", stopped_ns=6 * S)
+    assert "while it stopped, rank 1 raised ValueError: no" in tell(Run(ends=[broke], stops=[stop()])).lines
+
+
 def test_a_failure_stands_out_and_ends_with_the_status():
     report = tell(Run(ends=[failed(0)], folder="runs/x", attempts=2))
     framed = report.framed()
@@ -115,11 +222,22 @@ class RendezvousTimeoutError(Exception):
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):
-    report = broken(error, host="node-a")
+    report = broken(error, host="node-a", run=Run(again=AGAIN, last=LAST))
     assert report.exit_status == 1
     assert report.findings[0].name == name
     assert says in "\n".join(report.lines)
     assert not any("frame #0" in line for line in report.lines)
+    assert not any("resume" in line for line in report.lines)
+
+
+def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on():
+    error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
+    report = broken(error, host="node-a", run=Run(again=AGAIN, last=LAST))
+    assert report.findings[0].name == "agent-died"
+    assert report.lines[-2:] == [
+        f"resume from step 40: {AGAIN.line}",
+        LOOP,
+    ]
 
 
 def test_a_report_is_plain_data():

@@ -35,7 +35,7 @@ def make(store):
     def build(*nodes, num_nodes=2, attempt=0):
         for node in nodes:
             client = PrefixStore(f"attempt/{attempt}", store)
-            made.append(Board(client, node=node, num_nodes=num_nodes, host=f"host-{node}"))
+            made.append(Board(client, node=node, num_nodes=num_nodes))
         return made[-len(nodes) :]
 
     yield build
@@ -44,6 +44,10 @@ def make(store):
     for board in made:
         board._thread.join(10)
         assert not board._thread.is_alive()
+
+
+def posted(board, kind, node):
+    return board._get(board._key(kind, node)) is not None
 
 
 def test_a_failure_of_one_is_seen_by_all(make):
@@ -111,20 +115,22 @@ def test_accounts_are_exchanged_once_and_nobody_leaves_before_all_have_read(make
 
     first = threading.Thread(target=exchange, args=(head,), kwargs={"linger": True})
     first.start()
-    until(lambda: other.has("account", 0))
+    until(lambda: posted(other, "account", 0))
     assert first.is_alive(), "the store goes with the head"
     exchange(other, linger=False)
     first.join(5)
     assert found == {0: {0: {"node": 0}, 1: {"node": 1}}, 1: {0: {"node": 0}, 1: {"node": 1}}}
 
 
-def test_has_says_whether_something_was_posted(make):
+def test_all_have_waits_for_the_last(make):
     head, other = make(0, 1)
-    assert not other.has("done", 0)
+    assert not head.all_have("done")
+    other.post("done", True)
+    until(lambda: posted(head, "done", 1))  # the store does not confirm what it is told
+    assert not head.all_have("done")
     head.post("done", True)
-    until(lambda: other.has("done", 0))  # the store does not confirm what it is told
-    assert not other.has("done", 1)
-    assert not other.has("ends", 0)
+    until(lambda: head.all_have("done") and other.all_have("done"))
+    assert not head.all_have("ends")
 
 
 def test_a_node_that_goes_silent_is_lost_for_all_others(make, monkeypatch):
@@ -169,17 +175,36 @@ def test_a_store_that_is_gone_is_the_head_that_is_lost(store):
             if name == "set_timeout":
                 return lambda *_: None
             if name == "set" and not self.__dict__.get("started"):
-                self.__dict__["started"] = True  # the host name, in the constructor
+                self.__dict__["started"] = True  # the first question, in the thread
                 return lambda *_: None
             raise RuntimeError("Broken pipe")
 
-    board = Board(Gone(), node=1, num_nodes=2, host="host-1")
+    board = Board(Gone(), node=1, num_nodes=2)
     board._thread.join(10)
     assert board.remote.lost == {-1}
     board.fail()
     board.post("ends", 1)
-    assert not board.has("ends", 0)
+    assert not board.all_have("ends")
+    assert not board.answers(within_s=60)
     assert board.collect("ends", until_s=60) == {}
+
+
+def test_a_store_that_answers_is_waited_for(make):
+    (head,) = make(0)
+    heard = head._heard
+    assert head.answers(within_s=10)
+    assert head._heard > heard
+    assert head.remote.lost == set()
+
+
+def test_a_store_that_falls_silent_is_given_up(make):
+    (head,) = make(0)
+    head.close()
+    head._thread.join(10)
+    start = time.monotonic()
+    assert not head.answers(within_s=0.2)
+    assert 0.2 <= time.monotonic() - start < 5
+    assert head.remote.lost == {-1}
 
 
 def test_the_clocks_of_two_processes_on_one_machine_agree(make):
@@ -190,7 +215,7 @@ def test_the_clocks_of_two_processes_on_one_machine_agree(make):
 
 
 def test_a_clock_that_is_ahead_has_a_positive_offset(make, monkeypatch):
-    from paceline.launcher.outcome import RankEnd
+    from paceline.launcher.endings import RankEnd
 
     class Ahead:
         """The time of both nodes; of the asking one it is read a minute late."""
@@ -232,7 +257,7 @@ def test_many_nodes_ask_the_store_less_often(num_nodes, tick_s):
         def __getattr__(self, name):
             return lambda *_: False
 
-    board = Board(Deaf(), node=0, num_nodes=num_nodes, host="head")
+    board = Board(Deaf(), node=0, num_nodes=num_nodes)
     board.close()
     board._thread.join(10)
     assert board._tick_s == tick_s

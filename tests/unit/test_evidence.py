@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from paceline.launcher import evidence, worker
-from paceline.launcher.outcome import Failure
+from paceline.launcher.endings import Failure
+from paceline.launcher.resume import Checkpoint
 from paceline.launcher.task import SCRIPT, RankTask
+from paceline.rundir import RunDir
 
 OURS = str(Path(evidence.__file__).parent / "worker.py")
 
@@ -235,3 +238,78 @@ def test_shared_memory_that_is_nearly_full(monkeypatch, blocks, free, expected):
 
 def test_without_shared_memory_there_is_no_pressure(tmp_path):
     assert evidence.shm_pressure(str(tmp_path / "none")) == ""
+
+
+# ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def checkpoint(folder, name, manifest='{"step": 5, "epoch": 0, "time_ns": 1}'):
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "data.bin").write_text("x")
+    if manifest is not None:
+        (path / "manifest.json").write_text(manifest)
+    return path
+
+
+def test_the_last_checkpoint_is_the_one_with_the_largest_number(tmp_path):
+    for number, step in ((9, 450), (10, 20), (2, 9000)):  # not the largest step, not the last by the alphabet
+        checkpoint(tmp_path, f"{number}-step-{step}", f'{{"step": {step}}}')
+    assert evidence.last_checkpoint(tmp_path) == Checkpoint(str(tmp_path / "10-step-20"), 10, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "manifest"),
+    [
+        (".tmp-00002-step-9", '{"step": 9}'),
+        ("00002-step-9", None),
+        ("00002-step-9", ""),
+        ("00002-step-9", "{"),
+        ("00002-step-9", "[]"),
+        ("00002-step-9", "{}"),
+        ("00002-step-9", '{"step": "nine"}'),
+        ("best", '{"step": 9}'),
+    ],
+)
+def test_what_was_not_committed_is_no_checkpoint(tmp_path, name, manifest):
+    checkpoint(tmp_path, name, manifest)
+    assert evidence.last_checkpoint(tmp_path) is None
+    checkpoint(tmp_path, "00001-step-5")
+    assert evidence.last_checkpoint(tmp_path).step == 5
+
+
+def test_no_folder_has_no_checkpoint(tmp_path):
+    assert evidence.last_checkpoint(tmp_path / "none") is None
+    assert evidence.half_saved(tmp_path / "none", since_ns=0) == ""
+
+
+def touch(path, when_ns):
+    os.utime(path, ns=(when_ns, when_ns))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder_ns", "file_ns", "found"),
+    [
+        (".00002.tmp", 5, 9, True),  # a file in it has grown
+        (".00002.tmp", 9, 5, True),
+        (".00002.tmp", 5, 5, False),  # left over from an earlier start
+        (".trash-1", 9, 9, False),
+        (".trash", 9, 9, False),
+        ("00002-step-9", 9, 9, False),
+    ],
+)
+def test_a_checkpoint_is_half_saved_if_it_was_written_to_since(tmp_path, name, folder_ns, file_ns, found):
+    path = checkpoint(tmp_path, name, None)
+    touch(path / "data.bin", file_ns)
+    touch(path, folder_ns)
+    assert evidence.half_saved(tmp_path, since_ns=7) == (str(path) if found else "")
+
+
+def test_nccl_logs_of_an_earlier_start_are_left_out(tmp_path):
+    folder = RunDir(tmp_path)
+    folder.create()
+    for attempt in range(4):
+        for rank in (0, 1000):
+            folder.nccl(rank, attempt).write_text(f"{rank} {attempt}")
+    assert sorted(evidence.read_nccl_logs(folder, since=2)) == ["0 2", "0 3", "1000 2", "1000 3"]
+    assert len(evidence.read_nccl_logs(folder, since=0)) == 8

@@ -7,10 +7,9 @@ from collections import namedtuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from paceline.data import Loader, Rows, Tally
-from paceline.data.loader import to_device, without_rows
+from paceline.data import Loader, Rows, Surroundings, Tally
+from paceline.data.batch import to_device, without_rows
 from paceline.errors import UsageError
 from paceline.world import World
 
@@ -19,9 +18,14 @@ LENGTHS = range(1, 18)
 GRID = list(itertools.product(range(1, 5), range(1, 6)))  # world size, batch size
 
 
-def make(dataset, *, rank=0, world_size=1, tally=None, device=CPU, **options):
-    world = World(rank=rank, world_size=world_size)
-    return Loader(dataset, world=world, device=device, tally=tally or Tally(), **options)
+def make(dataset, *, rank=0, world_size=1, tally=None, device=CPU, seed=0, accumulate=1, cpus=1, **options):
+    world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    around = Surroundings(world, device, tally or Tally(), seed=seed, accumulate=accumulate, cpus=cpus)
+    return Loader(dataset, around, **options)
+
+
+def rows(of_rank, of_batch):
+    return Rows(of_rank, of_batch, of_batch, True)
 
 
 def make_all(dataset, world_size, **options):
@@ -92,13 +96,16 @@ def test_workers_change_nothing(options):
         assert [b.tolist() for b in loader] == [b.tolist() for b in plain]
 
 
-def test_getitems_is_used():
-    class Whole(Recorded):
+def test_a_table_without_a_transform_is_read_a_batch_at_a_time():
+    class Table(Recorded):
+        _format_type = None
+
         def __getitems__(self, indices):
             self.asked.append(list(indices))
             return indices
 
-    dataset = Whole(5)
+    Table.__module__ = "datasets.arrow_dataset"
+    dataset = Table(5)
     list(make(dataset, batch_size=2))
     assert dataset.asked == [[0, 1], [2, 3], [4]]
 
@@ -172,20 +179,20 @@ def test_rows_of_each_batch():
     tally = Tally()
     loader = make(range(9), rank=1, world_size=2, batch_size=4, tally=tally)
     assert tally.take() is None
-    assert [tally.take() for _ in loader] == [Rows(2, 4), Rows(2, 4), Rows(0, 1)]
+    assert [tally.take() for _ in loader] == [rows(2, 4), rows(2, 4), rows(0, 1)]
 
 
 def test_a_second_backward_belongs_to_the_same_batch():
     tally = Tally()
     for _ in make(range(3), batch_size=4, tally=tally):
-        assert tally.take() == tally.take() == Rows(3, 3)
-    assert tally.take() == Rows(3, 3)
+        assert tally.take() == tally.take() == rows(3, 3)
+    assert tally.take() == rows(3, 3)
 
 
 def test_a_batch_taken_by_next_counts():
     tally = Tally()
     next(iter(make(range(3), batch_size=4, tally=tally)))
-    assert tally.take() == Rows(3, 3)
+    assert tally.take() == rows(3, 3)
 
 
 def advance(how, loader):
@@ -231,7 +238,7 @@ def test_an_evaluation_between_does_not_count(how):
         advance(how, val)  # between a batch and its backward
         found.append(tally.take())
         advance(how, val)  # and between two batches
-    assert found == [Rows(4, 4), Rows(2, 2)]
+    assert found == [rows(4, 4), rows(2, 2)]
 
 
 def test_the_last_batch_may_be_used_after_its_loop():
@@ -240,7 +247,7 @@ def test_the_last_batch_may_be_used_after_its_loop():
         if 8 in x:
             break
         tally.take()
-    assert tally.take() == Rows(1, 1)
+    assert tally.take() == rows(1, 1)
 
 
 def test_an_evaluation_before_any_training_does_not_count():
@@ -260,7 +267,7 @@ def test_a_training_batch_fetched_under_no_grad_counts():
             next(batches)
         list(val)
         found.append(tally.take())
-    assert found == [Rows(4, 4), Rows(2, 2)]
+    assert found == [rows(4, 4), rows(2, 2)]
 
 
 def test_two_live_loaders_are_refused():
@@ -277,9 +284,9 @@ def test_two_live_loaders_with_a_backward_between_are_fine():
     tally = Tally()
     other = iter(make(range(8), batch_size=2, tally=tally))
     for _ in make(range(8), batch_size=4, tally=tally):
-        assert tally.take() == Rows(4, 4)
+        assert tally.take() == rows(4, 4)
         next(other)
-        assert tally.take() == Rows(2, 2)
+        assert tally.take() == rows(2, 2)
 
 
 def test_batches_hoarded_before_their_backward_are_refused():
@@ -312,11 +319,6 @@ def test_the_tally_keeps_no_loader_alive():
 # What is refused
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(3))
-
-
 class Endless:
     def __getitem__(self, index):
         return index
@@ -325,12 +327,10 @@ class Endless:
 @pytest.mark.parametrize(
     ("dataset", "fix"),
     [
-        (Stream(), "list(dataset)"),
         (iter(range(3)), "list(dataset)"),
         (Endless(), "def __len__"),
-        (DataLoader(TensorDataset(torch.ones(2)), batch_size=1), ".dataset"),
     ],
-    ids=["IterableDataset", "iterator", "no length", "DataLoader"],
+    ids=["iterator", "no length"],
 )
 def test_data_that_cannot_be_shared_out(dataset, fix):
     with pytest.raises(UsageError) as caught:
@@ -358,6 +358,6 @@ def test_bad_batch_size(name, value):
 @pytest.mark.parametrize("options", [{"prefetch_factor": 2}, {"persistent_workers": True}])
 def test_options_that_need_workers(options):
     with pytest.raises(UsageError) as caught:
-        make(range(3), batch_size=2, **options)
+        make(range(3), batch_size=2, num_workers=0, **options)
     assert caught.value.finding.name == "option-contradicted"
     assert "num_workers" in caught.value.finding.what

@@ -20,8 +20,8 @@ def folder(tmp_path):
     return made
 
 
-def make(folder, **typed):
-    return logs.make_logs(parse("train.py", (), typed=typed, inherited={}), folder)
+def make(folder, *, first_attempt=0, **typed):
+    return logs.make_logs(parse("train.py", (), typed=typed, inherited={}), folder, first_attempt=first_attempt)
 
 
 def environments(attempt="0"):
@@ -33,6 +33,13 @@ def test_the_run_folder_has_one_file_a_rank_for_both_streams(folder):
     assert found.stdouts == {0: str(folder.log(4)), 1: str(folder.log(5))}
     assert found.stderrs == found.stdouts
     assert found.error_files == {0: str(folder.error(4)), 1: str(folder.error(5))}
+
+
+def test_a_later_start_counts_on(folder):
+    found = make(folder, first_attempt=3).reify(environments("2"))
+    assert found.stdouts[0] == str(folder.log(4, 5))
+    assert found.error_files[0] == str(folder.error(4, 5))
+    assert found.filtered_stdout == str(folder.filtered("stdout", 5))
 
 
 def test_every_attempt_has_files_of_its_own(folder):

@@ -106,6 +106,17 @@ def test_every_option_has_a_help_line():
         ("shutdown_timeout", "5", "shutdown_timeout", 5),
         ("grace_s", "0", "shutdown_timeout", 0),
         ("run_dir", "out", "run_dir", "out"),
+        ("max_time", "3600", "max_time", 3600),
+        ("max_time", "0.5", "max_time", 0.5),
+        ("max_time", "45s", "max_time", 45),
+        ("max_time", "90m", "max_time", 5400),
+        ("max_time", "1.5h", "max_time", 5400),
+        ("max_time", "2d", "max_time", 172800),
+        ("max_time", "30:00", "max_time", 1800),
+        ("max_time", "2:30:15", "max_time", 9015),
+        ("max_time", "1-12", "max_time", 129600),
+        ("max_time", "1-12:30", "max_time", 131400),
+        ("max_time", "1-12:00:01", "max_time", 129601),
     ],
 )
 def test_values(name, text, field, value):
@@ -196,6 +207,13 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"signals_to_handle": "SIGKILL"}, "option-invalid", "cannot be handled"),
         ({"shutdown_timeout": "-1"}, "option-invalid", "--shutdown-timeout"),
         ({"grace_s": "long"}, "option-invalid", "--grace-s"),
+        ({"max_time": "0"}, "option-invalid", "--max-time"),
+        ({"max_time": "-5"}, "option-invalid", "a time above 0"),
+        ({"max_time": "0-00:00:00"}, "option-invalid", "a time above 0"),
+        ({"max_time": "2 h"}, "option-invalid", "--max-time"),
+        ({"max_time": "1h30"}, "option-invalid", "--max-time"),
+        ({"max_time": "1:2:3:4"}, "option-invalid", "--max-time"),
+        ({"max_time": "nan"}, "option-invalid", "--max-time"),
         ({"grace_s": "5", "shutdown_timeout": "6"}, "option-contradicted", "two names of one time"),
         ({"no_python": True, "module": True}, "option-contradicted", "needs Python"),
         ({"run_path": True, "module": True}, "option-contradicted", "not a path"),
@@ -381,8 +399,19 @@ def test_empty_filters_are_left_out():
     assert parsed(duplicate_stderr_filters="", tee="3").duplicate_stderr_filters == ()
 
 
+def test_what_was_typed_is_kept_and_what_was_inherited_is_not():
+    found = parse("a.py", (), typed={"module": True, "nproc_per_node": "2"}, inherited={"max_restarts": "3"})
+    assert found.typed == (("module", ""), ("nproc_per_node", "2"))
+
+
 def test_every_field_is_an_option():
     """So that a default exists once, and what is parsed cannot be forgotten."""
     known = {option.name for option in OPTIONS} - {"nnodes", "grace_s"}
-    assert set(options.Options.__dataclass_fields__) - known == {"script", "script_args", "min_nodes", "max_nodes"}
+    assert set(options.Options.__dataclass_fields__) - known == {
+        "script",
+        "script_args",
+        "min_nodes",
+        "max_nodes",
+        "typed",
+    }
     assert known <= set(options.Options.__dataclass_fields__)

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.launcher.endings import Failure, Frame, RankEnd
 from paceline.launcher.outcome import (
     CAUSE,
+    DESERTER,
     SUSPECT,
     UNCLEAR,
     VICTIM,
-    Failure,
-    Frame,
-    RankEnd,
     Verdict,
     block,
+    broken_in_stop,
     fold,
     judge,
     weigh,
@@ -271,6 +271,9 @@ def test_what_is_raised_after_the_order_to_stop_is_no_cause(raised_at, stopped_a
             UNCLEAR,
         ),
         (end(code=1, log_tail=("Traceback (most recent call last):", f"RuntimeError: {CLOSED}")), VICTIM),
+        (end(code=75), DESERTER),
+        (end(code=75, stopped="SIGTERM to the launcher"), DESERTER),
+        (end(code=-signal.SIGABRT, left=True, log_tail=(CLOSED,)), DESERTER),
     ],
 )
 def test_endings_without_an_exception_of_their_own(ended, weight):
@@ -333,6 +336,15 @@ def seen(verdict: Verdict):
         ([end(0, code=None), end(1, failure=raised())], ("script-error-on-one-rank", (1,), (0,))),
         ([stopped(0), end(1, code=-signal.SIGTERM, time_ns=S)], ("rank-died-signal", (1,), (0,))),
         ([end(0, failure=raised())], ("user-exception", (0,), ())),
+        # to be resumed, but not all of them
+        ([end(0, code=75, time_ns=1 * S), end(1, failure=raised(at=2 * S))], ("script-error-on-one-rank", (1,), ())),
+        (
+            [end(0, code=75, time_ns=1 * S), end(1, code=-signal.SIGABRT, time_ns=2 * S), stopped(2)],
+            ("rank-died-signal", (1,), (2,)),
+        ),
+        ([end(0, code=75, time_ns=2 * S), victim(1, at=1 * S), stopped(2)], ("rank-ended-early", (0,), (1, 2))),
+        ([end(0, code=75), end(1, failure=raised("RuntimeError", TIMED_OUT))], ("rank-ended-early", (0,), (1,))),
+        ([end(0, code=75), stopped(1), end(2, code=75)], ("rank-ended-early", (0, 2), (1,))),
         # names of exceptions
         (
             [fine(0), end(1, failure=raised("ModuleNotFoundError", "No module named 'x'"))],
@@ -419,6 +431,73 @@ def test_a_rank_that_failed_in_a_way_of_its_own_was_not_stopped():
     assert "rank 3: stopped because rank 0 failed" in lines
 
 
+def test_who_had_stopped_to_be_resumed_was_not_stopped_by_a_crash():
+    ends = [end(0, code=75), end(1, failure=raised()), stopped(2), end(3, code=75)]
+    lines = block(judge(ends), exit_status=1, run_dir="runs/x")
+    assert "ranks 0, 3 had stopped to be resumed (status 75)" in lines
+    assert "rank 2: stopped because rank 1 failed" in lines
+
+
+@pytest.mark.parametrize(
+    ("ended", "unfinished"),
+    [
+        (end(code=75), True),
+        (end(code=75, left=True), True),
+        (end(code=-signal.SIGABRT, left=True), True),
+        (end(code=-signal.SIGSEGV, left=True), True),
+        (end(code=-signal.SIGKILL, left=True, stopped="x"), True),  # in its teardown when the time was over
+        (end(code=-signal.SIGTERM, left=True, stopped="x"), True),
+        (end(code=-signal.SIGKILL, left=True), False),
+        (end(code=-signal.SIGKILL, stopped="x"), False),
+        (end(code=-signal.SIGABRT, finished=True), False),
+        (end(code=None, left=True), False),
+        (end(code=1, left=True), False),
+        (end(code=0), False),
+        (end(code=143, stopped="x"), False),
+    ],
+)
+def test_who_stopped_to_be_resumed(ended, unfinished):
+    assert ended.unfinished == unfinished
+    assert ended.fell == (not unfinished and not ended.succeeded)
+
+
+def in_stop(rank, kind, message, at=7 * S):
+    return end(rank, stopped="SIGTERM to the launcher", stopped_ns=6 * S, failure=raised(kind, message, at=at))
+
+
+@pytest.mark.parametrize(
+    ("ends", "lines"),
+    [
+        ([in_stop(0, "KeyboardInterrupt", ""), in_stop(1, "SystemExit", "143"), stopped(2), end(3, code=75)], []),
+        ([in_stop(0, "RuntimeError", CLOSED), in_stop(1, "RuntimeError", TIMED_OUT)], []),
+        ([end(0, failure=raised())], []),
+        (
+            [in_stop(0, "RuntimeError", CLOSED), in_stop(1, "OSError", "No space left on device\nmore")],
+            ["while it stopped, rank 1 raised OSError: No space left on device"],
+        ),
+        (
+            [in_stop(2, "ValueError", "", at=9 * S), in_stop(1, "KeyError", "'a'", at=8 * S)],
+            ["while it stopped, rank 1 raised KeyError: 'a'", "while it stopped, rank 2 raised ValueError"],
+        ),
+    ],
+)
+def test_what_went_wrong_while_the_run_stopped(ends, lines):
+    assert broken_in_stop(ends) == lines
+
+
+@pytest.mark.parametrize(
+    ("ended", "seconds"),
+    [
+        (end(code=-signal.SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S), 3),
+        (end(code=-signal.SIGTERM, stopped="x", stopped_ns=2 * S, time_ns=5 * S), -1),
+        (end(code=-signal.SIGKILL, time_ns=5 * S), -1),
+        (end(code=-signal.SIGKILL, stopped="x", stopped_ns=2 * S, time_ns=5 * S, left=True), -1),
+    ],
+)
+def test_how_long_a_rank_had_before_it_was_killed(ended, seconds):
+    assert ended.killed_after_s == seconds
+
+
 def test_the_kernels_kill_of_a_loaders_worker_is_told():
     said = "DataLoader worker (pid 25027) is killed by signal: Killed. "
     finding = judge([end(0, oom_kills=1, failure=raised("RuntimeError", said))]).finding
@@ -495,6 +574,7 @@ def test_a_record_survives_the_way_through_the_store():
         code=-11,
         time_ns=123,
         finished=True,
+        left=True,
         stopped="x",
         stopped_ns=122,
         steps=4,
@@ -671,10 +751,12 @@ ENDINGS = [
 
 @pytest.mark.parametrize("ends", ENDINGS)
 @pytest.mark.parametrize("lost", [(), ("node 1", "node 2")])
-def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost):
-    lines = block(judge(ends, lost=lost), exit_status=1, run_dir="runs/x", attempts=3)
+@pytest.mark.parametrize("again", [(), ("resume: " + "word " * 100, "by itself: x")])
+def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost, again):
+    lines = block(judge(ends, lost=lost), exit_status=1, run_dir="runs/x", attempts=3, again=again)
     assert len(lines) <= 15
-    assert max(map(len, lines)) <= 300
+    assert tuple(lines[-1 - len(again) : -1]) == again, "what is to be pasted stays whole"
+    assert max(map(len, lines[: -1 - len(again)])) <= 300
     assert not any("\n" in line for line in lines)
     assert lines[-1] == "exit status 1 after 3 attempts · run folder runs/x"
 

@@ -49,15 +49,46 @@ def test_every_node_has_an_event_file_of_its_own(folder):
         "events.node-012.jsonl",
     ]
     assert folder.launcher_log(1).name == "launcher-001.out"
-    assert folder.plan.name == "plan.json"
+    assert folder.plan().name == "plan.json"
 
 
 def test_no_two_files_share_a_name(folder):
-    paths = [folder.plan, *(folder.events(node) for node in range(3)), *(folder.launcher_log(n) for n in range(3))]
+    paths = [folder.events(node) for node in range(3)]
+    for start in (0, 2):
+        paths += [folder.plan(start), *(folder.launcher_log(node, start) for node in range(3))]
+        paths += [folder.filtered("stdout", start), folder.filtered("stderr", start)]
     for rank in (0, 1, 1000):
         for attempt in range(3):
             paths += [make(rank, attempt) for make in (folder.log, folder.error, folder.crash, folder.nccl)]
     assert len(set(paths)) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [
+        ((), 0),
+        (("events.jsonl", "checkpoints", "logs/rank-x.out"), 0),
+        (("plan.json",), 1),
+        (("logs/rank-000.out",), 1),
+        (("logs/rank-000.out", "logs/rank-000.attempt-1.out"), 2),
+        (("logs/rank-000.attempt-9.out", "logs/rank-001.attempt-10.out"), 11),
+        (("ranks/rank-1234.attempt-3.error.json",), 4),
+        (("ranks/rank-000.attempt-3.crash",), 4),
+        (("logs/launcher-000.attempt-2.out",), 3),
+        (("plan.attempt-5.json",), 6),
+    ],
+)
+def test_a_start_counts_on_where_earlier_ones_ended(folder, names, number):
+    folder.create()
+    for name in names:
+        (folder.root / name).write_text("")
+    assert folder.next_attempt() == number
+    for make in (folder.log, folder.error, folder.crash, folder.nccl):
+        assert not make(0, number).exists()
+
+
+def test_a_folder_that_is_not_there_has_had_no_attempt(folder):
+    assert folder.next_attempt() == 0
 
 
 def test_create_makes_the_folders_and_may_be_repeated(folder):

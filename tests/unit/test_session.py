@@ -143,7 +143,7 @@ def test_loader_options_reach_torch(session):
     assert sorted(sum(loader, ())) == list(range(5))
     assert session.loader(range(5), per_rank_batch_size=3).batch_size == 3
     with pytest.raises(UsageError):
-        session.loader(range(5), 2, prefetch_factor=2)
+        session.loader(range(5), 2, num_workers=0, prefetch_factor=2)
     with pytest.raises(UsageError):
         session.loader(range(5))
 

@@ -1,5 +1,24 @@
 """Data: the order of an epoch, each rank's share of a batch, and the loader."""
 
-from paceline.data.loader import Loader, Rows, Tally
+from paceline.data.batch import rebuilt
+from paceline.data.loader import Loader, Surroundings, adopted
+from paceline.data.order import derive
+from paceline.data.samples import random_state, seed_all, set_random_state
+from paceline.data.shard import Rows, Shard, in_order
+from paceline.data.tally import Iteration, Tally
 
-__all__ = ["Loader", "Rows", "Tally"]
+__all__ = [
+    "Iteration",
+    "Loader",
+    "Rows",
+    "Shard",
+    "Surroundings",
+    "Tally",
+    "adopted",
+    "derive",
+    "in_order",
+    "random_state",
+    "rebuilt",
+    "seed_all",
+    "set_random_state",
+]

@@ -1,278 +1,376 @@
-"""The loader: batches of a map-style dataset on the device, shared out exactly among the ranks.
+"""The loader: batches on the device, shared out exactly among the ranks.
 
 Built on torch's DataLoader, which gets our list of indices for each batch and does the rest.
 """
 
 from __future__ import annotations
 
-import copy
-from array import array
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import bisect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.shard import Shard, epoch_order
-from paceline.errors import Finding, UsageError
+from paceline.data.adopt import check_dataset, check_sampler, check_stream, parts_of
+from paceline.data.batch import moved_ahead, to_device, without_rows
+from paceline.data.order import Order, StoredOrder, blocks, derive, shuffled
+from paceline.data.samples import Request, Samples, WorkerStart, in_memory, seeded
+from paceline.data.shard import LAST, EvenBatches, GivenBatches, Rows, Shard
+from paceline.data.stream import Piece, Stream, met_pieces, whole_rows
+from paceline.data.tally import Iteration, Tally
+from paceline.data.tune import Loading, choose
+from paceline.errors import Finding, UsageError, closest
 from paceline.world import World
 
-
-class Rows(NamedTuple):
-    """Numbers of samples in a batch.
-
-    Attributes:
-        of_rank: Samples of this rank; may be 0.
-        of_batch: Samples of the global batch.
-    """
-
-    of_rank: int
-    of_batch: int
+# Arguments that torch's DataLoader takes as they are.
+_HANDED_ON = ("pin_memory", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
 
 
-@dataclass(eq=False, slots=True)
-class Iteration:
-    """One run through a loader, as the tally knows it.
+@dataclass(frozen=True)
+class Surroundings:
+    """What a loader needs of its session.
 
     Attributes:
-        rows: Those of the batch yielded last.
-        num_batches: Batches yielded since the last backward.
-        with_grad: Whether the last one was fetched with autograd enabled.
-        live: Whether the loop over the loader goes on.
+        world: The ranks.
+        device: Where batches are moved to; those on the CPU stay as the workers made them.
+        tally: Where each loop takes down the batches that it yields.
+        seed: Seed of the order and of the samples' own randomness.
+        accumulate: Batches of a group.
+        cpus: CPUs that the ranks of this node may use.
+        total: Returns the sums of ints over all ranks; for sharded streams.
     """
 
-    rows: Rows | None = None
-    num_batches: int = 0
-    with_grad: bool = True
-    live: bool = True
-
-
-class Tally:
-    """Which batch the next backward belongs to; shared by the loaders of a session.
-
-    A loop over a loader takes down each batch that it yields, and is no longer live when it ends: at the last
-    batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between two training
-    batches has therefore ended by the time of the next backward.
-    """
-
-    def __init__(self) -> None:
-        self._iterations: list[Iteration] = []
-        self._rows: Rows | None = None
-
-    def open(self) -> Iteration:
-        """Return the record of a loop that begins."""
-        self._iterations = [each for each in self._iterations if each.live or each.num_batches]
-        self._iterations.append(Iteration())
-        return self._iterations[-1]
-
-    def take(self) -> Rows | None:
-        """Return the rows of the batch that a backward now belongs to, and start anew.
-
-        Returns:
-            Those of the batch yielded since the last call; if there was none, those of the last call again (a
-            second loss of the same batch); None if nothing was ever yielded.
-
-        Raises:
-            UsageError: Several batches come into question.
-        """
-        since = [each for each in self._iterations if each.num_batches]
-        if not since:
-            return self._rows
-        chosen = since[0] if len(since) == 1 and since[0].live else _choose(since)
-        for each in since:
-            each.num_batches = 0
-        if chosen is not None:
-            self._rows = chosen.rows
-        return self._rows
-
-
-def _choose(since: list[Iteration]) -> Iteration | None:
-    """Return which of the loops that yielded a batch the loss is from; None if all were evaluations."""
-    live = [each for each in since if each.live]
-    if len(live) == 1:
-        return live[0]
-    found = [each for each in live or since if each.with_grad]  # under no_grad evaluations advance
-    if not live and not found:
-        return None
-    if len(found) != 1:
-        raise _unknown_weight(
-            f"{len(since)} loaders yielded a batch since the last backward",
-            fix="call session.backward on each batch's loss before taking the next (gradients add up)",
-        )
-    (one,) = found
-    if not one.live and one.num_batches > 1:
-        raise _unknown_weight(
-            f"a loader yielded {one.num_batches} batches since the last backward, and was left",
-            fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
-        )
-    return one
-
-
-def _unknown_weight(what: str, *, fix: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "batch-weight-unknown",
-            f"{what}, so the batch of this loss is not known",
-            where="session.backward(loss)",
-            why="a rank's loss is weighted by its share of the batch; a wrong weight would change the result "
-            "with the number of ranks",
-            fix=fix,
-        )
-    )
-
-
-class _Indices:
-    """The batch sampler handed to torch: lists of indices, this rank's share of each batch."""
-
-    def __init__(self, shard: Shard, *, shuffle: bool, seed: int) -> None:
-        self.epoch = 0
-        self._shard, self._shuffle, self._seed = shard, shuffle, seed
-
-    def __len__(self) -> int:
-        return self._shard.num_batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        shard = self._shard
-        order: array[int] | range = range(shard.length)
-        if self._shuffle:
-            order = epoch_order(shard.length, seed=self._seed, epoch=self.epoch)
-        # All batches but the last are alike, so that a step only slices. A rank without a sample borrows the
-        # batch's first, for the structure of its empty batch.
-        mine = shard.positions(0) or range(1)
-        first, stop, last = mine.start, mine.stop, (shard.num_batches - 1) * shard.batch_size
-        for start in range(0, last, shard.batch_size):
-            yield list(order[start + first : start + stop])
-        if shard.length:
-            mine = shard.positions(shard.num_batches - 1) or range(last, last + 1)
-            yield list(order[mine.start : mine.stop])
+    world: World
+    device: torch.device
+    tally: Tally
+    seed: int = 0
+    accumulate: int = 1
+    cpus: int = 1
+    total: Callable[[list[int]], list[int]] = list
 
 
 class Loader:
     """Batches of a dataset on this rank's device; every sample exactly once per epoch at any world size.
 
     Iterate it once for each epoch: it reshuffles by itself, in an order that depends on seed and epoch alone.
-    Without ``shuffle`` the order is that of the dataset. All ranks get the same number of batches; where a
-    global batch has fewer samples than ranks, some get a batch of zero rows: every tensor in it has shape
-    ``[0, ...]``, every list of plain values is empty, and other objects are those of a real sample. A mean
-    over such a batch is NaN in value (its gradient is not); sums are 0.
+    All ranks get the same number of batches; where a global batch has fewer samples than ranks, some get a batch
+    of zero rows: every tensor in it has shape ``[0, ...]``, every list of plain values is empty, and other objects
+    are those of a real sample. A mean over such a batch is NaN in value (its gradient is not); sums are 0.
 
-    Args:
-        dataset: A map-style dataset: ``__len__`` and ``__getitem__`` (``__getitems__`` is used if there).
-        batch_size: Samples of a global batch, summed over ranks. This or the next is needed.
-        per_rank_batch_size: Samples of a rank in each full batch.
-        shuffle: Whether to reorder the samples in each epoch.
-        seed: Seed of the order.
-        world: The ranks.
-        device: Where batches are moved to; those on the CPU stay as the workers made them.
-        tally: Where each loop takes down the batches that it yields.
-        num_workers: As torch's DataLoader has it, and so the next ones: processes that load.
-        collate_fn: Makes a batch of a list of samples; torch's default if None.
-        pin_memory: Whether batches are copied to pinned memory first.
-        persistent_workers: Whether workers outlive an epoch.
-        prefetch_factor: Batches that each worker loads ahead.
-
-    Raises:
-        UsageError: The dataset cannot be shared out, a batch size is bad, or options exclude each other.
+    ``Session.loader`` makes it and documents the arguments.
     """
 
     def __init__(
         self,
         dataset: Any,
+        around: Surroundings,
         *,
         batch_size: int | None = None,
         per_rank_batch_size: int | None = None,
         shuffle: bool = False,
-        seed: int = 0,
-        world: World,
-        device: torch.device,
-        tally: Tally,
-        num_workers: int = 0,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        last: str = "exact",
+        sharded: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
-        persistent_workers: bool = False,
-        prefetch_factor: int | None = None,
+        num_workers: int | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **options: Any,
     ) -> None:
-        _check_dataset(dataset)
+        check_dataset(dataset)
         self.dataset = dataset
-        self.batch_size = _global_batch_size(batch_size, per_rank_batch_size, world.world_size)
-        self._device, self._tally = device, tally
-        self._epoch = 0
-        self._shard = Shard(len(dataset), self.batch_size, world.rank, world.world_size)
-        self._indices = _Indices(self._shard, shuffle=shuffle, seed=seed)
+        self.reason = ""  # of the settings that were chosen; empty if none was
+        self._around, self._epoch, self._start = around, 0, 0
+        self._iteration: Iteration | None = None
+        is_stream = isinstance(dataset, IterableDataset)
+        _check_options(
+            is_stream, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, last=last, sharded=sharded
+        )
+        if batch_sampler is None:
+            size = _global_batch_size(batch_size, per_rank_batch_size, around.world.world_size)
+        elif batch_size is None and per_rank_batch_size is None and not shuffle and sampler is None:
+            size = 0
+        else:
+            raise _contradiction("a batch_sampler decides batch size and order by itself")
+        self.batch_size = size
+        self._last, self._sharded, self._shuffle = last, bool(sharded), shuffle
+        self._sampler = batch_sampler if batch_sampler is not None else sampler
+        check_sampler(self._sampler)
+        self._generators = _generators_of(self._sampler)
+        settings = self._settings(num_workers, options, is_stream=is_stream)
+        settings["worker_init_fn"] = WorkerStart(worker_init_fn)
+        # Its own generator, because torch would draw a seed for the workers from the global one at each epoch.
+        settings["generator"] = torch.Generator().manual_seed(derive("workers", around.seed))
         try:
-            self._batches: DataLoader[Any] = DataLoader(
-                dataset,
-                batch_sampler=self._indices,
-                num_workers=num_workers,
-                collate_fn=collate_fn,
-                pin_memory=pin_memory,
-                persistent_workers=persistent_workers,
-                prefetch_factor=prefetch_factor,
-            )
+            if is_stream:
+                if sharded is None:
+                    check_stream(dataset)
+                self._make_stream(collate_fn, settings)
+            else:
+                self._make_samples(collate_fn, settings)
         except ValueError as error:
-            raise UsageError(Finding("option-contradicted", str(error), where="session.loader(...)")) from None
+            raise _contradiction(str(error)) from None
 
     def __len__(self) -> int:
-        """Number of batches of an epoch, the same on all ranks."""
-        return self._shard.num_batches
+        """Number of batches of a whole epoch, the same on all ranks.
+
+        Raises:
+            TypeError: Of a stream it is not known.
+        """
+        if isinstance(self.dataset, IterableDataset):
+            raise TypeError(f"the length of {type(self.dataset).__name__} is not known before it is read")
+        if self._sampler is not None:
+            if not self.batch_size:
+                return len(self._sampler)
+            return len(EvenBatches(len(self._sampler), self.batch_size, self._last))
+        return len(EvenBatches(len(self.dataset), self.batch_size, self._last))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch."""
-        self._indices.epoch = self._epoch
-        self._epoch += 1
-        iteration = self._tally.open()
-        rows, num_left, on_cpu = self._rows(0), len(self), self._device.type == "cpu"
+        """Yield the batches of the next epoch, or what is left of one that a checkpoint was in."""
+        tally, epoch, start = self._around.tally, self._epoch, self._start
+        self._epoch, self._start = epoch + 1, 0
+        shard, batches = self._begin(epoch, start)
+        iteration = self._iteration = tally.open(shard, start=start)
+        of_cpu = self._around.device.type == "cpu"
+        if not of_cpu:
+            batches = _moved(batches, self._around.device)
         try:
-            for loaded in self._batches:
-                num_left -= 1
-                if num_left == 0:
-                    rows = self._rows(len(self) - 1)
-                batch = loaded if rows.of_rank else without_rows(loaded)
-                if not on_cpu:
-                    batch = to_device(batch, self._device)
-                iteration.rows = rows
-                iteration.num_batches += 1
-                iteration.with_grad = torch.is_grad_enabled()
-                yield batch
+            while True:
+                with_grad = torch.is_grad_enabled()
+                fresh = iteration.rows is None or iteration.rows.ends_group
+                if with_grad and fresh and tally.before_group is not None:
+                    tally.before_group()
+                try:
+                    rows, batch = next(batches)
+                except StopIteration:
+                    return
+                tally.yields(iteration, rows, with_grad=with_grad)
+                yield batch if rows.of_rank else without_rows(batch)
         finally:
-            iteration.live = False
+            tally.close(iteration)
 
-    def _rows(self, batch: int) -> Rows:
-        return Rows(len(self._shard.positions(batch)), self._shard.rows_of_batch(batch))
+    def describe(self) -> str:
+        """Return what its batches come to and what was chosen for it, one line to print."""
+        ranks, size, groups = self._around.world.world_size, self.batch_size, self._around.accumulate
+        per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
+        parts = [f"batches of {size}" if size else "batches of the sampler's"]
+        if ranks > 1 and size:
+            parts.append(f"{per_rank} a rank")
+        if groups > 1:
+            parts.append(f"{groups} of them a step")
+        return ", ".join(parts) + (f"; {self.reason}" if self.reason else "")
+
+    @property
+    def iteration(self) -> Iteration | None:
+        """The last loop over it."""
+        return self._iteration
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a training loop over it goes on, so that a checkpoint now is one in the middle of an epoch."""
+        running = self._iteration
+        return running is not None and running.live and running.with_grad and running.rows is not None
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how far it has come, at any world size: the epoch, its samples that are done, and of how many."""
+        if self.under_way and self._iteration is not None and not self._sharded:
+            return {"epoch": self._epoch - 1, "done": self._iteration.done(), "length": self._length()}
+        return {"epoch": self._epoch - self.under_way, "done": self._start, "length": self._length()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another one stood.
+
+        Raises:
+            UsageError: It stood in the middle of an epoch of another number of samples.
+        """
+        if state["done"] and state["length"] != self._length():
+            raise UsageError(
+                Finding(
+                    "data-changed",
+                    f"the checkpoint was made after {state['done']} of {state['length']} samples of an epoch, "
+                    f"and this dataset has {self._length()}",
+                    where="session.restore(...)",
+                    why="the samples that are left would not be those that were left then",
+                    fix="train on the same data, or restore a checkpoint that was saved at the end of an epoch",
+                )
+            )
+        self._epoch, self._start = state["epoch"], state["done"]
+
+    def _length(self) -> int:
+        if isinstance(self.dataset, IterableDataset):
+            return -1
+        if self._sampler is not None:
+            return len(self._sampler)
+        return len(self.dataset)
+
+    def _settings(self, num_workers: int | None, options: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
+        for name in options:
+            if name not in _HANDED_ON:
+                near = closest(name, _HANDED_ON)
+                raise UsageError(
+                    Finding(
+                        "option-unknown",
+                        f"session.loader has no option {name}",
+                        where="session.loader(...)",
+                        fix=f"{near}=..." if near else "see the documentation of Session.loader",
+                    )
+                )
+        chosen = self._chosen(is_stream)
+        settings = {name: value for name, value in options.items() if value is not None}
+        if num_workers is None:
+            # Options that need workers ask for some.
+            wanted = bool(settings.get("persistent_workers") or settings.get("prefetch_factor"))
+            num_workers = max(chosen.num_workers, wanted)
+            self.reason = chosen.reason
+        settings["num_workers"] = num_workers
+        settings.setdefault("pin_memory", chosen.pin_memory)
+        if num_workers:
+            settings.setdefault("persistent_workers", True)  # starting them anew costs seconds an epoch
+        return settings
+
+    def _chosen(self, is_stream: bool) -> Loading:
+        world = self._around.world
+        return choose(
+            cpus=self._around.cpus,
+            ranks=world.local_world_size,
+            in_memory=in_memory(self.dataset),
+            stream=is_stream,
+            on_gpu=self._around.device.type == "cuda",
+            can_fork=sys.platform == "linux",
+        )
+
+    def _make_samples(self, collate: Callable[[list[Any]], Any] | None, settings: dict[str, Any]) -> None:
+        collate = None if collate is default_collate else collate
+        stacked = type(self.dataset) is TensorDataset and collate is None
+        self._requests = _Requests()
+        self._batches: DataLoader[Any] = DataLoader(
+            Samples(self.dataset, seed=self._around.seed, stacked=stacked),
+            batch_sampler=cast(Any, self._requests),
+            collate_fn=_as_it_is if stacked else collate,
+            **settings,
+        )
+
+    def _make_stream(self, collate: Callable[[list[Any]], Any] | None, settings: dict[str, Any]) -> None:
+        world, size = self._around.world, self.batch_size
+        if self._sharded:
+            size, extra = divmod(size, world.world_size)
+            if extra:
+                raise _contradiction(
+                    f"batch_size={self.batch_size} does not divide by {world.world_size} ranks, "
+                    "whose streams are read side by side"
+                )
+        self._stream = Stream(
+            self.dataset,
+            seed=self._around.seed,
+            batch_size=size,
+            last=self._last,
+            collate=collate or default_collate,
+            rank=0 if self._sharded else world.rank,
+            world_size=1 if self._sharded else world.world_size,
+            share_of_seed=world.rank if self._sharded else 0,
+        )
+        self._batches = DataLoader(self._stream, batch_size=None, collate_fn=_as_it_is, **settings)
+
+    def _begin(self, epoch: int, start: int) -> tuple[Shard | None, Iterator[tuple[Rows, Any]]]:
+        if isinstance(self.dataset, IterableDataset):
+            return None, self._begin_stream(epoch, start)
+        order, batches = self._order(epoch, start)
+        world = self._around.world
+        shard = Shard(batches, world.rank, world.world_size, self._around.accumulate)
+        self._requests.begin(epoch, order, shard)
+        # The batches first, so that torch's iterator sees its end and lets its workers go.
+        pairs = zip(self._batches, shard.rows(), strict=False)
+        return shard, ((rows, batch) for batch, rows in pairs)
+
+    def _begin_stream(self, epoch: int, start: int) -> Iterator[tuple[Rows, Any]]:
+        self._stream.at[0], self._stream.at[1] = epoch, start
+        pieces: Iterator[Piece] = iter(self._batches)
+        accumulate = self._around.accumulate
+        if not self._sharded:
+            for number, piece in enumerate(pieces):
+                yield whole_rows(piece, number, accumulate), piece.batch
+            return
+        for number, (piece, rows, is_last) in enumerate(met_pieces(pieces, self._around.total)):
+            known = piece._replace(of_batch=rows, is_last=is_last)
+            yield whole_rows(known, number, accumulate), piece.batch
+
+    def _order(self, epoch: int, start: int) -> tuple[Order, EvenBatches | GivenBatches]:
+        if self._sampler is None:
+            length = len(self.dataset)
+            batches = EvenBatches(length, self.batch_size, self._last, start)
+            if not self._shuffle:
+                return StoredOrder(range(length)), batches
+            return shuffled(length, seed=self._around.seed, epoch=epoch), batches
+        drawn = self._draw(epoch)
+        if self.batch_size:
+            return StoredOrder(drawn), EvenBatches(len(drawn), self.batch_size, self._last, start)
+        bounds = list(itertools.accumulate(map(len, drawn), initial=0))
+        left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
+        return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
+
+    def _draw(self, epoch: int) -> list[Any]:
+        """Return what the user's sampler yields in an epoch, the same on all ranks and in a resumed run."""
+        if callable(getattr(self._sampler, "set_epoch", None)):
+            self._sampler.set_epoch(epoch)
+        for generator, first in self._generators:
+            # As the user seeded it in the first epoch; then by the epoch's number, which a resumed run knows too.
+            generator.manual_seed(derive("sampler", first, epoch) if epoch else first)
+        with seeded("sampler", self._around.seed, epoch):
+            return list(self._sampler)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch with all that can be moved on ``device``; nested dicts, lists and tuples are kept."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(getattr(batch, "to", None)):  # a packed sequence, a tokenizer's encoding
-        return batch.to(device)
-    return _rebuilt(batch, lambda part: to_device(part, device))
+class _Requests:
+    """The batch sampler handed to torch: for each batch the epoch and the indices of this rank's share."""
+
+    def __init__(self) -> None:
+        self._begun: Iterator[Request] = iter(())
+
+    def begin(self, epoch: int, order: Order, shard: Shard) -> None:
+        """Set what the next iteration yields."""
+        self._begun = ((epoch, indices) for indices in blocks(order, shard.read()))
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._begun
 
 
-def without_rows(batch: Any) -> Any:
-    """Return a batch of the same structure with zero rows."""
-    if isinstance(batch, torch.Tensor):
-        return batch[:0] if batch.dim() else batch
-    if isinstance(batch, list | tuple) and all(isinstance(part, str | bytes | int | float) for part in batch):
-        return batch[:0]  # one plain value for each sample
-    return _rebuilt(batch, without_rows)
+def _moved(batches: Iterator[tuple[Rows, Any]], device: torch.device) -> Iterator[tuple[Rows, Any]]:
+    if device.type == "cuda":
+        return moved_ahead(batches, device)
+    return ((rows, to_device(batch, device)) for rows, batch in batches)
 
 
-def _rebuilt(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container with ``function`` applied to its parts; anything else as it is."""
-    if isinstance(batch, MutableMapping):
-        clone = copy.copy(batch)  # keeps the type and what else it holds
-        clone.update({key: function(part) for key, part in batch.items()})
-        return clone
-    if isinstance(batch, Mapping):
-        return {key: function(part) for key, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(function, batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map(function, batch))
+def _generators_of(sampler: Any) -> list[tuple[torch.Generator, int]]:
+    """Return the generators of a sampler and of the one inside a batch sampler, each with its seed."""
+    parts = (sampler, getattr(sampler, "sampler", None))
+    found = (getattr(part, "generator", None) for part in parts)
+    return [(each, each.initial_seed()) for each in found if isinstance(each, torch.Generator)]
+
+
+def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _check_options(
+    is_stream: bool, *, shuffle: bool, sampler: Any, batch_sampler: Any, last: str, sharded: bool | None
+) -> None:
+    if last not in LAST:
+        near = closest(str(last), LAST) or "exact"
+        what = f"last={last!r} is not one of {', '.join(LAST)}"
+        raise UsageError(Finding("option-invalid", what, where="session.loader(...)", fix=f'last="{near}"'))
+    if shuffle and sampler is not None:
+        raise _contradiction("shuffle=True and a sampler both decide the order")
+    if is_stream and (shuffle or sampler is not None or batch_sampler is not None):
+        raise _contradiction("a stream decides its order by itself: no shuffle, sampler or batch_sampler")
+    if not is_stream and sharded is not None:
+        raise _contradiction("sharded= is for streams; a dataset with a length is shared out by its indices")
+
+
+def _contradiction(what: str) -> UsageError:
+    return UsageError(Finding("option-contradicted", what, where="session.loader(...)"))
 
 
 def _global_batch_size(batch_size: int | None, per_rank: int | None, world_size: int) -> int:
@@ -300,24 +398,24 @@ def _global_batch_size(batch_size: int | None, per_rank: int | None, world_size:
     return value if per_rank is None else value * world_size
 
 
-def _check_dataset(dataset: Any) -> None:
-    if isinstance(dataset, DataLoader):
-        what = "a DataLoader has its own batches, which cannot be shared out again"
-        fix = "session.loader(your_loader.dataset, batch_size=..., shuffle=...)"
-    elif isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        what = f"{type(dataset).__name__} can only be read in sequence, so that ranks cannot share it out"
-        fix = "session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and __getitem__"
-    elif not hasattr(dataset, "__len__"):
-        what = f"{type(dataset).__name__} has no length"
-        fix = "def __len__(self): return number_of_samples"
-    else:
-        return
-    raise UsageError(
-        Finding(
-            "data-not-shardable",
-            what,
-            where="session.loader(dataset)",
-            why="every rank would see all samples, or none would know which are its own",
-            fix=fix,
-        )
+def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the dataset and arguments of a loader, of a user's own DataLoader if one is given.
+
+    Args:
+        given: A dataset or a DataLoader.
+        arguments: Those that were given to ``Session.loader`` and are not None.
+        per_rank: Whether the DataLoader's batch size counts for each rank.
+    """
+    if not isinstance(given, DataLoader):
+        if per_rank:
+            raise _contradiction("per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size=")
+        return given, arguments
+    parts = parts_of(given)
+    twice: Sequence[str] = sorted(
+        {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"} & set(arguments)
     )
+    if twice:
+        raise _contradiction(f"the DataLoader decides {twice[0]} already")
+    if per_rank and "batch_size" in parts:
+        parts["per_rank_batch_size"] = parts.pop("batch_size")
+    return given.dataset, {**parts, **arguments}

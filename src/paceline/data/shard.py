@@ -1,37 +1,34 @@
-"""Who gets which sample: pure functions of length, batch size, seed, epoch and rank.
+"""Who gets which sample: pure functions of length, batch size, rank and world size.
 
-The order of an epoch depends on seed and epoch alone. A global batch is a slice of that order, and a rank's
-share is a slice of the batch, so that the number of ranks never changes what a step sees.
+An epoch is an order of samples, a global batch is a span of that order, and a rank's share is a span of the
+batch, so that the number of ranks never changes what a step sees. Several batches make a group if gradients are
+accumulated.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
+LAST = ("exact", "drop")
 
 
-def epoch_order(length: int, *, seed: int, epoch: int) -> array[int]:
-    """Return the order of the samples in an epoch.
+class Rows(NamedTuple):
+    """Numbers of samples in a batch.
 
-    Args:
-        length: Number of samples.
-        seed: Seed of the run.
-        epoch: Number of the epoch, from 0.
-
-    Returns:
-        A permutation of ``0 .. length - 1``, 8 bytes a sample. Not a tensor: slices of it become lists of
-        indices at every step, which costs a tensor ten times as much.
+    Attributes:
+        of_rank: Samples of this rank; may be 0.
+        of_batch: Samples of the global batch.
+        of_group: Samples of the whole group of accumulated batches; None where only its end can tell.
+        ends_group: Whether the optimizer steps after this batch.
     """
-    # Hashed, so that neighbouring seeds and epochs share nothing (seed + epoch would repeat orders).
-    digest = hashlib.blake2b(f"order {seed} {epoch}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
-    order = array("q", [0]) * length
-    if length:  # torch writes into the array's memory, and takes no empty one
-        torch.randperm(length, generator=generator, out=torch.frombuffer(order, dtype=torch.int64))
-    return order
+
+    of_rank: int
+    of_batch: int
+    of_group: int | None = None
+    ends_group: bool = True
 
 
 def share(num_rows: int, *, rank: int, world_size: int) -> range:
@@ -45,32 +42,112 @@ def share(num_rows: int, *, rank: int, world_size: int) -> range:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """How one rank takes part in the batches of an epoch.
+class EvenBatches:
+    """Batches of one size, up to the last.
 
     Attributes:
-        length: Number of samples of the dataset.
-        batch_size: Samples of a global batch; the last one may be shorter.
-        rank: Rank.
-        world_size: Number of ranks.
+        length: Number of samples of the epoch.
+        batch_size: Samples of a global batch.
+        last: What becomes of a last batch that is shorter: ``"exact"`` keeps it, ``"drop"`` leaves it out.
+        start: Samples of the epoch that were served before, at any batch size.
     """
 
     length: int
     batch_size: int
+    last: str = "exact"
+    start: int = 0
+
+    def __len__(self) -> int:
+        left = max(0, self.length - self.start)
+        return left // self.batch_size if self.last == "drop" else -(-left // self.batch_size)
+
+    def span(self, batch: int) -> range:
+        """Return the positions of a batch."""
+        first = self.start + batch * self.batch_size
+        return range(first, min(first + self.batch_size, self.length))
+
+
+@dataclass(frozen=True)
+class GivenBatches:
+    """Batches of any sizes, one after the other.
+
+    Attributes:
+        bounds: Where each batch begins, and at last where the last one ends.
+    """
+
+    bounds: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def span(self, batch: int) -> range:
+        """Return the positions of a batch."""
+        return range(self.bounds[batch], self.bounds[batch + 1])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """How one rank takes part in the batches of an epoch.
+
+    Attributes:
+        batches: The global batches.
+        rank: Rank.
+        world_size: Number of ranks.
+        accumulate: Batches of a group; the last group may have fewer.
+    """
+
+    batches: EvenBatches | GivenBatches
     rank: int
     world_size: int
+    accumulate: int = 1
 
     @property
     def num_batches(self) -> int:
-        """Number of batches of an epoch, the same on all ranks."""
-        return -(-self.length // self.batch_size)
-
-    def rows_of_batch(self, batch: int) -> int:
-        """Return the number of samples in a global batch."""
-        return min(self.batch_size, self.length - batch * self.batch_size)
+        """Number of batches, the same on all ranks."""
+        return len(self.batches)
 
     def positions(self, batch: int) -> range:
         """Return the positions in the epoch's order that are this rank's share of a batch; may be empty."""
-        start = batch * self.batch_size
-        rows = share(self.rows_of_batch(batch), rank=self.rank, world_size=self.world_size)
-        return range(start + rows.start, start + rows.stop)
+        return self.positions_of(batch, self.rank)
+
+    def positions_of(self, batch: int, rank: int) -> range:
+        """Return those of any rank."""
+        span = self.batches.span(batch)
+        rows = share(len(span), rank=rank, world_size=self.world_size)
+        return range(span.start + rows.start, span.start + rows.stop)
+
+    def read(self) -> Iterator[range]:
+        """Yield the positions to read for each batch: the share, or the first of the batch if that is empty.
+
+        A rank without a sample needs one to know what its empty batch looks like.
+        """
+        batches, number = self.batches, self.num_batches
+        num_alike = max(0, number - 1) if isinstance(batches, EvenBatches) else 0
+        if num_alike and isinstance(batches, EvenBatches):  # a step only adds, as it does so for every rank
+            mine = self.positions(0) or batches.span(0)[:1]
+            first, stop, size = mine.start, mine.stop, batches.batch_size
+            yield from map(range, range(first, first + num_alike * size, size), itertools.count(stop, size))
+        for batch in range(num_alike, number):
+            yield self.positions(batch) or batches.span(batch)[:1]
+
+    def rows(self) -> Iterator[Rows]:
+        """Yield the numbers of samples of each batch, in order."""
+        number = self.num_batches
+        for first in range(0, number, self.accumulate):
+            group = range(first, min(first + self.accumulate, number))
+            spans = [len(self.batches.span(batch)) for batch in group]
+            for batch, of_batch in zip(group, spans, strict=True):
+                yield Rows(len(self.positions(batch)), of_batch, sum(spans), batch == group[-1])
+
+
+def in_order(spans: Sequence[Sequence[range]]) -> list[int]:
+    """Return where to find each row after all ranks' rows were put one behind the other.
+
+    Args:
+        spans: For each rank, the positions of its shares in the order in which it collected them.
+
+    Returns:
+        Indices into the concatenation, in the order of positions.
+    """
+    positions = [position for of_rank in spans for span in of_rank for position in span]
+    return sorted(range(len(positions)), key=positions.__getitem__)

@@ -11,6 +11,7 @@ In a rank
     worker    the entry around the user's script    probe     counts steps and times data
     guard     is the store this run's               keep_group, after_import, system   small print
 At the end
-    evidence  how ranks ended (hand)                outcome   why (pure)
+    evidence  how ranks ended (hand)                endings, outcome   why (pure)
     account, summary, nccl            what is told (pure)
+    resume    how the run goes on (pure)
 """

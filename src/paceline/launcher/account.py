@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, PacelineError
-from paceline.launcher import outcome, summary
-from paceline.launcher.outcome import RankEnd
+from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
+from paceline.launcher import outcome, resume, summary
+from paceline.launcher.endings import RankEnd
+from paceline.launcher.resume import Again, Checkpoint
+
+# Signals that are sent to many processes at once reach them within this time.
+_AT_ONCE_NS = 1_000_000_000
 
 
 @dataclass
@@ -44,12 +48,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Stop:
-    """A signal that ended the run.
+    """What ended the run from outside: a signal, or ``--max-time``.
 
     Attributes:
-        signum: Its number.
-        name: Its name.
-        sender: Who sent it, in words.
+        signum: Number of the signal; of SIGTERM for ``--max-time``.
+        name: Its name, or the option as typed.
+        sender: Who sent it, in words; empty for the option.
         host: Host of the launcher that got it.
         time_ns: When, on the head's clock.
     """
@@ -59,6 +63,11 @@ class Stop:
     sender: str
     host: str
     time_ns: int
+
+    @property
+    def words(self) -> str:
+        """What it was and where it came from."""
+        return f"{self.name} from {self.sender} on {self.host}" if self.sender else self.name
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,10 @@ class Run:
         attempts: How often ranks were started.
         pulses: What every rank has counted.
         seconds: How long the run took.
+        again: How it is started again.
+        last: The checkpoint that was committed last, None if there is none.
+        saving: A checkpoint that was being written when the run was stopped, and is not whole; empty if none was.
+        grace_s: Seconds that ranks had to end by themselves.
     """
 
     ends: Sequence[RankEnd] = ()
@@ -82,6 +95,16 @@ class Run:
     attempts: int = 1
     pulses: Sequence[Mapping[str, Any]] = ()
     seconds: float = 0.0
+    again: Again = field(default_factory=Again)
+    last: Checkpoint | None = None
+    saving: str = ""
+    grace_s: int = 0
+
+    @property
+    def to_resume(self) -> bool:
+        """All ranks have ended well, and some of them to be resumed."""
+        well = bool(self.ends) and not self.lost and not any(end.fell for end in self.ends)
+        return well and any(end.unfinished for end in self.ends)
 
 
 def tell(run: Run) -> Report:
@@ -95,30 +118,80 @@ def tell(run: Run) -> Report:
         return _stopped(run, stop)
     if run.ends and not run.lost and all(end.succeeded for end in run.ends):
         return _succeeded(run)
+    if run.to_resume:
+        return _unfinished(run, "the script itself", where="")
     verdict = outcome.judge(run.ends, lost=run.lost)
-    lines = outcome.block(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts)
+    lost = verdict.lost and not verdict.causes
+    again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
+    lines = outcome.block(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
     return Report(EXIT_FAILED, lines, [verdict.finding])
 
 
 def _failed_before(ends: Sequence[RankEnd], stop: Stop) -> bool:
     return any(
-        not end.succeeded and outcome.weigh(end) == outcome.CAUSE and end.first_ns < stop.time_ns for end in ends
+        end.fell and outcome.weigh(end) == outcome.CAUSE and end.first_ns < stop.time_ns and not _same_sender(end, stop)
+        for end in ends
     )
+
+
+def _same_sender(end: RankEnd, stop: Stop) -> bool:
+    """It died of the signal that the launcher got too: Slurm sends to all processes of a step at once."""
+    return end.code == -stop.signum and stop.time_ns - end.time_ns < _AT_ONCE_NS
 
 
 def _stopped(run: Run, stop: Stop) -> Report:
+    if run.to_resume:
+        return _unfinished(run, stop.words, where=stop.host)
     status = 128 + stop.signum
-    steps = max((end.steps for end in run.ends), default=0)
     finding = Finding(
         "stopped-by-signal",
-        f"the run was ended by {stop.name} from {stop.sender} on {stop.host}"
-        + (f", after {steps} steps" if steps else ""),
+        f"the run was ended by {stop.words}{_how_far(run)}",
         where=stop.host,
         severity="warning",
     )
+    late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
+    if late and run.saving:
+        finding = _grace_too_short(run, stop, late)
+    return _told(run, status, finding, resume.after_failure(run.last, run.again))
+
+
+def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankEnd]) -> Finding:
+    ranks = outcome.fold(end.rank for end in late)
+    return Finding(
+        "grace-too-short",
+        f"a checkpoint was not whole when the ranks were killed, {run.grace_s} s after {stop.words}{_how_far(run)}",
+        where=stop.host,
+        evidence=(f"ranks still at work: {ranks}", f"written to since the signal, not committed: {run.saving}"),
+        fix=resume.describe_short_grace(run.grace_s, run.again),
+    )
+
+
+def _unfinished(run: Run, by: str, *, where: str) -> Report:
+    lines = resume.after_stop(run.last, run.again)
+    finding = Finding(
+        "run-unfinished",
+        f"stopped by {by}{_how_far(run)}, to be resumed",
+        where=where,
+        evidence=tuple(lines[:1]),
+        fix=run.again.line,
+        severity="warning",
+    )
+    return _told(run, EXIT_UNFINISHED, finding, lines)
+
+
+def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
+    """Return the report of a run that was stopped: the finding in a few lines, and those about going on."""
+    lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
+    if finding.severity == "error":
+        lines += [*(f"  {line}" for line in finding.evidence), f"  fix: {finding.fix}"]
+    lines += outcome.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
-    lines = [f"{finding.what}   [{finding.code} {finding.name}]", f"exit status {status}{folder}"]
-    return Report(status, lines, [finding])
+    return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
+
+
+def _how_far(run: Run) -> str:
+    steps = max((end.steps for end in run.ends), default=0)
+    return f", after {steps} step{'s' if steps != 1 else ''}" if steps else ""
 
 
 def _succeeded(run: Run) -> Report:
@@ -139,8 +212,9 @@ def refused(error: PacelineError) -> Report:
     return Report(error.exit_status, error.finding.render().splitlines(), [error.finding])
 
 
-def broken(error: BaseException, *, host: str) -> Report:
+def broken(error: BaseException, *, host: str, run: Run) -> Report:
     """Return the account of a run whose launcher itself could not go on."""
+    more: list[str] = []
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, EOFError):
         finding = Finding(
@@ -157,6 +231,7 @@ def broken(error: BaseException, *, host: str) -> Report:
             evidence=(text,),
             fix="look at the head's own last lines, and start the run again",
         )
+        more = resume.after_loss(run.last, run.again)
     elif "RendezvousTimeout" in text:
         finding = Finding(
             "rendezvous-timeout",
@@ -172,4 +247,4 @@ def broken(error: BaseException, *, host: str) -> Report:
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
-    return Report(EXIT_FAILED, finding.render().splitlines(), [finding])
+    return Report(EXIT_FAILED, [*finding.render().splitlines(), *more], [finding])

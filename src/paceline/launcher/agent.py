@@ -24,8 +24,8 @@ from torch.distributed.elastic.multiprocessing.api import (
 from paceline import env
 from paceline.launcher import guard
 from paceline.launcher.board import LOST_AFTER_S, Board
+from paceline.launcher.endings import RankEnd
 from paceline.launcher.options import Options
-from paceline.launcher.outcome import RankEnd
 from paceline.launcher.plan import Plan, rank_environment
 from paceline.launcher.ranks import Attempt, Machinery, RankGroup
 from paceline.launcher.rendezvous import Meeting
@@ -33,6 +33,9 @@ from paceline.launcher.rendezvous import Meeting
 # torch asks DNS for the host's full name with every event that it records, which can take seconds each
 # time where names do not resolve. The short name is what the machine knows of itself.
 torch_agent._get_fq_hostname = socket.gethostname
+
+# How long ranks may go on at least after another one has ended to be resumed.
+_LEFT_ALONE_S = 5.0
 
 
 class Agent(LocalElasticAgent):
@@ -82,9 +85,7 @@ class Agent(LocalElasticAgent):
         if self._talks and self.node_rank == 0:
             self._name_the_run()
         if self.num_nodes > 1 and self._talks:
-            self.board = Board(
-                worker_group.store, node=self.node_rank, num_nodes=self.num_nodes, host=socket.gethostname()
-            )
+            self.board = Board(worker_group.store, node=self.node_rank, num_nodes=self.num_nodes)
 
     def _name_the_run(self) -> None:
         """Write the run's identity where the ranks meet: c10d rendezvous opens a store of its own for them."""
@@ -93,7 +94,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
-        number = spec.max_restarts - self._remaining_restarts
+        restarts = spec.max_restarts - self._remaining_restarts
         workers = worker_group.workers
         envs = {
             worker.local_rank: rank_environment(
@@ -109,7 +110,7 @@ class Agent(LocalElasticAgent):
                     "role_world_size": worker.role_world_size,
                 },
                 master=self._master,
-                restart_count=number,
+                restart_count=restarts,
                 run_id=spec.rdzv_handler.get_run_id(),
                 agent_store=spec.rdzv_handler.use_agent_store,
                 visible_devices=self._machinery.base_env.get(env.CUDA_DEVICES),
@@ -117,14 +118,14 @@ class Agent(LocalElasticAgent):
             for worker in workers
         }
         attempt = Attempt(
-            number=number,
+            number=self._machinery.first_attempt + restarts,
             ranks={worker.local_rank: worker.global_rank for worker in workers},
             world_size=workers[0].world_size,
         )
         self.group = group = RankGroup(self._machinery, attempt, envs, self._tell_others)
         self._pcontext = group
         group.start()
-        self._machinery.on_start(number)
+        self._machinery.on_start(restarts)
         return group.pids()
 
     def _tell_others(self) -> None:
@@ -140,16 +141,28 @@ class Agent(LocalElasticAgent):
             self.stopping.set()
             raise SignalException(f"the launcher got {self._asked_to_stop.name}", sigval=self._asked_to_stop)
         result: RunResult = super()._monitor_workers(worker_group)
-        if self.board is None or result.state == WorkerState.FAILED:
+        if result.state == WorkerState.FAILED:
             return result
         if self.others_failed():
             self.group.stop("a rank on another node failed")
             return RunResult(state=WorkerState.FAILED)
-        if result.state == WorkerState.SUCCEEDED:
+        if result.state == WorkerState.SUCCEEDED and self.board is not None:
             self.board.post("done", True)
-            if not self._all_done():
-                return RunResult(state=WorkerState.HEALTHY)
+            if not self.board.all_have("done"):
+                result = RunResult(state=WorkerState.HEALTHY)
+        if result.state == WorkerState.HEALTHY and self.group.left_s > self._patience_s():
+            self._tell_others()
+            self.group.stop("another rank had left to be resumed")
+            return RunResult(state=WorkerState.FAILED)
         return result
+
+    def _patience_s(self) -> float:
+        """How long ranks may go on after the first has left to be resumed: they do so together, and take their time.
+
+        With several nodes a lost one must be noticed first: it is the better explanation.
+        """
+        patience_s = max(_LEFT_ALONE_S, self._machinery.plan.grace_s)
+        return patience_s + (LOST_AFTER_S if self.board is not None else 0)
 
     def others_failed(self) -> bool:
         """Return whether another node has failed or gone."""
@@ -159,13 +172,12 @@ class Agent(LocalElasticAgent):
             self.board.remote.lost.add(-1)
         return self.board.remote.failed or bool(self.board.remote.lost)
 
-    def _all_done(self) -> bool:
-        assert self.board is not None
-        return all(self.board.has("done", node) for node in range(self.num_nodes))
-
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         assert self.group is not None
         self._stop_workers(worker_group)
+        if self.board is not None and not self.board.answers(within_s=LOST_AFTER_S):
+            # Nodes could not meet again, and would wait for it: for minutes if the head's host is silent.
+            raise ConnectionError("the store of the run does not answer")
         self.earlier.append((self.group.ends(), self.board.remote.lost if self.board else set()))
         super()._restart_workers(worker_group)
 

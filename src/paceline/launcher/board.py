@@ -28,13 +28,11 @@ class Remote:
         failed: Some node's ranks have failed in this attempt.
         stop: Signal that some node's launcher got, 0 for none: all end as that one does.
         lost: Node ranks that have gone silent, -1 for the head's store.
-        hosts: Host names by node rank, as far as known.
     """
 
     failed: bool = False
     stop: int = 0
     lost: set[int] = field(default_factory=set)
-    hosts: dict[int, str] = field(default_factory=dict)
 
 
 class Board:
@@ -44,10 +42,9 @@ class Board:
         store: The store of the attempt, which no other attempt shares.
         node: Rank of this node.
         num_nodes: Number of nodes.
-        host: Name of this host, for the others' reports.
     """
 
-    def __init__(self, store: Any, *, node: int, num_nodes: int, host: str) -> None:
+    def __init__(self, store: Any, *, node: int, num_nodes: int) -> None:
         self.node = node
         self.num_nodes = num_nodes
         self.remote = Remote()
@@ -61,7 +58,6 @@ class Board:
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
         self._stop = threading.Event()
-        self._store.set(self._key("host", node), host)
         self._thread = threading.Thread(target=self._live, name="paceline-board", daemon=True)
         self._thread.start()
 
@@ -112,14 +108,31 @@ class Board:
         self.close()
         return found
 
-    def has(self, kind: str, node: int) -> bool:
-        """Return whether a node has published something of a kind."""
-        return self._get(self._key(kind, node)) is not None
+    def all_have(self, kind: str) -> bool:
+        """Return whether every node has published something of a kind: one question, however many they are."""
+        found = False
+
+        def ask() -> None:
+            nonlocal found
+            found = bool(self._asking.check([self._key(kind, node) for node in range(self.num_nodes)]))
+
+        self._try(ask)
+        return found
 
     @property
     def silent_s(self) -> float:
         """Seconds since the store last answered this node."""
         return time.monotonic() - self._heard
+
+    def answers(self, *, within_s: float) -> bool:
+        """Return whether the store answers this node from now on; waits for its next sign of life."""
+        asked = time.monotonic()
+        while self._heard < asked:
+            if -1 in self.remote.lost or time.monotonic() - asked > within_s:
+                self.remote.lost.add(-1)
+                return False
+            time.sleep(0.02)
+        return True
 
     def close(self) -> None:
         """Stop to say that this node lives."""

@@ -1,17 +1,20 @@
-"""Evidence about how ranks ended: their files, the kernel's counts of kills, ``/dev/shm``.
+"""Evidence about how ranks ended: their files, their checkpoints, the kernel's counts of kills, ``/dev/shm``.
 
 A hand: it reads and returns plain values. What is not there (no ``/proc``, no cgroup) reads as nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
 from pathlib import Path
 
-from paceline.launcher.outcome import Failure, Frame
+from paceline.launcher.endings import Failure, Frame
+from paceline.launcher.resume import Checkpoint
+from paceline.rundir import MANIFEST, RunDir
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -71,6 +74,52 @@ def read_stack(path: Path) -> tuple[str, ...]:
     # everything above our own entry is the launcher that the rank was forked from
     theirs = itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames)
     return tuple(f"{file}:{line} in {function}" for file, line, function in theirs)
+
+
+def last_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the checkpoint that was committed last, None if there is none or the folder cannot be read."""
+    numbered = [(int(match[0]), path) for path in _entries(folder) if (match := re.match(r"\d+", path.name))]
+    found = (_checkpoint(path, number) for number, path in sorted(numbered, reverse=True))
+    return next((checkpoint for checkpoint in found if checkpoint), None)
+
+
+def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
+    """Return NCCL's logs of the attempts from one on: the folder may hold those of an earlier start."""
+    attempts = range(since, run_dir.next_attempt())
+    names = {n: run_dir.nccl(0, n).name.partition("000")[2] for n in attempts}
+    logs = [path for path in _entries(run_dir.root / "logs") if re.sub(r"^rank-\d+", "", path.name) in names.values()]
+    return [path.read_text(errors="replace") for path in logs]
+
+
+def _checkpoint(path: Path, number: int) -> Checkpoint | None:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        return Checkpoint(str(path), number, int(manifest["step"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not committed, or not ours
+
+
+def half_saved(folder: Path, *, since_ns: int) -> str:
+    """Return the folder of a checkpoint that was written to since a moment and not committed; empty if none was."""
+    for path in _entries(folder):
+        if path.name.startswith(".") and not path.name.startswith(".trash") and _changed_ns(path) >= since_ns:
+            return str(path)
+    return ""
+
+
+def _changed_ns(path: Path) -> int:
+    newest = 0
+    for place in (path, *path.rglob("*")) if path.is_dir() else ():
+        with contextlib.suppress(OSError):  # its writer may be at work
+            newest = max(newest, place.stat().st_mtime_ns)
+    return newest
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def count_oom_kills() -> int:

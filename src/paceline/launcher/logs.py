@@ -16,34 +16,39 @@ from paceline.rundir import RunDir
 class RunFolderLogs(LogsSpecs):
     """Names of log files in the run folder: one file a rank for both streams."""
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, first_attempt: int) -> None:
         super().__init__(log_dir=str(run_dir.root))
         self._run_dir = run_dir
+        self._first_attempt = first_attempt
 
     @property
     def root_log_dir(self) -> str:
         return str(self._run_dir.root)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        attempt = int(envs[0][env.RESTART_COUNT])
+        attempt = self._first_attempt + int(envs[0][env.RESTART_COUNT])
         ranks = {local: int(values[env.RANK]) for local, values in envs.items()}
         logs = {local: str(self._run_dir.log(rank, attempt)) for local, rank in ranks.items()}
         errors = {local: str(self._run_dir.error(rank, attempt)) for local, rank in ranks.items()}
         for local, path in errors.items():
             envs[local][env.ERROR_FILE] = path
             Path(path).unlink(missing_ok=True)
-        folder = self._run_dir.root / "logs"
         return LogsDest(
             stdouts=logs,
             stderrs=dict(logs),
             error_files=errors,
-            filtered_stdout=str(folder / "filtered_stdout.log"),
-            filtered_stderr=str(folder / "filtered_stderr.log"),
+            filtered_stdout=str(self._run_dir.filtered("stdout", attempt)),
+            filtered_stderr=str(self._run_dir.filtered("stderr", attempt)),
         )
 
 
-def make_logs(options: Options, run_dir: RunDir) -> LogsSpecs:
+def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
     """Return who names the log files: torch's classes where their options were given, else the run folder.
+
+    Args:
+        options: What was asked for.
+        run_dir: The run folder.
+        first_attempt: Number that the first attempt of this start has in it.
 
     Raises:
         UsageError: ``--logs-specs`` names no entry point.
@@ -52,7 +57,7 @@ def make_logs(options: Options, run_dir: RunDir) -> LogsSpecs:
         return _plugin_logs(options)
     if options.log_dir is not None:
         return DefaultLogsSpecs(log_dir=options.log_dir, redirects=Std.ALL)
-    return RunFolderLogs(run_dir)
+    return RunFolderLogs(run_dir, first_attempt)
 
 
 def _plugin_logs(options: Options) -> LogsSpecs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
@@ -95,6 +95,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("shutdown_timeout", "seconds that ranks have to end by themselves, default 30", metavar="S"),
     Option("virtual_local_rank", "each rank sees one GPU, as device 0", flag=True),
     Option("grace_s", "the same as --shutdown-timeout", ours=True, metavar="S"),
+    Option(
+        "max_time",
+        "stop the run well after this time: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00",
+        ours=True,
+        metavar="TIME",
+    ),
     Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
     Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
     Option("run_dir", "folder of this run, default runs/<time>-<script>", ours=True, metavar="DIR"),
@@ -143,8 +149,10 @@ class Options:
     virtual_local_rank: bool = False
     no_probe: bool = False
     nccl_debug: bool = False
+    max_time: float | None = None  # seconds
     run_dir: str | None = None
     json: bool = False
+    typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
 
     @property
     def head_named(self) -> bool:
@@ -193,6 +201,8 @@ def parse(
         "signals_to_handle": _signals(raw.get("signals_to_handle")),
         "nproc_per_node": _nproc(raw.get("nproc_per_node", "")),
         "shutdown_timeout": _grace(raw),
+        "max_time": _duration(raw, "max_time"),
+        "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
     for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
         if raw.get(name):
@@ -351,6 +361,26 @@ def _seconds(raw: Mapping[str, Any], name: str) -> float | None:
         value = 0.0
     if not value > 0:
         raise _invalid(name, str(text), "is a number of seconds above 0", f"{_long(name)} {_BY_NAME[name].default}")
+    return value
+
+
+def _duration(raw: Mapping[str, Any], name: str) -> float | None:
+    """Return the seconds of ``3600``, ``90m``, ``2h``, ``1d``, or of Slurm's ``M:S``, ``H:M:S`` and ``D-H[:M[:S]]``."""
+    text = raw.get(name)
+    if text is None:
+        return None
+    value = 0.0
+    if plain := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(text)):
+        value = float(plain[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[plain[2]]
+    elif re.fullmatch(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", str(text)):
+        days, dash, clock = str(text).rpartition("-")
+        parts = [int(part) for part in clock.split(":")]
+        missing = [0] * (3 - len(parts))
+        hours, minutes, seconds = parts + missing if dash else missing + parts
+        value = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+    if not value > 0:
+        rule = "is a time above 0: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00"
+        raise _invalid(name, str(text), rule, f"{_long(name)} 2h")
     return value
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from paceline.errors import Finding
+from paceline.errors import EXIT_UNFINISHED, Finding
+from paceline.launcher.endings import Failure, RankEnd
 
 # What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
 # they count only in a line that names the library, because a user's own connections break too.
@@ -36,134 +36,11 @@ _MISMATCH = re.compile(
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
 _SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
-_CHAIN = re.compile(
-    r"\n(?:The above exception was the direct cause of|During handling of the above exception, another exception)"
-)
-# What programs raise and handle on their normal way; no failure of theirs begins with it.
-_CONTROL_FLOW = re.compile(r"(?:[\w.]+\.)?(?:StopIteration|StopAsyncIteration|Empty)(?::|$)")
 # What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
 # How far an ending is from being a cause; smaller is nearer.
-CAUSE, UNCLEAR, SUSPECT, VICTIM = range(4)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One frame of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    code: str = ""
-    user: bool = False
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception that ended a rank.
-
-    Attributes:
-        type: Its class.
-        message: Its text.
-        time_ns: When it left the script, on the head's clock.
-        traceback: As Python printed it.
-        frames: Its frames, outermost first.
-    """
-
-    type: str
-    message: str
-    time_ns: int
-    traceback: str = ""
-    frames: tuple[Frame, ...] = ()
-
-    @property
-    def place(self) -> Frame | None:
-        """The innermost frame of the user's own code."""
-        return next((frame for frame in reversed(self.frames) if frame.user), None)
-
-    @property
-    def root(self) -> str:
-        """The exception that came first, in one line: the one that this was raised from, if there is one."""
-        *earlier, _ = _CHAIN.split(self.traceback)
-        texts = [text for text in map(_said_by, earlier) if text and not _CONTROL_FLOW.match(text)]
-        return texts[0] if texts else f"{self.type}: {self.message}".replace("\n", " ")
-
-
-def _said_by(traceback: str) -> str:
-    """What the exception of a traceback says: all from the first line that is not indented, in one line."""
-    lines = traceback.partition("Traceback (most recent call last):\n")[2].splitlines()
-    start = next((place for place, line in enumerate(lines) if re.match(r"[\w.]+(?::|$)", line)), len(lines))
-    return " ".join(lines[start:]).strip()
-
-
-@dataclass(frozen=True)
-class RankEnd:
-    """How one rank ended, with all that is known.
-
-    Attributes:
-        rank: Global rank.
-        host: Its host.
-        pid: Its process.
-        code: Exit code; negative for a signal; None if it has not ended or was never heard of again.
-        time_ns: When it ended, on the head's clock.
-        finished: Its script had come to its end.
-        stopped: Why the launcher ended it, empty if it did not.
-        stopped_ns: When the launcher told it to end, on the head's clock; 0 if it did not.
-        steps: Optimizer steps that it had made.
-        failure: Its exception.
-        log: Its log file.
-        log_tail: The last lines of that.
-        stack: Where it stood when it crashed in native code.
-        oom_kills: Kills for lack of memory that the kernel counted on its host during the run.
-        shm: Use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full.
-    """
-
-    rank: int
-    host: str = ""
-    pid: int = 0
-    code: int | None = 0
-    time_ns: int = 0
-    finished: bool = False
-    stopped: str = ""
-    stopped_ns: int = 0
-    steps: int = 0
-    failure: Failure | None = None
-    log: str = ""
-    log_tail: tuple[str, ...] = ()
-    stack: tuple[str, ...] = ()
-    oom_kills: int = 0
-    shm: str = ""
-
-    @property
-    def succeeded(self) -> bool:
-        """It ended well; a crash in the interpreter's teardown, after the script's end, is no failure."""
-        return self.code == 0 or (self.finished and self.code in (-signal.SIGABRT, -signal.SIGSEGV))
-
-    @property
-    def first_ns(self) -> int:
-        """When it failed: at its exception, or else when it ended."""
-        return self.failure.time_ns if self.failure else self.time_ns
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> RankEnd:
-        """Return the record that ``to_json`` made."""
-        failure = values["failure"]
-        if failure is not None:
-            frames = tuple(Frame(**frame) for frame in failure["frames"])
-            failure = Failure(**{**failure, "frames": frames})
-        lists = {name: tuple(values[name]) for name in ("log_tail", "stack")}
-        return cls(**{**values, **lists, "failure": failure})
-
-    def shifted(self, offset_ns: int) -> RankEnd:
-        """Return the record with its times moved from this node's clock to the head's."""
-        failure = self.failure and replace(self.failure, time_ns=self.failure.time_ns - offset_ns)
-        stopped_ns = self.stopped_ns and self.stopped_ns - offset_ns
-        return replace(self, time_ns=self.time_ns - offset_ns, stopped_ns=stopped_ns, failure=failure)
+CAUSE, UNCLEAR, DESERTER, SUSPECT, VICTIM = range(5)
 
 
 @dataclass(frozen=True)
@@ -188,7 +65,9 @@ class Verdict:
 
 
 def weigh(end: RankEnd) -> int:
-    """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``SUSPECT`` or ``VICTIM``."""
+    """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``DESERTER``, ``SUSPECT``, ``VICTIM``."""
+    if end.unfinished:
+        return DESERTER  # innocent if all ranks have ended so; if not, it has left the others
     if end.failure is not None:
         if end.stopped and (end.failure.type in _TOLD_TO_STOP or end.failure.time_ns > end.stopped_ns > 0):
             return VICTIM  # raised because it was told to stop
@@ -225,8 +104,9 @@ def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
         lost: Hosts (or node ranks in words) that went silent.
     """
     lost = tuple(lost)
-    failed = [end for end in ends if not end.succeeded]
-    ranked = sorted(failed, key=lambda end: (weigh(end), end.first_ns, end.rank))
+    failed = [end for end in ends if end.fell]
+    left = [end for end in ends if end.unfinished]
+    ranked = sorted(failed + left, key=lambda end: (weigh(end), end.first_ns, end.rank))
     first = ranked[0] if ranked else None
     if lost and (first is None or weigh(first) != CAUSE):
         return Verdict(_lost_node(lost), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
@@ -234,21 +114,41 @@ def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
         return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
     if weigh(first) == VICTIM:
         return Verdict(_only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first)
-    alike = [end for end in failed if _same_way(end, first)]
+    alike = [end for end in failed + left if _same_way(end, first)]
     causes = tuple(sorted(end.rank for end in alike))
     apart = [end for end in ranked if weigh(end) == CAUSE and end.rank not in causes]
     dragged = {end.rank for end in failed} - set(causes) - {end.rank for end in apart}
     victims = tuple(sorted(dragged))
     finding = _explain(first, causes=causes, num_ranks=len(ends))
     others = tuple(_failed_too(end) for end in apart)
+    if left and not first.unfinished:
+        others = (f"{_named(end.rank for end in left)} had stopped to be resumed (status {EXIT_UNFINISHED})", *others)
     return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
+
+
+def broken_in_stop(ends: Iterable[RankEnd]) -> list[str]:
+    """Return a line for each of the first ranks that raised something of their own after they were told to stop.
+
+    What is raised then is no cause of the end, but it may be why nothing was saved.
+    """
+    own = [
+        (end.first_ns, f"while it stopped, rank {end.rank} raised {_said(end.failure)}")
+        for end in ends
+        if end.stopped and end.failure and end.failure.type not in _TOLD_TO_STOP
+        if _weigh_words([end.failure.root]) is None
+    ]
+    return [_shorten(line) for _, line in sorted(own)[:2]]
 
 
 def _failed_too(end: RankEnd) -> str:
     if end.failure is None:
         return f"rank {end.rank} failed too, with exit code {end.code}"
-    said = next(iter(end.failure.message.splitlines()), "")
-    return f"rank {end.rank} failed too: {end.failure.type}: {said}".rstrip(": ")
+    return f"rank {end.rank} failed too: {_said(end.failure)}"
+
+
+def _said(failure: Failure) -> str:
+    first_line = next(iter(failure.message.splitlines()), "")
+    return f"{failure.type}: {first_line}".rstrip(": ")
 
 
 def _same_way(one: RankEnd, other: RankEnd) -> bool:
@@ -261,7 +161,14 @@ def _same_way(one: RankEnd, other: RankEnd) -> bool:
 
 
 def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
-    who = f"rank {end.rank}" if len(causes) == 1 else f"ranks {fold(causes)}"
+    who = _named(causes)
+    if end.unfinished:
+        return Finding(
+            "rank-ended-early",
+            f"{who} ended with status {EXIT_UNFINISHED} (to be resumed), and the others did not",
+            where=_where(end),
+            fix=f"stop all ranks together: session.stop(), or sys.exit({EXIT_UNFINISHED}) on all of them",
+        )
     if end.failure is not None:
         return _explain_exception(end, end.failure, who=who, alone=len(causes) == 1 and num_ranks > 1)
     assert end.code is not None
@@ -293,7 +200,7 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
     if worker:
         what = f"{who}: a DataLoader worker raised {worker[1]}: {first_line}"
     evidence += [line.strip() for line in more[:2] if line.strip()]
-    if _CHAIN.search(failure.traceback):
+    if failure.chained:
         evidence.append(f"first: {failure.root}")
     if end.oom_kills and _WORKER_KILLED.search(failure.message):
         name = "rank-died-oom-killer"
@@ -437,13 +344,18 @@ def _lost_node(lost: tuple[str, ...]) -> Finding:
         f"the launcher on {', '.join(lost)} has gone silent: killed, or its host or network is down",
         where=", ".join(lost),
         evidence=("no sign of life through the run's store for 10 s",),
-        fix="look at that host; start the same command again to go on from the last checkpoint",
+        fix="look at that host, and start the run again",
     )
 
 
 def _where(end: RankEnd) -> str:
     step = f", after {end.steps} step{'s' if end.steps != 1 else ''}" if end.steps else ", before the first step"
     return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"
+
+
+def _named(ranks: Iterable[int]) -> str:
+    listed = list(ranks)
+    return f"{'rank' if len(listed) == 1 else 'ranks'} {fold(listed)}"
 
 
 def fold(numbers: Iterable[int]) -> str:
@@ -459,14 +371,16 @@ def fold(numbers: Iterable[int]) -> str:
     return ", ".join(parts)
 
 
-def block(verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1) -> list[str]:
-    """Return the lines of the final block, at most 15."""
+def block(
+    verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1, again: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of the final block, at most 15; those about going on (two at most) whole."""
     finding = verdict.finding
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
     lines[0] = ("likely cause: " if verdict.causes else "") + lines[0]
     if finding.where:
         lines.append(f"  where: {finding.where}")
-    lines += [f"  {line}" for line in finding.evidence[:5]]
+    lines += [f"  {line}" for line in finding.evidence[: 5 - len(again)]]
     if finding.why:
         lines.append(f"  why: {finding.why}")
     if finding.fix:
@@ -475,20 +389,19 @@ def block(verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1
     if len(verdict.others) > 2:
         lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
     if verdict.victims:
-        word = "rank" if len(verdict.victims) == 1 else "ranks"
         because = (
-            f"because {'rank' if len(verdict.causes) == 1 else 'ranks'} {fold(verdict.causes)} failed"
+            f"because {_named(verdict.causes)} failed"
             if verdict.causes
             else "because the node was lost"
             if verdict.lost
             else "by a peer that is not visible"
         )
-        lines.append(f"{word} {fold(verdict.victims)}: stopped {because}")
+        lines.append(f"{_named(verdict.victims)}: stopped {because}")
     if verdict.lost and verdict.causes:
         lines.append(f"{', '.join(verdict.lost)}: not heard of since")
     tried = f" after {attempts} attempts" if attempts > 1 else ""
-    lines.append(f"exit status {exit_status}{tried} · run folder {run_dir}")
-    return [_shorten(line) for line in lines]
+    last = f"exit status {exit_status}{tried} · run folder {run_dir}"
+    return [*map(_shorten, lines), *again, _shorten(last)]
 
 
 def _shorten(line: str, limit: int = 300) -> str:

@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline import env, pulse
 from paceline.launcher import evidence, outcome
 from paceline.launcher.console import Console, fill_prefix, plan_streams
+from paceline.launcher.endings import RankEnd
 from paceline.launcher.options import Options
-from paceline.launcher.outcome import RankEnd
 from paceline.launcher.plan import Plan
 from paceline.launcher.starter import Ended, Starter
 from paceline.launcher.task import RankTask
@@ -48,6 +48,7 @@ class Machinery:
         run_dir: The run folder.
         task: What every rank runs; rank, environment and files are filled in.
         base_env: Variables for every rank beside torchrun's.
+        first_attempt: Number that the first attempt of this start has in the run folder.
         on_start: Called with the restart count once the ranks run.
         logs: Names log files; torch's own where its options were given.
     """
@@ -61,6 +62,7 @@ class Machinery:
     run_dir: RunDir
     task: RankTask
     base_env: Mapping[str, str]
+    first_attempt: int
     on_start: Callable[[int], None]
     logs: LogsSpecs
 
@@ -70,7 +72,7 @@ class Attempt:
     """One start of this node's ranks.
 
     Attributes:
-        number: Restarts before it.
+        number: Its number in the run folder: restarts before it, and attempts of earlier starts.
         ranks: Global rank by local rank.
         world_size: Ranks on all nodes.
         pids: Process by local rank.
@@ -115,6 +117,7 @@ class RankGroup(PContext):
             logs_specs=machinery.logs,
         )
         self._tail_logs = []  # the console copies by itself
+        self._left_at: float | None = None  # when the first rank left to be resumed
         self._machinery = machinery
         self.attempt = attempt
         self._on_failure = on_failure
@@ -146,16 +149,21 @@ class RankGroup(PContext):
 
     def _streams(self, local: int, rank: int) -> Any:
         made = self._machinery
-        default = str(made.run_dir.log(rank, self.attempt.number))
+        number = self.attempt.number
+        default = str(made.run_dir.log(rank, number))
         template = made.base_env.get(env.LOG_PREFIX) or "[${role_name}${local_rank}]:"
         folder = Path(self.stdouts[local] or default).parent
+        kept = 0 if made.options.log_dir else number  # torch's layout has a folder for each attempt
         return plan_streams(
             made.options,
             rank=rank,
             local_rank=local,
             paths=(self.stdouts[local] or default, self.stderrs[local] or default),
             prefix=fill_prefix(template, role=made.options.role, rank=rank, local_rank=local),
-            filtered=(str(folder / "filtered_stdout.log"), str(folder / "filtered_stderr.log")),
+            filtered=(
+                str(folder / made.run_dir.filtered("stdout", kept).name),
+                str(folder / made.run_dir.filtered("stderr", kept).name),
+            ),
         )
 
     def _task(self, local: int, rank: int) -> RankTask:
@@ -181,9 +189,7 @@ class RankGroup(PContext):
             if message["said"] == "started":
                 self.attempt.pids[local] = message["pid"]
             elif self.attempt.pids.get(local) == message["pid"]:
-                self.attempt.ended[local] = Ended(
-                    local, message["pid"], message["code"], message["time_ns"], message["rss"]
-                )
+                self.attempt.ended[local] = Ended(local, message["pid"], message["code"], message["time_ns"])
 
     def pids(self) -> dict[int, int]:
         return dict(self.attempt.pids)
@@ -198,11 +204,19 @@ class RankGroup(PContext):
     def _poll(self) -> RunProcsResult | None:
         self._listen(0)
         # Only of those that have ended: what is known of the others costs files read ten times a second.
-        if not all(self._end(local).succeeded for local in self.attempt.ended):
+        ends = [self._end(local) for local in self.attempt.ended]
+        if any(end.fell for end in ends):
             self._on_failure()
             self.stop("another rank failed", settle=True)
             return self._result()
+        if self._left_at is None and any(end.unfinished for end in ends):
+            self._left_at = time.monotonic()
         return None if self.attempt.living else self._result()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds since the first rank of this node left to be resumed; 0 if none has."""
+        return 0.0 if self._left_at is None else time.monotonic() - self._left_at
 
     def _result(self) -> RunProcsResult:
         ends = {local: self._end(local) for local in self.attempt.ended}
@@ -215,7 +229,7 @@ class RankGroup(PContext):
                 error_file=self.attempt.error_paths[local] if end.failure else "",
             )
             for local, end in ends.items()
-            if not end.succeeded
+            if end.fell
         }
         return RunProcsResult(
             return_values=dict.fromkeys(self.attempt.ranks),
@@ -242,7 +256,8 @@ class RankGroup(PContext):
             pid=attempt.pids.get(local, 0),
             code=ended.code if ended else None,
             time_ns=ended.time_ns if ended else time.time_ns(),
-            finished=beat is not None and beat.phase >= pulse.RETURNED,
+            finished=beat is not None and beat.phase in (pulse.RETURNED, pulse.FINISHED),
+            left=beat is not None and beat.phase == pulse.LEFT,
             stopped=attempt.stopped.get(local, ("", 0))[0],
             stopped_ns=attempt.stopped.get(local, ("", 0))[1],
             steps=beat.steps if beat else 0,
@@ -272,7 +287,7 @@ class RankGroup(PContext):
         """
         deadline = time.monotonic() + _SETTLE_S
         while settle and self.attempt.living and time.monotonic() < deadline:
-            if any(outcome.weigh(end) == outcome.CAUSE for end in self.ends() if not end.succeeded and end.code):
+            if any(outcome.weigh(end) == outcome.CAUSE for end in self.ends() if end.fell and end.code):
                 break
             self._listen(0.05)
         self._end_living(signal.SIGTERM, why, wait_s=_TERM_S)

@@ -147,7 +147,9 @@ class HeldRendezvous(RendezvousHandler):
         return True
 
 
-def meet(options: Options, plan: Plan, *, script: str, run_name: str, say: Callable[[str], None]) -> Meeting:
+def meet(
+    options: Options, plan: Plan, *, script: str, run_name: str, first_attempt: int, say: Callable[[str], None]
+) -> Meeting:
     """Open or reach the store of the run, and return how to meet there.
 
     Args:
@@ -155,13 +157,14 @@ def meet(options: Options, plan: Plan, *, script: str, run_name: str, say: Calla
         plan: What was decided.
         script: Name of the script, part of the run's identity.
         run_name: Name of the run folder, published by the head.
+        first_attempt: Number that the first attempt has in that folder, published by the head.
         say: Prints a line while this waits.
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
         RunError: Another run answers, or nobody does in time.
     """
-    mine = _identity(options, script, run_name)
+    mine = {**_identity(options, script, run_name), "first_attempt": first_attempt}
     if plan.rendezvous not in ("local", "static", "c10d"):
         return _meet_elsewhere(options, plan, mine)
     head = _resolve(plan.host)

@@ -12,6 +12,43 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# Notices that come some time before the end (Slurm's --signal=USR1@120). They ask the launcher to stop the run
+# well; ranks get SIGTERM for them, because a script that has no handler for SIGUSR1 would be killed by it at once.
+NOTICES = ("SIGUSR1", "SIGUSR2")
+# One event may come as several signals: `timeout` sends to the process and to its group.
+_ECHO_S = 0.25
+
+
+def for_ranks(number: signal.Signals, handed_on: Sequence[str]) -> signal.Signals:
+    """Return what the ranks get for a signal to the launcher: the same if it is to be handed on, else SIGTERM."""
+    return number if number.name in handed_on else signal.SIGTERM
+
+
+class Insistence:
+    """Tells the signal that wants the ranks ended at once from those that say what is known already. Pure.
+
+    A notice never wants it, and SIGTERM after a notice (or after ``--max-time``) is what it was about: ranks still
+    have their time. SIGINT comes from a person who does not want to wait.
+    """
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._in_earnest_s: float | None = None
+
+    def hears(self, name: str, now_s: float) -> bool:
+        """Take down what asked for the end, the first time or again; True if ranks are to be ended at once.
+
+        Args:
+            name: Name of the signal; empty for the launcher's own clock.
+            now_s: When it came.
+        """
+        before = self._first_s if name == "SIGINT" else self._in_earnest_s
+        self._first_s = now_s if self._first_s is None else self._first_s
+        if not name or name in NOTICES:
+            return False
+        self._in_earnest_s = now_s if self._in_earnest_s is None else self._in_earnest_s
+        return before is not None and now_s - before > _ECHO_S
+
 
 class Caught(NamedTuple):
     """A signal that came.

@@ -31,6 +31,8 @@ from paceline.launcher.task import PROGRAM, RankTask
 
 # How long ranks have after SIGTERM when the launcher has been killed; the whole must fit in 10 s.
 _ORPHAN_GRACE_S = 5.0
+# What a scheduler or a terminal sends to every process of a job; the launcher decides what becomes of it.
+_SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,12 @@ class Ended:
         pid: Its process.
         code: Exit code; negative for a signal, as in ``subprocess``.
         time_ns: When the starter reaped it, wall clock.
-        max_rss_bytes: The most memory that it held.
     """
 
     local_rank: int
     pid: int
     code: int
     time_ns: int
-    max_rss_bytes: int
 
 
 class Starter:
@@ -150,7 +150,7 @@ class _Server:
                 self.name = file.read().strip()
         system.set_name("paceline-warm")
         system.adopt_orphans()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for signum in (signal.SIGINT, *_SENT_TO_ALL):
             signal.signal(signum, signal.SIG_IGN)
         wake_in, wake_out = socket.socketpair()
         wake_in.setblocking(False)
@@ -209,7 +209,7 @@ class _Server:
     def _become_rank(self, *wakers: socket.socket) -> None:
         """Put back what a fresh process would have."""
         signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        for signum in (*_SENT_TO_ALL, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -221,7 +221,7 @@ class _Server:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -230,9 +230,7 @@ class _Server:
             rank = self.pids.pop(pid, None)
             if rank is not None:  # anything else is an orphan that was adopted
                 code = os.waitstatus_to_exitcode(status)
-                unit = 1024 if sys.platform == "linux" else 1
-                rss = usage.ru_maxrss * unit
-                self._tell({"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now, "rss": rss})
+                self._tell({"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now})
 
     def _signal(self, rank: int, signum: int, group: bool) -> None:
         for pid, local_rank in self.pids.items():

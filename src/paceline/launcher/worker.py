@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
+from paceline.errors import EXIT_UNFINISHED
 from paceline.launcher import guard, keep_group, probe, starter, system
 from paceline.launcher.after_import import when_imported
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
@@ -59,7 +60,9 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         if os.getpid() != rank:
             raise  # a child that the script has forked: its end is not the rank's
         if stop.code in (None, 0):
-            slot[pulse.PHASE] = _returned()
+            slot[pulse.PHASE] = _phase(pulse.RETURNED)
+        elif stop.code == EXIT_UNFINISHED:  # no failure: nothing to record
+            slot[pulse.PHASE] = _phase(pulse.LEFT)
         else:
             record(task, stop)
         raise
@@ -69,7 +72,7 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         _show(error)
         raise SystemExit(1) from None
     if os.getpid() == rank:
-        slot[pulse.PHASE] = _returned()
+        slot[pulse.PHASE] = _phase(pulse.RETURNED)
 
 
 def _become(task: RankTask) -> NoReturn:
@@ -150,10 +153,10 @@ def _bind(task: RankTask) -> None:
     binding._maybe_apply_numa_binding_to_current_process(gpu_index=task.local_rank, numa_options=options)
 
 
-def _returned() -> int:
-    """RETURNED says that nothing of the user's is left to run; other threads may still be at work."""
+def _phase(ended: int) -> int:
+    """RETURNED and LEFT say that nothing of the user's is left to run; other threads may still be at work."""
     others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-    return pulse.RUNNING if others else pulse.RETURNED
+    return pulse.RUNNING if others else ended
 
 
 def _mark_finished(slot: memoryview[int], rank: int) -> None:

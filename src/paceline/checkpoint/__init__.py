@@ -1,0 +1,57 @@
+"""Checkpoints: written by all ranks together, committed last, readable at any world size.
+
+The names are loaded when they are asked for (PEP 562), because listing and verifying checkpoints needs no
+torch and must not wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from paceline.checkpoint.damage import verify as verify
+    from paceline.checkpoint.folder import list_of as list_of
+    from paceline.checkpoint.folder import resolve as resolve
+    from paceline.checkpoint.manifest import Committed as Committed
+    from paceline.checkpoint.manifest import Saved as Saved
+    from paceline.checkpoint.manifest import TensorInfo as TensorInfo
+    from paceline.checkpoint.onefile import export as export
+    from paceline.checkpoint.table import describe as describe
+    from paceline.checkpoint.table import render as render
+
+_HOMES = {
+    "Checkpoints": "checkpoints",
+    "Committed": "manifest",
+    "Saved": "manifest",
+    "TensorInfo": "manifest",
+    "describe": "table",
+    "export": "onefile",
+    "list_of": "folder",
+    "render": "table",
+    "resolve": "folder",
+    "verify": "damage",
+}
+
+__all__ = [
+    "Checkpoints",
+    "Committed",
+    "Saved",
+    "TensorInfo",
+    "describe",
+    "export",
+    "list_of",
+    "render",
+    "resolve",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline.checkpoint' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"paceline.checkpoint.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

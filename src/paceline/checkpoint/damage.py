@@ -1,0 +1,45 @@
+"""Reads all of a checkpoint and compares it with its manifest. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from paceline.checkpoint import findings, folder, manifest
+from paceline.checkpoint.manifest import FileInfo, Manifest
+
+
+def verify(path: Path) -> Manifest:
+    """Read every file of the checkpoint in the folder ``path``.
+
+    Returns:
+        What it says of itself, which is true.
+
+    Raises:
+        RunError: A file is missing, cut off or changed.
+    """
+    told = folder.read_manifest(path)
+    if lines := damages(path, told.files, sorted(told.files)):
+        raise findings.damaged(path, lines).error()
+    return told
+
+
+def damages(path: Path, files: Mapping[str, FileInfo], names: Iterable[str]) -> list[str]:
+    """Return what is wrong with some files of a checkpoint, by reading them.
+
+    Args:
+        path: Its folder.
+        files: What its files must be like.
+        names: Those to read.
+    """
+    lines = []
+    for name in names:
+        told = files.get(name)
+        if told is None:
+            lines.append(f"{name} is not in the manifest")
+            continue
+        if wrong := manifest.check_sizes({name: told}, folder.file_sizes(path, [name])):
+            lines += wrong
+        elif (found := folder.checksum(path / name)) != told:
+            lines.append(f"{name} has the checksum {found.crc32:08x} instead of {told.crc32:08x}")
+    return lines

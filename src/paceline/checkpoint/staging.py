@@ -1,0 +1,51 @@
+"""Buffers that a state is copied into before it is written, so that training can change it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+class Staging:
+    """Copies of tensors on the CPU, in memory that is allocated once and used again.
+
+    Args:
+        device: Where the tensors of this rank are; for a GPU the memory is pinned.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pin = device.type == "cuda"
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+        """Copy tensors.
+
+        Returns:
+            The copies by name, and what to call before they are read: copies from a GPU are queued behind
+            the work that it already has, and before all that follows.
+        """
+        self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            self._buffers[name].copy_(tensor, non_blocking=self._pin)
+        if not self._pin:
+            return self._buffers, _nothing
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return self._buffers, event.synchronize
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._buffers = {}
+
+    def _buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._buffers.get(name)
+        if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
+            return known
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=self._pin)
+
+
+def _nothing() -> None:
+    """Copies on the CPU are there at once."""

@@ -1,0 +1,115 @@
+"""Communication hooks of DDP that send less than the gradients, on gloo as on NCCL.
+
+DDP compares the annotations of a hook with the types themselves, so they are not put off here
+(``from __future__ import annotations``).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+def narrow_hook(dtype: torch.dtype) -> Hook:
+    """Return a communication hook that sends gradients as ``dtype``.
+
+    As torch's ``fp16_compress_hook``; its bf16 one asks for NCCL by name, although gloo reduces bfloat16 too.
+    """
+
+    def hook(_state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        sent = buffer.to(dtype).div_(dist.get_world_size())
+        future = dist.all_reduce(sent, async_op=True).get_future()
+
+        def widen(done: Any) -> torch.Tensor:
+            buffer.copy_(done.value()[0])
+            return buffer
+
+        result: torch.futures.Future[torch.Tensor] = future.then(widen)
+        return result
+
+    return hook
+
+
+class PowerSGD:
+    """What the low-rank hook remembers between steps: the factors it starts from, and what it left unsent.
+
+    Args:
+        rank: Rank of the factors.
+        start: Steps that send full gradients first.
+    """
+
+    def __init__(self, rank: int, start: int) -> None:
+        self.rank, self.start = rank, start
+        self.steps = 0
+        self.unsent: dict[int, torch.Tensor] = {}
+        self.factors: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients by low-rank factors, with error feedback (Vogels et al., 2019, algorithm 1).
+
+    Its collectives run one after the other, in the order of buckets. Those of torch's hook run in callbacks, in
+    an order that may differ between ranks, and gloo then mixes them up.
+    """
+    buffer, size = bucket.buffer(), dist.get_world_size()
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    if state.steps >= state.start:
+        number = bucket.index()
+        unsent = state.unsent.setdefault(number, torch.zeros_like(buffer))
+        buffer.add_(unsent) if unsent.shape == buffer.shape else None  # buckets are rebuilt after the first step
+        wanted = buffer.clone()
+        _approximate(state, number, bucket.gradients(), size)
+        state.unsent[number] = wanted.sub_(buffer)
+    else:
+        dist.all_reduce(buffer.div_(size))
+    if bucket.is_last():
+        state.steps += 1
+    done.set_result(buffer)
+    return done
+
+
+def _approximate(state: PowerSGD, bucket: int, gradients: list[torch.Tensor], size: int) -> None:
+    low = [each for each in gradients if _worth(each, state.rank)]
+    full = [each for each in gradients if not _worth(each, state.rank)]
+    matrices = [each.view(each.shape[0], -1) for each in low]
+    _mean_of_all(full, size)
+    qs = [torch.linalg.qr(_factor(state, (bucket, number), matrix))[0] for number, matrix in enumerate(matrices)]
+    ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
+    _mean_of_all(ps, size)
+    ps = [torch.linalg.qr(p)[0] for p in ps]
+    qs = [matrix.t() @ p for matrix, p in zip(matrices, ps, strict=True)]
+    _mean_of_all(qs, size)
+    for number, (matrix, p, q) in enumerate(zip(matrices, ps, qs, strict=True)):
+        state.factors[bucket, number] = q
+        torch.matmul(p, q.t(), out=matrix)
+
+
+def _worth(gradient: torch.Tensor, rank: int) -> bool:
+    """Whether both factors together are smaller than the matrix."""
+    if gradient.dim() < 2:
+        return False
+    rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
+    return (rows + columns) * rank < rows * columns
+
+
+def _factor(state: PowerSGD, key: tuple[int, int], matrix: torch.Tensor) -> torch.Tensor:
+    before = state.factors.get(key)
+    shape = (matrix.shape[1], min(state.rank, *matrix.shape))
+    if before is not None and before.shape == shape:
+        return before
+    generator = torch.Generator().manual_seed(key[0] * 1000 + key[1])  # the same on all ranks
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(matrix)
+
+
+def _mean_of_all(tensors: list[torch.Tensor], size: int) -> None:
+    if not tensors:
+        return
+    flat = torch.cat([each.reshape(-1) for each in tensors]).div_(size)
+    dist.all_reduce(flat)
+    for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+        each.copy_(part.view_as(each))

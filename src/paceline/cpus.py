@@ -1,0 +1,60 @@
+"""How many CPUs this process may use: affinity and cgroup quota. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def usable_cpus() -> tuple[int, str]:
+    """Return how many CPUs this process may use, and why: the smaller of affinity and cgroup quota."""
+    if hasattr(os, "sched_getaffinity"):
+        count, reason = len(os.sched_getaffinity(0)), "CPU affinity"
+    else:
+        count, reason = os.cpu_count() or 1, "CPUs of the machine"
+    quota = cgroup_cpus()
+    if quota is not None and quota < count:
+        return max(1, int(quota)), f"cgroup quota of {quota:g} CPUs"
+    return count, reason
+
+
+def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Return the CPU quota of this process's cgroup and of those above it, None if there is none."""
+    folders = [root, *_cgroup_folders(root, membership)]
+    quotas = [quota for folder in folders for quota in (_quota_v2(folder), _quota_v1(folder)) if quota]
+    return min(quotas, default=None)
+
+
+def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        place = root / "cpu" if controllers else root
+        folders.append(place)  # in a container the path is the host's, and this is the container's own
+        for part in Path(path).parts[1:]:
+            place = place / part
+            folders.append(place)
+    return folders
+
+
+def _quota_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None

@@ -1,0 +1,136 @@
+"""What can be shared out among ranks: a dataset, a user's sampler, or the parts of a user's own DataLoader."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from paceline.errors import Finding, UsageError
+
+# What a stream asks for when it shares itself out.
+_OWN_SHARES = ("get_worker_info", "get_rank", "RANK", "world_size", "num_replicas")
+
+
+def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return a user's DataLoader as arguments for ours.
+
+    Its batches are made again from its own dataset, sampler and collation: those parts decide what it yields.
+
+    Raises:
+        UsageError: It does something else, or shares out its samples already.
+    """
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise _refusal(
+            f"{type(loader).__name__} makes batches in its own __iter__, which cannot be shared out",
+            fix="session.loader(your_loader.dataset, batch_size=..., shuffle=...)",
+        )
+    parts: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "collate_fn": loader.collate_fn if loader.batch_size is not None or loader.batch_sampler else None,
+        "worker_init_fn": loader.worker_init_fn,
+        "timeout": loader.timeout,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    if loader.num_workers:
+        parts |= {"persistent_workers": loader.persistent_workers, "prefetch_factor": loader.prefetch_factor}
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.batch_size is None:
+            raise _refusal(
+                "this DataLoader has no batch size (its stream makes the batches), so they cannot be divided",
+                fix="session.loader(stream_of_samples, batch_size=64)",
+            )
+        return {**parts, "batch_size": loader.batch_size, "last": "drop" if loader.drop_last else "exact"}
+    batches = loader.batch_sampler
+    if type(batches) is BatchSampler:
+        parts |= {"batch_size": batches.batch_size, "last": "drop" if batches.drop_last else "exact"}
+        parts |= _order_of(batches.sampler)
+    elif batches is not None:
+        parts["batch_sampler"] = batches
+    else:
+        raise _refusal(
+            "this DataLoader has no batch size, so that its batches cannot be divided",
+            fix="session.loader(your_loader.dataset, batch_size=...)",
+        )
+    return parts
+
+
+def _order_of(sampler: Any) -> dict[str, Any]:
+    if type(sampler) is SequentialSampler:
+        return {"shuffle": False}
+    if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
+        return {"shuffle": True}  # in our order, which any world size and a resume can repeat
+    return {"sampler": sampler}
+
+
+def check_sampler(sampler: Any) -> None:
+    """Refuse a sampler that shares out by itself.
+
+    Raises:
+        UsageError: It is a ``DistributedSampler``, or one like it.
+    """
+    inner = getattr(sampler, "sampler", None)
+    for each in (sampler, inner):
+        if isinstance(each, DistributedSampler) or hasattr(each, "num_replicas"):
+            raise _refusal(
+                f"{type(each).__name__} gives each rank its own samples, which would be shared out a second time",
+                fix="session.loader(dataset, batch_size=..., shuffle=True): no sampler and no set_epoch is needed",
+            )
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what is neither a dataset of samples by number nor a stream.
+
+    Raises:
+        UsageError: It cannot be shared out.
+    """
+    if isinstance(dataset, IterableDataset):
+        return
+    if not hasattr(dataset, "__getitem__"):
+        raise _refusal(
+            f"{type(dataset).__name__} can only be read in sequence, and is no torch IterableDataset",
+            fix="session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and __getitem__",
+        )
+    if not hasattr(dataset, "__len__"):
+        raise _refusal(f"{type(dataset).__name__} has no length", fix="def __len__(self): return number_of_samples")
+
+
+def check_stream(stream: Any) -> None:
+    """Refuse a stream that seems to share itself out, as long as nobody has said so.
+
+    Raises:
+        UsageError: Its ``__iter__`` asks for the rank or the worker.
+    """
+    try:
+        source = inspect.getsource(type(stream).__iter__)
+    except (OSError, TypeError):
+        return  # a class of a notebook or of C: taken at its word, as a whole stream
+    asked = [word for word in _OWN_SHARES if word in source]
+    if asked:
+        name = type(stream).__name__
+        raise _refusal(
+            f"{name}.__iter__ looks as if it shared itself out (it uses {asked[0]})",
+            fix=f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank reads its own "
+            "part, sharded=False if all read the same",
+        )
+
+
+def _refusal(what: str, *, fix: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "data-not-shardable",
+            what,
+            where="session.loader(...)",
+            why="every rank would see all samples, or none would know which are its own",
+            fix=fix,
+        )
+    )

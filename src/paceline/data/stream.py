@@ -1,0 +1,162 @@
+"""Streams: datasets that can only be read in sequence, shared out by (rank, worker).
+
+A whole stream is the same on all ranks: each reader goes through all of it and keeps the rows that are its own,
+so that batches are those of a single rank. A sharded stream is another one on each rank, and may end earlier
+there than elsewhere; its ranks tell each other at each batch what they have left.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from paceline.data.order import derive
+from paceline.data.samples import kept_state, random_state, seed_all, set_random_state
+from paceline.data.shard import Rows, share
+from paceline.errors import Finding, UsageError
+
+
+class Piece(NamedTuple):
+    """This rank's part of a batch.
+
+    Attributes:
+        rows: Samples of it that are this rank's; 0 if ``batch`` only shows the structure.
+        of_batch: Samples of the global batch, or of this rank's own if the stream is sharded.
+        is_last: Whether the stream ends with it.
+        batch: The collated samples.
+    """
+
+    rows: int
+    of_batch: int
+    is_last: bool
+    batch: Any
+
+
+class Stream(IterableDataset[Piece]):
+    """A stream in pieces, made in the worker that reads it.
+
+    Args:
+        dataset: The user's stream of samples.
+        seed: Seed of the run.
+        batch_size: Samples of a global batch, or of a rank's if the stream is sharded.
+        last: ``"exact"`` or ``"drop"``.
+        collate: Makes a batch of a list of samples.
+        rank: This rank; 0 of 1 if the stream is sharded.
+        world_size: Number of ranks.
+        share_of_seed: The rank, where each rank reads something else and so draws something else.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        batch_size: int,
+        last: str,
+        collate: Callable[[list[Any]], Any],
+        rank: int,
+        world_size: int,
+        share_of_seed: int = 0,
+    ) -> None:
+        self.dataset = dataset
+        # Shared memory, because workers may outlive an epoch: its number, and the samples to skip.
+        self.at = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
+        self._rank, self._world_size = rank, world_size
+        self._share_of_seed = share_of_seed
+
+    def __iter__(self) -> Iterator[Piece]:
+        info = get_worker_info()
+        epoch, skip = self.at.tolist()
+        seed = derive("stream", self._seed, epoch, self._share_of_seed)
+        if info is not None:  # a worker's random state is nobody else's
+            seed_all(seed)
+            return self._pieces(epoch, skip, info.id, info.num_workers)
+        return _undisturbed(self._pieces(epoch, skip, 0, 1), seed)
+
+    def _pieces(self, epoch: int, skip: int, worker: int, num_workers: int) -> Iterator[Piece]:
+        if callable(getattr(self.dataset, "set_epoch", None)):
+            self.dataset.set_epoch(epoch)
+        batches = _grouped(itertools.islice(iter(self.dataset), skip, None), self._batch_size)
+        if self._last == "drop":
+            batches = (batch for batch in batches if len(batch) == self._batch_size)
+        for number, (samples, is_last) in enumerate(_with_end(batches)):
+            if number % num_workers == worker:
+                mine = share(len(samples), rank=self._rank, world_size=self._world_size)
+                shown = samples[mine.start : mine.stop] or samples[:1]
+                yield Piece(len(mine), len(samples), is_last, self._collate(shown))
+
+
+def _undisturbed(pieces: Iterator[Piece], seed: int) -> Iterator[Piece]:
+    """Read with a random state of its own, in a process whose random state is the training's."""
+    own: dict[str, Any] = {}
+    while True:
+        with kept_state():
+            if own:
+                set_random_state(own)
+            else:
+                seed_all(seed)
+            piece = next(pieces, None)
+            own = random_state()
+        if piece is None:
+            return
+        yield piece
+
+
+def _grouped(stream: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while batch := list(itertools.islice(stream, size)):
+        yield batch
+
+
+def _with_end(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
+    """Yield each batch with whether it is the last, which takes one of reading ahead."""
+    before = next(batches, None)
+    while before is not None:
+        coming = next(batches, None)
+        yield before, coming is None
+        before = coming
+
+
+def whole_rows(piece: Piece, number: int, accumulate: int) -> Rows:
+    """Return the rows of a batch of a whole stream; the size of a group is known at its end only."""
+    ends_group = piece.is_last or (number + 1) % accumulate == 0
+    return Rows(piece.rows, piece.of_batch, piece.of_batch if accumulate == 1 else None, ends_group)
+
+
+def met_pieces(pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]]) -> Iterator[tuple[Piece, int, bool]]:
+    """Yield a rank's pieces until all ranks are through with theirs; one without any more gets zero rows.
+
+    Args:
+        pieces: The pieces of this rank's own stream.
+        agree: Returns the sums of a list of ints over all ranks.
+
+    Yields:
+        A piece, the samples of all ranks' pieces, and whether no rank has any more.
+    """
+    piece = next(pieces, None)
+    (num_empty,) = agree([piece is None])
+    if piece is None or num_empty:
+        raise _empty_stream(num_empty)
+    while True:
+        rows, num_left = agree([piece.rows, not piece.is_last])
+        yield piece, rows, num_left == 0
+        if num_left == 0:
+            return
+        coming = None if piece.is_last else next(pieces, None)
+        piece = coming if coming is not None else piece._replace(rows=0, is_last=True)
+
+
+def _empty_stream(num_empty: int) -> UsageError:
+    return UsageError(
+        Finding(
+            "data-not-shardable",
+            f"the sharded stream yields nothing on {num_empty} rank{'s' * (num_empty != 1)}",
+            where="session.loader(stream, sharded=True)",
+            why="a rank without any sample cannot know what a batch looks like",
+            fix="give each rank at least one sample, or hand over the whole stream with sharded=False",
+        )
+    )

@@ -1,0 +1,135 @@
+"""How a run goes on after it has stopped: from which checkpoint, by which line, and who types it. Pure.
+
+What can be pasted stands alone behind its label, whole, and is never shortened.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline import env
+from paceline.errors import EXIT_UNFINISHED
+from paceline.launcher.options import Options
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was committed.
+
+    Attributes:
+        path: Its folder.
+        number: The count in its name: of two, the larger was committed later.
+        step: Optimizer steps that it holds.
+    """
+
+    path: str
+    number: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Again:
+    """How the run is started again.
+
+    Attributes:
+        line: What to type; empty if nothing is known.
+        shell: It is a command of the shell, and not a call in a program.
+        nodes: Launchers that it takes.
+        numbered: Each of them has a node rank of its own.
+        slurm: It ran inside a Slurm job.
+        step: It ran inside a step of one, and not in the job script's own shell.
+    """
+
+    line: str = ""
+    shell: bool = True
+    nodes: int = 1
+    numbered: bool = False
+    slurm: bool = False
+    step: bool = False
+
+
+def plan(options: Options, *, run_dir: str, function: bool, numbered: bool, environ: Mapping[str, str]) -> Again:
+    """Return how a run is started again.
+
+    Args:
+        options: What was asked for.
+        run_dir: Its run folder.
+        function: It ran a function of a program.
+        numbered: Its nodes were given node ranks.
+        environ: The environment.
+    """
+    return Again(
+        line=recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir),
+        shell=not function,
+        nodes=options.max_nodes,
+        numbered=numbered,
+        slurm=bool(environ.get(env.JOB_ID)),
+        step=bool(environ.get(env.STEP_ID)),
+    )
+
+
+def retype(options: Options, *, run_dir: str) -> str:
+    """Return the command that goes on in a run folder, with all else as it was typed."""
+    words = ["paceline", "run"]
+    for name, value in (*((n, v) for n, v in options.typed if n != "run_dir"), ("run_dir", run_dir)):
+        option = "--" + name.replace("_", "-")
+        # a value with a dash in front would be taken for an option
+        words += [f"{option}={value}"] if value.startswith("-") else [option, value] if value else [option]
+    return shlex.join([*words, options.script, *options.script_args])
+
+
+def recall(name: str, *, run_dir: str) -> str:
+    """Return the call that goes on in a run folder, for a run of a function."""
+    return f"paceline.launch({name}, ..., run_dir={run_dir!r})"
+
+
+def after_stop(last: Checkpoint | None, again: Again) -> list[str]:
+    """Return the lines about going on for a run that stopped before its end, unfinished and not broken."""
+    kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
+    loop = ""
+    if again.slurm:
+        loop = f"in the job script, after that line: [ $? -eq {EXIT_UNFINISHED} ] && scontrol requeue $SLURM_JOB_ID"
+    elif again.shell:
+        loop = _loop(again.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
+    return [kept, *_lines("resume", again, loop)]
+
+
+def after_failure(last: Checkpoint | None, again: Again) -> list[str]:
+    """Return the lines about going on for a run that failed: none where nothing was saved.
+
+    No loop is named: what failed by itself would fail in it again and again.
+    """
+    return _lines(f"resume from step {last.step}", again, "") if last else []
+
+
+def after_loss(last: Checkpoint | None, again: Again) -> list[str]:
+    """Return the lines about going on for a run that lost a node, which may help at the next try."""
+    loop = _loop(again.line, "sleep 10") if again.shell else ""
+    if again.slurm:
+        loop = "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
+    return _lines(f"resume from step {last.step}" if last else "start again", again, loop)
+
+
+def _loop(line: str, between: str) -> str:
+    # The trap: without it the shell would go on after Ctrl-C, because the launcher has seen to that by itself.
+    return f"(trap exit INT; until {line}; do {between}; done)"
+
+
+def _lines(label: str, again: Again, loop: str) -> list[str]:
+    if not again.line:
+        return []
+    if again.nodes > 1:
+        label += f", on all {again.nodes} nodes" + (", each with its own --node-rank" if again.numbered else "")
+    return [f"{label}: {again.line}", *([f"by itself: {loop}"] if loop else [])]
+
+
+def describe_short_grace(grace_s: int, again: Again) -> str:
+    """Return the fix for ranks that were killed while they saved: twice the time, from all who count it."""
+    longer = max(60, 2 * grace_s)
+    if not again.slurm:
+        return f"--grace-s {longer}, and no shorter time at whoever sends the signal"
+    # Slurm sends to the steps; to the job script's own shell only with B:
+    where = "" if again.step else "B:"
+    return f"--grace-s {longer}, and #SBATCH --signal={where}TERM@{longer + 30}"

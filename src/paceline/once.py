@@ -1,0 +1,95 @@
+"""Doing a thing once for all ranks: downloads and preprocessing, over the store and without a time limit.
+
+A barrier would end a long download at the process group's timeout. Here those who wait look into the store for
+the result, and for the heartbeat of the one that works.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from paceline.errors import Finding, RunError
+
+BEAT_S = 1.0
+SILENCE_S = 30.0  # without a beat: its process is gone, or stands still with the interpreter's lock held
+LOOK_S = 0.1
+
+
+class Store(Protocol):
+    """What is needed of torch's stores."""
+
+    def set(self, key: str, value: Any) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def check(self, keys: list[str]) -> bool: ...
+
+
+def perform(fn: Callable[[], Any], store: Store, key: str) -> Any:
+    """Run ``fn`` here; tell the others that it goes on, and at last what came of it.
+
+    Raises:
+        BaseException: What ``fn`` raised; the others get a RunError.
+    """
+    ended = threading.Event()
+    beating = threading.Thread(target=_beat, args=(store, key, ended), daemon=True)
+    beating.start()
+    try:
+        value = fn()
+        store.set(f"{key}/end", pickle.dumps(("value", value)))
+        return value
+    except BaseException as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{last.filename}:{last.lineno} in {last.name}"
+        store.set(f"{key}/end", pickle.dumps(("error", (f"{type(error).__name__}: {error}", place))))
+        raise
+    finally:
+        ended.set()
+        beating.join()
+
+
+def await_end(store: Store, key: str, *, rank: int) -> Any:
+    """Wait for what ``perform`` does on ``rank``; return its value.
+
+    Raises:
+        RunError: It failed there, or has been silent for ``SILENCE_S``.
+    """
+    beat, heard_s = b"", time.monotonic()
+    while not store.check([f"{key}/end"]):
+        time.sleep(LOOK_S)
+        now_s = time.monotonic()
+        if store.check([f"{key}/beat"]) and (new := store.get(f"{key}/beat")) != beat:
+            beat, heard_s = new, now_s
+        if now_s - heard_s > SILENCE_S and beat:
+            raise RunError(
+                Finding(
+                    "peer-rank-died",
+                    f"rank {rank} does the work of session.once and has shown no sign of life for {SILENCE_S:g} s",
+                    where=f"session.once, waiting for rank {rank}",
+                    fix=f"look at the log of rank {rank}",
+                )
+            )
+    kind, content = pickle.loads(store.get(f"{key}/end"))
+    if kind == "value":
+        return content
+    what, place = cast(tuple[str, str], content)
+    raise RunError(
+        Finding(
+            "user-exception",
+            f"session.once failed on rank {rank}: {what}",
+            where=place,
+            why="all ranks wait for what it was to return",
+            fix=f"mend it there; the traceback is in the log of rank {rank}",
+        )
+    )
+
+
+def _beat(store: Store, key: str, ended: threading.Event) -> None:
+    number = 0
+    while not ended.is_set():
+        number += 1
+        store.set(f"{key}/beat", str(number))
+        ended.wait(BEAT_S)

@@ -1,0 +1,242 @@
+"""State that any number of ranks can go on from: a flat dict of names to tensors and plain objects.
+
+Models keep the user's own keys. Optimizer state goes under the names of parameters rather than their numbers,
+so that one file serves ddp, fsdp and any world size.
+
+    model/<key>                         parameters and buffers; of a second model model.1/<key>
+    optimizer/<n>/<parameter>/<name>    a tensor of the state of a parameter
+    optimizer/<n>/groups                groups with their options, the names of their parameters, and plain state
+    <name>/<path>                       tensors out of any other nested state, see ``lift``
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.errors import Finding, UsageError
+
+
+class Tensor(NamedTuple):
+    """Stands in a nested state for a tensor that is kept under a name of its own."""
+
+    name: str
+
+
+def of_models(models: Sequence[nn.Module]) -> dict[str, Any]:
+    """Return the state of the user's own modules."""
+    return {
+        f"{_prefix(number)}/{key}": value
+        for number, model in enumerate(models)
+        for key, value in model.state_dict().items()
+    }
+
+
+def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
+    """Load what is not filled in place: a module's extra state."""
+    for number, model in enumerate(models):
+        prefix = f"{_prefix(number)}/"
+        extra = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+        if extra:
+            model.load_state_dict({**model.state_dict(), **extra})
+
+
+class Saved(Protocol):
+    """What a checkpoint says of itself."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
+    @property
+    def world_size(self) -> int: ...
+
+
+class Source(Protocol):
+    """Where checkpoints come from."""
+
+    def load(self, saved: Any, into: Mapping[str, torch.Tensor]) -> dict[str, Any]: ...
+
+
+def snapshot(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], own: Any, random: Any, *, rank: int
+) -> dict[str, Any]:
+    """Return the state of a training.
+
+    Args:
+        models: The user's own modules.
+        optimizers: Their optimizers.
+        own: Everything else that is the same on all ranks, nested.
+        random: The random state of this rank.
+        rank: This rank.
+    """
+    names = parameter_names(models)
+    state = of_models(models)
+    for number, optimizer in enumerate(optimizers):
+        state |= of_optimizer(optimizer, number, names)
+    tensors: dict[str, Any] = {}
+    state["session"] = lift(own, "session", tensors)
+    return {**state, **tensors, f"rank/{rank}/random": as_tensor(random)}
+
+
+def load(source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """Load a snapshot into models and optimizers; return ``session``, ``random`` (or None) and ``world_size``."""
+    names = parameter_names(models)
+    into = {name: value for name, value in of_models(models).items() if isinstance(value, torch.Tensor)}
+    momenta: dict[str, torch.Tensor] = {}
+    for number in range(len(optimizers)):
+        momenta |= targets_of_optimizer(saved.tensors, number, names)
+    state = source.load(saved, {**into, **momenta}) | momenta
+    load_models(models, state)
+    for number, optimizer in enumerate(optimizers):
+        load_optimizer(optimizer, number, names, state)
+    random = [value for name, value in state.items() if name.startswith("rank/")]
+    return {
+        "session": lower(state["session"], state),
+        "random": from_tensor(random[0]) if random else None,
+        "world_size": saved.world_size,
+    }
+
+
+def parameter_names(models: Sequence[nn.Module]) -> dict[nn.Parameter, str]:
+    """Return a name for each parameter that is unique among all models."""
+    return {
+        parameter: name if number == 0 else f"model.{number}.{name}"
+        for number, model in enumerate(models)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
+    """Return the state of an optimizer under the names of its parameters."""
+    prefix = f"optimizer/{number}"
+    found: dict[str, Any] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    # From its own state_dict, which an optimizer may change (hooks); the order of parameters is its numbering.
+    state = optimizer.state_dict()
+    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    name_of = dict(zip(numbers, order, strict=True))
+    for key, values in state["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{prefix}/{name_of[key]}/{name}"] = value
+            else:
+                plain.setdefault(name_of[key], {})[name] = value
+    groups = [{**group, "params": [name_of[each] for each in group["params"]]} for group in state["param_groups"]]
+    found[f"{prefix}/groups"] = {"groups": groups, "plain": plain}
+    return found
+
+
+def targets_of_optimizer(
+    saved: Mapping[str, Any], number: int, names: Mapping[nn.Parameter, str]
+) -> dict[str, torch.Tensor]:
+    """Return tensors to load sharded state into: shards where the parameter is one; none for the rest.
+
+    Args:
+        saved: Name to shape (``.shape``) and type (``.dtype``, as text) of all tensors of the checkpoint.
+        number: Number of the optimizer.
+        names: Names of parameters.
+    """
+    targets = {}
+    for parameter, name in names.items():
+        if not hasattr(parameter, "device_mesh"):
+            continue
+        prefix = f"optimizer/{number}/{name}/"
+        for key, info in saved.items():
+            if key.startswith(prefix) and "/" not in key[len(prefix) :] and tuple(info.shape) == tuple(parameter.shape):
+                dtype = getattr(torch, str(info.dtype).removeprefix("torch."))
+                targets[key] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return targets
+
+
+def load_optimizer(
+    optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]
+) -> None:
+    """Load what ``of_optimizer`` returned.
+
+    Raises:
+        UsageError: The checkpoint has no such optimizer, or its groups hold other parameters.
+    """
+    prefix = f"optimizer/{number}/"
+    held = state.get(f"{prefix}groups")
+    if held is None:
+        raise _other(f"the checkpoint has no optimizer number {number} ({type(optimizer).__name__})")
+    order = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    before = [group["params"] for group in held["groups"]]
+    if [sorted(group) for group in order] != [sorted(group) for group in before]:
+        raise _other(
+            f"the groups of {type(optimizer).__name__} hold other parameters than those in the checkpoint",
+            evidence=(f"now: {_sizes(order)}", f"in the checkpoint: {_sizes(before)}"),
+        )
+    numbers = {name: place for place, name in enumerate(each for group in order for each in group)}
+    values: dict[int, dict[str, Any]] = {
+        numbers[name]: dict(plain) for name, plain in held["plain"].items() if name in numbers
+    }
+    for key, value in state.items():
+        if key.startswith(prefix) and key != f"{prefix}groups":
+            name, _, kind = key[len(prefix) :].rpartition("/")
+            values.setdefault(numbers[name], {})[kind] = value
+    groups = [
+        {**group, "params": [numbers[name] for name in now]} for group, now in zip(held["groups"], order, strict=True)
+    ]
+    optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def lift(value: Any, name: str, tensors: dict[str, Any]) -> Any:
+    """Return nested state with its tensors moved to ``tensors``, under ``name`` and their path."""
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value
+        return Tensor(name)
+    return _rebuilt(value, lambda part, key: lift(part, f"{name}/{key}", tensors))
+
+
+def lower(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """Return nested state with its tensors back in their places."""
+    if isinstance(value, Tensor):
+        return tensors[value.name]
+    return _rebuilt(value, lambda part, _: lower(part, tensors))
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """Return a plain object as bytes in a tensor: what only one rank has is written by it as a tensor."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+
+
+def from_tensor(tensor: torch.Tensor) -> Any:
+    """Return the object of ``as_tensor``."""
+    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=False)
+
+
+def _rebuilt(value: Any, function: Callable[[Any, Any], Any]) -> Any:
+    if type(value) is dict:
+        return {key: function(part, key) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(function(part, number) for number, part in enumerate(value))
+    return value
+
+
+def _prefix(number: int) -> str:
+    return "model" if number == 0 else f"model.{number}"
+
+
+def _sizes(groups: list[list[str]]) -> str:
+    return ", ".join(f"{len(group)} parameters from {group[0] if group else 'nothing'}" for group in groups)
+
+
+def _other(what: str, evidence: tuple[str, ...] = ()) -> UsageError:
+    return UsageError(
+        Finding(
+            "checkpoint-other-model",
+            what,
+            where="session.restore(...)",
+            evidence=evidence,
+            why="its momenta would go to the wrong parameters",
+            fix="set up the model and its optimizers as they were when the checkpoint was saved",
+        )
+    )

@@ -1,0 +1,65 @@
+"""Scaling a learning rate with the batch size, with warm-up, and saying so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR
+
+from paceline.errors import Finding, UsageError, closest
+
+RULES = {
+    "linear": "Goyal et al. 2017, for SGD",
+    "sqrt": "Krizhevsky 2014; Malladi et al. 2022, for Adam and its kin",
+}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """By how much a learning rate grows with the batch.
+
+    Attributes:
+        factor: What the learning rate is multiplied by.
+        reason: Why, one line to print.
+    """
+
+    factor: float
+    reason: str
+
+
+def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
+    """Return the factor for a batch that grew from ``base_batch_size`` to ``batch_size``.
+
+    Raises:
+        UsageError: A size is not positive, or the rule is not known.
+    """
+    if rule not in RULES:
+        near = closest(str(rule), RULES) or "linear"
+        what = f"rule={rule!r} is not one of {', '.join(RULES)}"
+        raise UsageError(Finding("option-invalid", what, where="session.scale_lr(...)", fix=f'rule="{near}"'))
+    if batch_size < 1 or base_batch_size < 1:
+        what = f"a batch size is not positive: {batch_size}, {base_batch_size}"
+        raise UsageError(Finding("option-invalid", what, where="session.scale_lr(...)"))
+    ratio = batch_size / base_batch_size
+    factor = ratio if rule == "linear" else math.sqrt(ratio)
+    return Scaling(factor, f"batch {base_batch_size} -> {batch_size}, {rule} rule ({RULES[rule]}): x {factor:.4g}")
+
+
+def apply(optimizer: Optimizer, found: Scaling, warmup_steps: int, *, say: Callable[[str], None]) -> LinearLR:
+    """Multiply the learning rates of an optimizer, and say so; return the schedule of the warm-up.
+
+    The warm-up goes from the old learning rate to the new one in ``warmup_steps`` steps.
+    """
+    before = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * found.factor
+        group.pop("initial_lr", None)  # of a schedule that was made before; this one sets its own
+    start = min(1.0, 1 / found.factor) if warmup_steps else 1.0
+    schedule = LinearLR(optimizer, start_factor=start, total_iters=max(1, warmup_steps))
+    after = ", ".join(f"{old:.4g} -> {old * found.factor:.4g}" for old in before)
+    ramp = f", over the first {warmup_steps} steps" if warmup_steps else ""
+    say(f"learning rate {after} ({found.reason}){ramp}")
+    return schedule

@@ -1,0 +1,162 @@
+"""How far a training has come: epochs, loaders, what is registered; saved, restored, and stopped at a boundary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from paceline import portable, runtime
+from paceline.checkpoint import Checkpoints
+from paceline.data import Loader, derive, random_state, seed_all, set_random_state
+from paceline.errors import EXIT_UNFINISHED
+from paceline.session.gradients import Gradients
+from paceline.stopping import Stop
+from paceline.world import World
+
+
+class Progress:
+    """Where a training stands, and what it takes to stand there again.
+
+    Args:
+        world: The ranks.
+        device: Of this rank.
+        seed: Of the run.
+        gradients: Models, optimizers and steps.
+        checkpoints: Where the state goes and comes from.
+        say: Prints a line on rank 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        device: torch.device,
+        seed: int,
+        gradients: Gradients,
+        checkpoints: Checkpoints,
+        say: Callable[[str], None],
+    ) -> None:
+        self.stop = Stop(runtime.maxima, alone=world.world_size == 1)
+        self._world, self._device, self._seed = world, device, seed
+        self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
+        self._loaders: list[Loader] = []
+        self._registered: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}  # restored state, until its loader or its object is there
+        self._keeping: dict[str, Any] = {}  # how the script keeps its checkpoints
+        self._loops = self._epoch = 0  # calls of epochs(); epoch of the last one
+        self._in_epoch = False
+        self._resume_at = (0, 0)  # in which of these loops, and at which epoch of it
+
+    def add_loader(self, loader: Loader) -> None:
+        """Keep a loader's position; set it if a checkpoint has one for it."""
+        state = self._waiting.pop(f"loader/{len(self._loaders)}", None)
+        self._loaders.append(loader)
+        if state is not None:
+            loader.load_state_dict(state)
+
+    def register(self, name: str, value: Any) -> None:
+        """Keep the state of an object; set it if a checkpoint has one for it."""
+        self._registered[name] = value
+        if (state := self._waiting.pop(f"registered/{name}", None)) is not None:
+            value.load_state_dict(state)
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Yield epochs from where this training stands."""
+        loop, (at, epoch) = self._loops, self._resume_at
+        self._loops += 1
+        self._epoch = epoch if loop == at else num_epochs if loop < at else 0
+        while self._epoch < num_epochs:
+            if self.stop.agreed(now=True):
+                self.leave()
+            self._in_epoch = True
+            yield self._epoch
+            self._in_epoch = False
+            self._epoch += 1
+
+    def save(self, *, metric: float | None, wait: bool, **keeping: Any) -> None:
+        """Save a checkpoint."""
+        self.stop.arm()
+        self._keeping = keeping
+        self._write(metric=metric, wait=wait)
+
+    def restore(self, which: str | os.PathLike[str]) -> bool:
+        """Go on from a checkpoint; return whether there is one."""
+        self.stop.arm()
+        saved = self._checkpoints.find(which)
+        if saved is None:
+            return False
+        state = portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
+        self._take(state["session"])
+        self._take_random(state["random"] if state["world_size"] == self._world.world_size else None)
+        ranks = f"{saved.world_size} rank{'s' * (saved.world_size != 1)}"
+        self._say(f"goes on from {saved.path}: step {saved.step}, saved by {ranks}")
+        return True
+
+    def at_boundary(self) -> None:
+        """All ranks are here, and every step so far is complete."""
+        self._gradients.drop_unfinished()
+        if self.stop.agreed():
+            self.leave()
+
+    def leave(self) -> None:
+        """Save and end, on all ranks."""
+        step, by = self._gradients.steps, self.stop.asked_by or "asked on another rank"
+        self._say(f"stops after step {step} with a checkpoint ({by})")
+        self._write(metric=None, wait=True)
+        raise SystemExit(EXIT_UNFINISHED)
+
+    def _write(self, *, metric: float | None, wait: bool) -> None:
+        self._checkpoints.save(
+            self._state(),
+            step=self._gradients.steps,
+            epoch=self._epoch,
+            metric=metric,
+            wait=wait,
+            **self._keeping,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        # In the middle of a training loop its epoch is not over; else save is the last thing in the body.
+        under_way = any(each.under_way for each in self._loaders)
+        scale = self._gradients.scale
+        own = {
+            "step": self._gradients.steps,
+            "epochs": (max(0, self._loops - 1), self._epoch + (self._in_epoch and not under_way)),
+            "scale": scale.state_dict() if scale else None,
+            **self._waiting,  # what nobody has asked for yet
+            **{f"loader/{number}": each.state_dict() for number, each in enumerate(self._loaders)},
+            **{f"registered/{name}": each.state_dict() for name, each in self._registered.items()},
+        }
+        cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
+        random = {**random_state(), "cuda": cuda}
+        return portable.snapshot(self._gradients.models, self._gradients.optimizers, own, random, rank=self._world.rank)
+
+    def _take(self, own: dict[str, Any]) -> None:
+        self._gradients.steps = own.pop("step")
+        self._resume_at = own.pop("epochs")
+        scale = own.pop("scale")
+        if self._gradients.scale is not None and scale:
+            self._gradients.scale.load_state_dict(scale)
+        self._waiting = own
+        loaders, self._loaders = self._loaders, []
+        for loader in loaders:
+            self.add_loader(loader)
+        for name, value in self._registered.items():
+            self.register(name, value)
+
+    def _take_random(self, random: dict[str, Any] | None) -> None:
+        if random is None:  # of another number of ranks: new ones, but the same each time
+            seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
+            return
+        set_random_state(random)
+        if random["cuda"] is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"])
+
+
+def seed_device(seed: int) -> None:
+    """Seed the global generators, also those of GPUs."""
+    seed_all(seed)
+    torch.cuda.manual_seed_all(seed)  # does nothing where there is no GPU

@@ -1,0 +1,100 @@
+"""Stopping well: a signal only sets a flag, and all ranks agree at a step boundary to stop there.
+
+Armed when a script first uses checkpoints; until then signals do what they did before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType
+
+MEETING_EVERY_S = 1.0  # a collective takes some 100 µs, and nobody waits for a stop at a single step
+
+_newest: list[Stop] = []  # at most one: the session that signals are for
+_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
+
+
+class Stop:
+    """Whether this rank was asked to stop, and when ranks next meet to agree about it.
+
+    Args:
+        greatest: Returns the element-wise maximum of a list of ints over all ranks; a collective.
+        alone: Whether there is one rank only.
+    """
+
+    def __init__(self, greatest: Callable[[list[int]], list[int]], *, alone: bool) -> None:
+        self.asked_by = ""  # a signal's name, or the script
+        self._greatest, self._alone = greatest, alone
+        self._armed = False
+        self._groups = 0  # since the last meeting
+        self._until = 1  # groups between the last meeting and the next
+        self._met_at_s = 0.0
+
+    def arm(self) -> None:
+        """Take signals from now on, where the script has not done so itself; in the main thread only."""
+        if self._armed:
+            return
+        self._armed = True
+        self._met_at_s = time.monotonic()
+        _newest[:] = [self]
+        if threading.current_thread() is not threading.main_thread():
+            return
+        taken = [each for each in map(_number, _SIGNALS) if each is not None and _is_default(each)]
+        for number in taken:
+            signal.signal(number, _note)
+        # Children must not inherit a handler that only sets a flag: loader workers are ended by SIGTERM.
+        os.register_at_fork(after_in_child=lambda: give_back(taken))
+
+    def ask(self, by: str) -> None:
+        """Ask for a stop at the next boundary."""
+        self.arm()
+        self.asked_by = self.asked_by or by
+
+    def agreed(self, *, now: bool = False) -> bool:
+        """Return whether all ranks stop here. Called at each boundary, at the same ones on all ranks.
+
+        Args:
+            now: Whether to meet in any case, as between epochs.
+        """
+        if not self._armed:
+            return False
+        if self._alone:
+            return bool(self.asked_by)
+        self._groups += 1
+        if self._groups < self._until and not now:
+            return False
+        now_s = time.monotonic()
+        group_us = int((now_s - self._met_at_s) / self._groups * 1e6)
+        stop, slowest_us = self._greatest([bool(self.asked_by), group_us])
+        self._groups, self._met_at_s = 0, now_s
+        # From figures that all ranks have, so that all meet again at the same boundary.
+        self._until = max(1, int(MEETING_EVERY_S * 1e6) // max(1, slowest_us))
+        return bool(stop)
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    stop = _newest[0]
+    if stop.asked_by and number == signal.SIGINT:
+        raise KeyboardInterrupt  # asked twice: at once
+    stop.ask(signal.Signals(number).name)
+    if number == signal.SIGINT and sys.stderr.isatty():
+        os.write(2, b"paceline: stopping after this step with a checkpoint; Ctrl-C again to end at once\n")
+
+
+def _number(name: str) -> signal.Signals | None:
+    return getattr(signal, name, None)  # there is no SIGUSR1 on Windows
+
+
+def _is_default(number: signal.Signals) -> bool:
+    return signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+
+
+def give_back(numbers: Iterable[signal.Signals]) -> None:
+    """Set signals to what they do in a fresh Python."""
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

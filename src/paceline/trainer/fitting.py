@@ -1,0 +1,327 @@
+"""The loop: epochs of batches, with validations in between. All that it does to other ranks, Session does."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.errors import Finding, UsageError
+from paceline.trainer.hooks import Hooks
+from paceline.trainer.metrics import Metrics, Values
+from paceline.trainer.monitor import Monitor
+from paceline.trainer.optimizers import Schedule, never_logged
+from paceline.trainer.options import Plan, num_batches
+from paceline.trainer.progress import Display
+from paceline.trainer.recorder import Recorder
+from paceline.trainer.work import Work
+
+if TYPE_CHECKING:
+    from paceline.trainer.trainer import Trainer
+
+
+class Evaluation:
+    """Runs a task over a loader without training it.
+
+    Args:
+        trainer: Gets the means.
+        work: The task.
+        recorder: Takes what the task logs.
+        display: Shows how far it is.
+        hooks: Called around it.
+    """
+
+    def __init__(self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks) -> None:
+        self.trainer, self.work, self.recorder, self.display, self.hooks = trainer, work, recorder, display, hooks
+
+    def run(self, stage: str, loader: Any, *, limit: int | None, keep: bool = True) -> Values:
+        """Return the exact means of what the task logged.
+
+        Args:
+            stage: ``"validation"`` or ``"test"``.
+            loader: A loader of the session's.
+            limit: Batches to take; None for all.
+            keep: Whether the trainer is to have the means.
+        """
+        metrics, progress = Metrics(self.trainer.session), self.display.progress
+        with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
+            self.hooks.call(f"on_{stage}_start")
+            self.hooks.call(f"on_{stage}_epoch_start")
+            for batch_idx, batch in enumerate(itertools.islice(loader, limit)):
+                self.recorder.begin_batch(batch)
+                self.work.evaluate(f"{stage}_step", batch, batch_idx)
+                progress.batch = batch_idx + 1
+            self.recorder.begin_batch(None)
+            self.hooks.call(f"on_{stage}_epoch_end")
+            values = metrics.of_epoch()
+            metrics.end()
+            if keep:
+                self.trainer.take(values.of_all)
+                progress.shown.update(metrics.in_bar(values))
+            self.hooks.call(f"on_{stage}_end")
+        return values
+
+
+class Fit:
+    """Trains a task: epochs of batches, each followed by validation and a checkpoint.
+
+    Args:
+        evaluation: Validates the task; has what training needs too.
+        plan: What is asked for.
+        train: Loader of batches to train on.
+        val: Loader to validate with; None if there is none.
+        schedules: Schedulers and when they step.
+    """
+
+    def __init__(
+        self, evaluation: Evaluation, plan: Plan, *, train: Any, val: Any, schedules: Sequence[Schedule]
+    ) -> None:
+        self._plan, self._evaluation, self._train, self._val = plan, evaluation, train, val
+        self._trainer, self._work, self._session = evaluation.trainer, evaluation.work, evaluation.trainer.session
+        self._recorder, self._display, self._hooks = evaluation.recorder, evaluation.display, evaluation.hooks
+        self._of_steps = [each for each in schedules if each.interval == "step"]
+        self._of_epochs = [each for each in schedules if each.interval == "epoch"]
+        self._batches = plan.train_batches(length_of(train))
+        self._val_batches = num_batches(
+            "limit_val_batches", plan.limit_val_batches, None if val is None else length_of(val)
+        )
+        self._validates = val is not None and self._val_batches != 0
+        self._monitor = None
+        if plan.monitor is not None:
+            self._monitor = Monitor(plan.monitor, mode=plan.mode, patience=plan.patience, min_delta=plan.min_delta)
+        self._metrics: Metrics | None = None  # of the epoch that is under way
+        self._begin_batch = self._hooks.caller("on_train_batch_start")
+        self._after_backward = self._hooks.caller("on_after_backward")
+        self._before_step = self._hooks.caller("on_before_optimizer_step")
+        self._end_batch = self._hooks.caller("on_train_batch_end")
+
+    # The state of the loop in a checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next epochs depend on; a collective, as every save is."""
+        return {
+            "metrics": {name: float(value) for name, value in self._trainer.callback_metrics.items()},
+            "monitor": self._monitor.state_dict() if self._monitor else None,
+            "epoch": self._metrics.state_dict() if self._metrics else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._trainer.take(state["metrics"])
+        if self._monitor and state["monitor"]:
+            self._monitor.load_state_dict(state["monitor"])
+        if state["epoch"]:
+            self._metrics = Metrics(self._session)
+            self._metrics.load_state_dict(state["epoch"])
+
+    # The loop
+
+    def run(self) -> None:
+        """Train until the last epoch, the last step, or a stop."""
+        session, progress, ran = self._session, self._display.progress, False
+        self._hooks.call("on_train_start")
+        if self._plan.num_sanity_val_steps and self._val is not None:
+            self._evaluation.run("validation", self._val, limit=self._plan.num_sanity_val_steps, keep=False)
+        with self._display.bar():
+            for epoch in () if self._is_over() else session.epochs(self._plan.epochs):
+                start = batches_done(self._train)
+                if not ran:
+                    done = epoch * (self._batches or 0) + start
+                    total, group = self._plan.batches(self._batches), self._plan.accumulate_grad_batches
+                    progress.begin(done=done, total=total, batches_per_step=group)
+                ran = True
+                if self._epoch(epoch, start):
+                    break
+        if not ran:
+            self._display.line(f"nothing is left to train after step {session.step}; resume=False begins anew", {})
+        self._hooks.call("on_train_end")
+
+    def _is_over(self) -> bool:
+        """Whether training ends before its last epoch; a collective."""
+        plan = self._plan
+        stopped = self._session.reduce(int(self._trainer.should_stop)) > 0
+        out_of_patience = self._monitor is not None and self._monitor.is_over
+        return stopped or out_of_patience or 0 <= plan.max_steps <= self._session.step
+
+    def _epoch(self, epoch: int, start: int) -> bool:
+        """Train for an epoch, or what is left of it; return whether training is over."""
+        self._trainer.current_epoch = epoch
+        metrics = self._metrics = self._metrics or Metrics(self._session)
+        self._begin_stage(epoch, start)
+        # Left open until the checkpoint is made if the last step comes first: the rest of the epoch is still to come.
+        with self._recorder.within(metrics), closing(iter(self._train)) as batches:
+            self._hooks.call("on_train_epoch_start")
+            whole = self._train_on(batches, start)
+            if whole:
+                batches.close()
+            val = self._validate_if_due(epoch)
+            train = self._end_metrics(metrics)
+            self._log({**train.for_loggers, **val.for_loggers})
+            if whole:
+                self._metrics = None
+                self._look_at(epoch, {**train.of_all, **val.of_all})
+            is_over = self._is_over()
+            self._save({**train.of_all, **val.of_all}, is_last=is_over or epoch + 1 >= self._plan.epochs)
+            self._show(epoch, {**train.for_loggers, **val.for_loggers})
+            return is_over
+
+    def _train_on(self, batches: Iterator[Any], start: int) -> bool:
+        """Train on what is left of an epoch; return whether all of it was."""
+        plan, last = self._plan, sys.maxsize if self._batches is None else self._batches
+        between = self._batches_between_validations()
+        for batch_idx, batch in enumerate(batches, start):
+            if batch_idx >= last:  # 0 batches, or a checkpoint after the last
+                break
+            self._train_batch(batch, batch_idx)
+            done = batch_idx + 1
+            if done >= last:
+                break
+            if 0 <= plan.max_steps <= self._session.step:
+                return False
+            if between and done % between == 0:
+                self._log(self._validate().for_loggers)
+        return True
+
+    def _train_batch(self, batch: Any, batch_idx: int) -> None:
+        session, progress = self._session, self._display.progress
+        self._recorder.begin_batch(batch, is_step=True)
+        if self._begin_batch:
+            self._begin_batch(batch, batch_idx)
+        outputs = self._work.train(batch, batch_idx)
+        loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
+        progress.loss, progress.batch = loss.detach(), batch_idx + 1
+        ends_group = session.backward(loss)
+        if self._after_backward:
+            self._after_backward()
+        if ends_group:
+            self._step()
+        if self._end_batch:
+            self._end_batch(outputs, batch, batch_idx)
+        if ends_group and session.step % self._plan.log_every_n_steps == 0:
+            self._log_step()
+
+    def _step(self) -> None:
+        plan, session, optimizers = self._plan, self._session, self._trainer.optimizers
+        for optimizer in optimizers:
+            if self._before_step:
+                self._before_step(optimizer)
+            if plan.gradient_clip_val is not None:
+                if plan.gradient_clip_algorithm == "norm":
+                    session.clip_grad_norm(optimizer, plan.gradient_clip_val)
+                else:
+                    session.clip_grad_value(optimizer, plan.gradient_clip_val)
+            optimizer.step()
+            optimizer.zero_grad()
+        for schedule in self._of_steps:
+            if session.step % schedule.frequency == 0:
+                schedule.step(self._trainer.callback_metrics, required=False)
+
+    def _log_step(self) -> None:
+        assert self._recorder.metrics is not None
+        values = self._recorder.metrics.of_step()
+        self._trainer.take(values.of_all)
+        self._log(values.for_loggers)
+
+    def _log(self, values: dict[str, float]) -> None:
+        if values:
+            self._session.log({"epoch": self._trainer.current_epoch, **values})
+
+    # After an epoch
+
+    def _batches_between_validations(self) -> int:
+        asked = self._plan.val_check_interval
+        if not self._validates or asked is None or (isinstance(asked, float) and asked == 1):
+            return 0
+        return max(1, num_batches("val_check_interval", asked, self._batches) or 0)
+
+    def _is_due(self, epoch: int) -> bool:
+        return self._validates and (epoch + 1) % self._plan.check_val_every_n_epoch == 0
+
+    def _validate_if_due(self, epoch: int) -> Values:
+        return self._validate() if self._is_due(epoch) else Values({}, {})
+
+    def _validate(self) -> Values:
+        return self._evaluation.run("validation", self._val, limit=self._val_batches)
+
+    def _end_metrics(self, metrics: Metrics) -> Values:
+        """Call the hooks of the epoch's end, which may log too, and return the means."""
+        self._recorder.begin_batch(None)
+        self._hooks.call_task("on_train_epoch_end")
+        self._trainer.take(metrics.of_epoch().of_all)
+        self._hooks.call_callbacks("on_train_epoch_end")
+        values = metrics.of_epoch()
+        metrics.end()
+        self._trainer.take(values.of_all)
+        self._display.progress.shown.update(metrics.in_bar(values))
+        return values
+
+    def _look_at(self, epoch: int, values: dict[str, float]) -> None:
+        """Show schedulers and the monitor what an epoch has come to."""
+        complete = self._is_due(epoch) or not self._validates  # all that is ever logged has been
+        for schedule in self._of_epochs:
+            if (epoch + 1) % schedule.frequency == 0:
+                schedule.step(values, required=complete)
+        if self._monitor is not None and self._monitor.name in values:
+            self._monitor.see(values[self._monitor.name])
+        elif self._monitor is not None and complete:
+            raise never_logged(self._monitor.name, values, where="Trainer(monitor=...)")
+
+    def _save(self, values: dict[str, float], *, is_last: bool) -> None:
+        if self._plan.enable_checkpointing:
+            self._session.save(
+                values.get(self._monitor.name) if self._monitor else None,
+                mode=self._plan.mode,
+                keep_best=self._plan.save_top_k,
+                wait=is_last,  # the script may end without another look at it
+            )
+
+    # What is shown
+
+    def _show(self, epoch: int, values: dict[str, float]) -> None:
+        loss = self._display.progress.loss
+        self._display.line(self._title(epoch), values or ({} if loss is None else {"loss": float(loss)}))
+
+    def _title(self, epoch: int) -> str:
+        return f"epoch {epoch + 1}" + (f"/{self._plan.epochs}" if self._plan.epochs < sys.maxsize else "")
+
+    def _begin_stage(self, epoch: int, start: int) -> None:
+        before = epoch * (self._batches or 0)
+        self._display.progress.begin_stage(self._title(epoch), self._batches, before=before, batch=start)
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the number of batches of a loader; None if nobody knows."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def batches_done(loader: Any) -> int:
+    """Return how many batches of the epoch that a loader begins next were done before a checkpoint."""
+    return loader.state_dict()["done"] // loader.batch_size if loader.batch_size else 0
+
+
+def loss_of(outputs: Any) -> torch.Tensor:
+    """Return the loss of what ``training_step`` returned.
+
+    Raises:
+        UsageError: There is none.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if isinstance(loss, torch.Tensor):
+        return loss
+    what = f"a dict with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else type(outputs).__name__
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"training_step returned {what}, and no loss",
+            where="training_step",
+            why="a batch that one rank leaves out is one that the others wait for",
+            fix='return the loss, a tensor or a dict with it as "loss"; to leave a batch out: return 0 * loss',
+        )
+    )

@@ -1,0 +1,222 @@
+"""The moments at which the Trainer calls a task and the callbacks, and what it never calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from paceline.errors import Finding, UsageError, closest
+
+
+class Callback(Protocol):
+    """Any object with some of these methods; deriving from this class is not needed.
+
+    A task may have the same methods, without the first two arguments; its own are called first. Methods are looked up
+    once, when ``fit``, ``validate`` or ``test`` begins, and a missing one costs nothing.
+    """
+
+    def on_fit_start(self, trainer: Any, task: Any) -> None:
+        """Before anything is restored."""
+
+    def on_train_start(self, trainer: Any, task: Any) -> None:
+        """Before the first epoch of this process, after a checkpoint was restored."""
+
+    def on_train_epoch_start(self, trainer: Any, task: Any) -> None:
+        """Before the first batch of an epoch."""
+
+    def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:
+        """Before each batch."""
+
+    def on_after_backward(self, trainer: Any, task: Any) -> None:
+        """After each backward; gradients are unscaled, and reduced if the group of batches ends."""
+
+    def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
+        """Before each step of each optimizer, before gradients are clipped."""
+
+    def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After each batch; ``outputs`` is what ``training_step`` returned."""
+
+    def on_validation_start(self, trainer: Any, task: Any) -> None:
+        """Before a validation."""
+
+    def on_validation_epoch_start(self, trainer: Any, task: Any) -> None:
+        """Before a validation, after ``on_validation_start``."""
+
+    def on_validation_epoch_end(self, trainer: Any, task: Any) -> None:
+        """After the last batch of a validation; what is logged here belongs to it."""
+
+    def on_validation_end(self, trainer: Any, task: Any) -> None:
+        """After a validation, when its means are in ``trainer.callback_metrics``."""
+
+    def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
+        """After an epoch and its validation; what is logged here belongs to it."""
+
+    def on_train_end(self, trainer: Any, task: Any) -> None:
+        """After the last epoch."""
+
+    def on_fit_end(self, trainer: Any, task: Any) -> None:
+        """At the end of ``fit``."""
+
+    def on_test_start(self, trainer: Any, task: Any) -> None:
+        """Before a test."""
+
+    def on_test_epoch_start(self, trainer: Any, task: Any) -> None:
+        """Before a test, after ``on_test_start``."""
+
+    def on_test_epoch_end(self, trainer: Any, task: Any) -> None:
+        """After the last batch of a test; what is logged here belongs to it."""
+
+    def on_test_end(self, trainer: Any, task: Any) -> None:
+        """After a test, when its means are in ``trainer.callback_metrics``."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+# What Lightning calls on a module and this Trainer does not: to leave it out in silence would change the training.
+NEVER_CALLED = frozenset(
+    [
+        "backward",
+        "configure_callbacks",
+        "configure_gradient_clipping",
+        "configure_model",
+        "lr_scheduler_step",
+        "manual_backward",
+        "on_after_batch_transfer",
+        "on_before_backward",
+        "on_before_batch_transfer",
+        "on_before_zero_grad",
+        "on_load_checkpoint",
+        "on_save_checkpoint",
+        "on_test_batch_end",
+        "on_test_batch_start",
+        "on_validation_batch_end",
+        "on_validation_batch_start",
+        "optimizer_step",
+        "optimizer_zero_grad",
+        "test_epoch_end",
+        "training_epoch_end",
+        "training_step_end",
+        "transfer_batch_to_device",
+        "validation_epoch_end",
+        "validation_step_end",
+    ]
+)
+
+# Lightning's own callbacks need Lightning's Trainer; these have a counterpart here.
+INSTEAD = {
+    "EarlyStopping": 'Trainer(monitor="val_loss", mode="min", patience=3)',
+    "ModelCheckpoint": 'Trainer(monitor="val_loss", mode="min", save_top_k=1)',
+    "LearningRateMonitor": 'self.log("lr", self.optimizers().param_groups[0]["lr"]) in training_step',
+    "TQDMProgressBar": "Trainer(enable_progress_bar=True)",
+    "RichProgressBar": "Trainer(enable_progress_bar=True)",
+}
+
+
+class Hooks:
+    """The methods to call at each moment: the task's first, then the callbacks' in their order."""
+
+    def __init__(self, trainer: Any, task: Any, callbacks: Sequence[Any]) -> None:
+        self._front = (trainer, task)
+        self._of_task = {name: getattr(task, name) for name in HOOKS if callable(getattr(task, name, None))}
+        self._of_callbacks = {
+            name: [getattr(each, name) for each in callbacks if _has_own(each, name)] for name in HOOKS
+        }
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call the task's method and the callbacks'."""
+        self.call_task(name, *args)
+        self.call_callbacks(name, *args)
+
+    def call_task(self, name: str, *args: Any) -> None:
+        """Call the task's method."""
+        if name in self._of_task:
+            self._of_task[name](*args)
+
+    def call_callbacks(self, name: str, *args: Any) -> None:
+        """Call the callbacks' methods."""
+        for method in self._of_callbacks[name]:
+            method(*self._front, *args)
+
+    def caller(self, name: str) -> Callable[..., None] | None:
+        """Return a function that does what ``call`` does, or None if there is nothing to call."""
+        if name not in self._of_task and not self._of_callbacks[name]:
+            return None
+        return lambda *args: self.call(name, *args)
+
+
+def check_task(task: Any, *needed: str) -> None:
+    """Refuse a task that cannot be run, or that relies on what is never called.
+
+    Raises:
+        UsageError: A method is missing, or would be left out.
+    """
+    name = type(task).__name__
+    if task is None:
+        raise _misfit("there is no task, and none was fitted before", fix="hand over the task as the first argument")
+    if _from_lightning(type(task)):
+        raise _misfit(
+            f"{name} derives from Lightning's module, which works with Lightning's Trainer only",
+            fix=f"class {name}(paceline.Module)",
+        )
+    for method in needed:
+        if not callable(getattr(task, method, None)):
+            near = closest(method, [each for each in vars(type(task)) if each != "forward"])
+            raise _misfit(
+                f"{name} has no {method}" + (f"; is {near} meant to be it?" if near else ""),
+                fix=f"def {method}(self{', batch, batch_idx' if method.endswith('_step') else ''}): ...",
+            )
+    if hasattr(task, "_orig_mod") or getattr(task, "_compiled_call_impl", None) is not None:
+        raise _misfit(
+            "the task itself is compiled, and what is trained is its training_step",
+            fix="compile the net inside it: self.net = torch.compile(net)",
+        )
+    if getattr(task, "automatic_optimization", True) is False:
+        raise _misfit(
+            f"{name} sets automatic_optimization=False, which this Trainer does not do",
+            fix="write the loop with paceline.Session: it is as short",
+        )
+    never = sorted(each for each in NEVER_CALLED if callable(getattr(task, each, None)))
+    if never:
+        raise _misfit(
+            f"{name}.{never[0]} would never be called by this Trainer",
+            fix="write the loop with paceline.Session, or use one of: " + ", ".join(HOOKS),
+        )
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Refuse a callback of Lightning's, and one whose methods would not be called.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for each in callbacks:
+        name = type(each).__name__
+        if _from_lightning(type(each)):
+            raise _misfit(
+                f"{name} is a callback for Lightning's Trainer",
+                fix=INSTEAD.get(
+                    name, "a class without a base, with the methods that are needed: on_...(trainer, task)"
+                ),
+            )
+        given = [hook for hook in dir(each) if hook.startswith("on_")]
+        unknown = [hook for hook in given if hook not in HOOKS]
+        if unknown or not given:
+            near = closest(unknown[0], HOOKS) if unknown else ""
+            raise _misfit(
+                f"{name}.{unknown[0]} would never be called" if unknown else f"{name} has no method that is called",
+                fix=f"def {near or 'on_train_epoch_end'}(self, trainer, task): ...",
+            )
+
+
+def _has_own(callback: Any, name: str) -> bool:
+    return callable(getattr(callback, name, None)) and getattr(type(callback), name, None) is not getattr(
+        Callback, name
+    )
+
+
+def _from_lightning(kind: type) -> bool:
+    return any(each.__module__.partition(".")[0] in ("lightning", "pytorch_lightning") for each in kind.__mro__)
+
+
+def _misfit(what: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("option-invalid", what, where="Trainer", fix=fix))

@@ -1,0 +1,43 @@
+"""Early stopping: whether a metric has stopped getting better."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+class Monitor:
+    """Follows one metric.
+
+    Args:
+        name: Its name.
+        mode: ``"min"`` if less is better, ``"max"`` if more is.
+        patience: Values without improvement after which to stop; None: never.
+        min_delta: What counts as one; a value that is not a number never does.
+    """
+
+    def __init__(self, name: str, *, mode: str, patience: int | None, min_delta: float) -> None:
+        self.name, self._mode, self._patience, self._min_delta = name, mode, patience, min_delta
+        self.best: float | None = None
+        self._waited = 0
+
+    def see(self, value: float) -> None:
+        """Take down a value."""
+        gain = 0.0 if self.best is None else (self.best - value if self._mode == "min" else value - self.best)
+        if (self.best is None and not math.isnan(value)) or gain > self._min_delta:
+            self.best, self._waited = value, 0
+        else:
+            self._waited += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to stop."""
+        return self._patience is not None and self._waited >= self._patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and how long it is ago."""
+        return {"best": self.best, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set them."""
+        self.best, self._waited = state["best"], state["waited"]

@@ -1,0 +1,291 @@
+"""What the Trainer was asked for: Lightning's spellings read, and what cannot be done refused with what to write."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+
+PRECISIONS = {
+    "32": "32-true",
+    "64": "64-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "single": "32-true",
+    "double": "64-true",
+}
+ACCELERATORS = {"auto": "", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
+
+# Arguments of Lightning's Trainer that this one does not have, and what to write.
+INSTEAD = {
+    "barebones": "leave it out: what is not asked for costs nothing",
+    "benchmark": "torch.backends.cudnn.benchmark = True",
+    "detect_anomaly": "torch.autograd.set_detect_anomaly(True)",
+    "deterministic": "torch.use_deterministic_algorithms(True)",
+    "enable_model_summary": "leave it out; print(model) shows the layers",
+    "fast_dev_run": "Trainer(max_steps=1, limit_val_batches=1, logger=False, enable_checkpointing=False)",
+    "inference_mode": "leave it out: evaluation runs under torch.no_grad()",
+    "max_time": "paceline run --max-time 3h script.py",
+    "overfit_batches": "Trainer(limit_train_batches=...) with a DataLoader that does not shuffle",
+    "profiler": "with torch.profiler.profile(): trainer.fit(...)",
+    "sync_batchnorm": "Trainer(strategy=paceline.DDP(sync_batchnorm=True)), on GPUs",
+    "use_distributed_sampler": "leave it out: samples are shared out exactly",
+}
+
+
+# Options of Lightning's self.log that change nothing here: a mean is always that of all rows on all ranks.
+LOG_WITHOUT_EFFECT = ("sync_dist", "sync_dist_group", "add_dataloader_idx", "metric_attribute", "enable_graph")
+LOG_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "batch_size", *LOG_WITHOUT_EFFECT)
+
+
+def refuse_unknown_log(names: Iterable[str]) -> None:
+    """Refuse options of ``log`` that neither it has nor Lightning's.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for name in names:
+        if name not in LOG_WITHOUT_EFFECT:
+            near = closest(name, LOG_OPTIONS)
+            raise UsageError(
+                Finding(
+                    "option-unknown",
+                    f"log has no option {name}",
+                    where="self.log(...)",
+                    fix=f"self.log(..., {near}=...)" if near else f"one of {', '.join(LOG_OPTIONS[:6])}",
+                )
+            )
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse arguments that the Trainer does not have.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for name in names:
+        near = closest(name, known)
+        raise UsageError(
+            Finding(
+                "option-unknown",
+                f"Trainer has no argument {name}",
+                where=f"Trainer({name}=...)",
+                fix=INSTEAD.get(name) or (f"Trainer({near}=...)" if near else "see help(paceline.Trainer)"),
+            )
+        )
+
+
+def invalid(name: str, value: object, what: str, *, fix: str) -> UsageError:
+    """Return the complaint about an argument's value."""
+    return UsageError(
+        Finding("option-invalid", f"{name}={value!r} is not {what}", where=f"Trainer({name}=...)", fix=fix)
+    )
+
+
+def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageError:
+    """Return the complaint about arguments that exclude each other, or the run as it was started."""
+    return UsageError(Finding("option-contradicted", what, where=where, why=why, fix=fix))
+
+
+def read_precision(precision: str | int) -> str:
+    """Return Session's name of a precision in any of Lightning's spellings."""
+    return PRECISIONS.get(str(precision), str(precision))
+
+
+def read_accelerator(accelerator: str) -> str:
+    """Return the type of device that is asked for; empty if any will do.
+
+    Raises:
+        UsageError: It is unknown.
+    """
+    if accelerator not in ACCELERATORS:
+        near = closest(str(accelerator), ACCELERATORS) or "auto"
+        raise invalid(
+            "accelerator", accelerator, f"one of {', '.join(ACCELERATORS)}", fix=f'Trainer(accelerator="{near}")'
+        )
+    return ACCELERATORS[accelerator]
+
+
+def read_devices(devices: int | str | list[int]) -> int | None:
+    """Return the number of ranks on a node that is asked for; None if it is as the run was started.
+
+    Raises:
+        UsageError: It is no number, or names devices.
+    """
+    text = str(devices)
+    if text in ("auto", "-1"):
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        fix = "CUDA_VISIBLE_DEVICES=0,1 chooses GPUs; Trainer(devices=2) says how many"
+        raise invalid("devices", devices, 'a number of ranks or "auto"', fix=fix)
+    return int(text)
+
+
+def count(name: str, value: Any, *, least: int = 1) -> int:
+    """Return a value that is to be a whole number.
+
+    Raises:
+        UsageError: It is none, or too small.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    raise invalid(name, value, f"a whole number of at least {least}", fix=f"Trainer({name}={least})")
+
+
+def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    """Return a value that is to be one of ``known``.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if value in known:
+        return value
+    near = closest(str(value), known) or known[0]
+    raise invalid(name, value, f"one of {', '.join(known)}", fix=f'Trainer({name}="{near}")')
+
+
+def either(first: str, value: Any, second: str, other: Any) -> Any:
+    """Return the value of an argument that has two names.
+
+    Raises:
+        UsageError: Both are given.
+    """
+    if value is not None and other is not None:
+        raise contradiction(f"{first} and {second} are the same", where="Trainer(...)", fix=f"Trainer({first}=...)")
+    return other if value is None else value
+
+
+def part(name: str, value: Any) -> int | float | None:
+    """Return a value that is to be a number of batches, a fraction of them, or None for all.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, float) and 0 <= value <= 1:
+        return value
+    raise invalid(name, value, "a number of batches or a fraction from 0.0 to 1.0", fix=f"Trainer({name}=1.0)")
+
+
+def num_batches(name: str, asked: int | float | None, length: int | None) -> int | None:
+    """Return how many batches an argument means of a loader of ``length`` batches; None if nobody knows.
+
+    Raises:
+        UsageError: A fraction is asked for of a stream, whose length is not known.
+    """
+    if asked is None or (isinstance(asked, float) and asked == 1):
+        return length
+    if isinstance(asked, int):
+        return asked if length is None else min(asked, length)
+    if length is None:
+        raise invalid(name, asked, "a number, and how long a stream is nobody knows", fix=f"Trainer({name}=100)")
+    return int(length * asked)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a task is to be trained; the names are those of the Trainer's arguments.
+
+    Raises:
+        UsageError: A value is bad, or without effect.
+    """
+
+    max_epochs: int | None
+    max_steps: int
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str
+    log_every_n_steps: int
+    val_check_interval: int | float | None
+    check_val_every_n_epoch: int
+    num_sanity_val_steps: int
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    limit_test_batches: int | float | None
+    enable_checkpointing: bool
+    monitor: str | None
+    mode: str
+    patience: int | None
+    min_delta: float
+    save_top_k: int
+
+    def __post_init__(self) -> None:
+        count("max_epochs", 0 if self.max_epochs is None else self.max_epochs, least=-1)
+        count("max_steps", self.max_steps, least=-1)
+        count("accumulate_grad_batches", self.accumulate_grad_batches)
+        count("log_every_n_steps", self.log_every_n_steps)
+        count("check_val_every_n_epoch", self.check_val_every_n_epoch)
+        count("num_sanity_val_steps", self.num_sanity_val_steps, least=0)
+        count("save_top_k", self.save_top_k, least=0)
+        for name in ("val_check_interval", "limit_train_batches", "limit_val_batches", "limit_test_batches"):
+            part(name, getattr(self, name))
+        if self.val_check_interval == 0:
+            raise invalid("val_check_interval", 0, "more than no batch", fix="Trainer(limit_val_batches=0)")
+        one_of("mode", self.mode, ("min", "max"))
+        one_of("gradient_clip_algorithm", self.gradient_clip_algorithm, ("norm", "value"))
+        if self.gradient_clip_val is not None and not self.gradient_clip_val > 0:
+            raise invalid("gradient_clip_val", self.gradient_clip_val, "above 0", fix="Trainer(gradient_clip_val=1.0)")
+        if self.patience is not None:
+            count("patience", self.patience)
+            if self.monitor is None:
+                raise contradiction(
+                    "patience is given, and no metric to have it with",
+                    where="Trainer(patience=...)",
+                    fix=f'Trainer(monitor="val_loss", patience={self.patience})',
+                )
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs; practically endless if it is not limited."""
+        return sys.maxsize if self.max_epochs is None or self.max_epochs < 0 else self.max_epochs
+
+    @property
+    def saves_best(self) -> bool:
+        """Whether there will be a best checkpoint."""
+        return self.enable_checkpointing and self.monitor is not None and self.save_top_k > 0
+
+    def check_has_end(self) -> None:
+        """Refuse to train endlessly if nobody has asked for it.
+
+        Raises:
+            UsageError: Nobody has.
+        """
+        if self.max_epochs is None and self.max_steps < 0:
+            raise invalid("max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)")
+
+    def train_batches(self, length: int | None) -> int | None:
+        """Return the number of batches to train on in an epoch; None if nobody knows.
+
+        Raises:
+            UsageError: The limit cuts through a group of accumulated batches, whose gradients would be lost.
+        """
+        found, group = (
+            num_batches("limit_train_batches", self.limit_train_batches, length),
+            self.accumulate_grad_batches,
+        )
+        if found is None or found == length or found % group == 0:
+            return found
+        raise contradiction(
+            f"limit_train_batches={self.limit_train_batches} means {found} batches, and {group} make a step",
+            where="Trainer(limit_train_batches=...)",
+            why="the gradients of an incomplete group would be lost",
+            fix=f"Trainer(limit_train_batches={-(-found // group) * group})",
+        )
+
+    def steps(self, num_batches: int | None) -> float:
+        """Return the number of optimizer steps of a whole fit; ``inf`` if nobody knows."""
+        in_epochs = math.inf
+        if num_batches is not None and self.epochs < sys.maxsize:
+            in_epochs = self.epochs * math.ceil(num_batches / self.accumulate_grad_batches)
+        return in_epochs if self.max_steps < 0 else min(in_epochs, self.max_steps)
+
+    def batches(self, num_batches: int | None) -> int | None:
+        """Return the number of batches of a whole fit; None if nobody knows."""
+        known = [] if num_batches is None or self.epochs == sys.maxsize else [self.epochs * num_batches]
+        known += [self.max_steps * self.accumulate_grad_batches] if self.max_steps >= 0 else []
+        return min(known, default=None)

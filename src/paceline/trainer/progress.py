@@ -1,0 +1,152 @@
+"""What is seen of a run: a bar while it trains, on a terminal, and a line for each epoch anywhere; on rank 0 only.
+
+A step only leaves its number and its loss here. The bar reads them in a thread of its own, a few times a second, so
+that a GPU is never waited for by the loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+DRAWS_PER_S = 4
+PACE_S = 5.0  # steps/s are those of the last seconds
+
+
+class Progress:
+    """How far a run has come; what the loop writes and the bar reads.
+
+    Attributes:
+        stage: What goes on: ``"epoch 3/10"``, ``"validate"``, ``"test"``.
+        batch: Batches of it that are done.
+        num_batches: How many there are; None if nobody knows.
+        loss: The last loss of this rank, a tensor; None if there is none.
+        shown: What else was logged for the bar, by name; the last value of this rank, or the exact mean of an epoch.
+        total: Batches of the whole fit; None if nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self.stage = ""
+        self.batch = 0
+        self.num_batches: int | None = None
+        self.loss: Any = None
+        self.shown: dict[str, Any] = {}
+        self.total: int | None = None
+        self._before = self._done_at_start = 0
+        self._batches_per_step = 1
+        self._is_aside = False
+        self._start_s = monotonic()
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def begin(self, *, done: int, total: int | None, batches_per_step: int) -> None:
+        """Take down that training begins after ``done`` of ``total`` batches."""
+        self._batches_per_step = batches_per_step
+        self._start_s, self._done_at_start, self.total = monotonic(), done, total
+        self.loss, self.shown = None, {}
+
+    def begin_stage(self, stage: str, num_batches: int | None, *, before: int = 0, batch: int = 0) -> None:
+        """Begin a stage, after ``before`` batches of the stages before and ``batch`` of its own."""
+        self.stage, self.num_batches, self._before, self.batch = stage, num_batches, before, batch
+        self._marks.clear()
+
+    @contextmanager
+    def aside(self, stage: str, num_batches: int | None) -> Iterator[None]:
+        """Show something else meanwhile."""
+        kept = self.stage, self.num_batches, self.batch, self._is_aside
+        self.stage, self.num_batches, self.batch, self._is_aside = stage, num_batches, 0, True
+        self._marks.clear()
+        try:
+            yield
+        finally:
+            self.stage, self.num_batches, self.batch, self._is_aside = kept
+            self._marks.clear()
+
+    def pace(self) -> str:
+        """Return the pace of the last seconds as text; empty if it is not known yet."""
+        now = (monotonic(), self.batch)
+        self._marks.append(now)
+        while now[0] - self._marks[0][0] > PACE_S and len(self._marks) > 2:
+            self._marks.popleft()
+        seconds, batches = now[0] - self._marks[0][0], now[1] - self._marks[0][1]
+        if not seconds or not batches:
+            return ""
+        if self._is_aside:
+            return f"{batches / seconds:.4g} batches/s"
+        return f"{batches / seconds / self._batches_per_step:.4g} steps/s"
+
+    def left_s(self) -> float | None:
+        """Return the seconds that the fit will take from here, validations included; None if nobody knows."""
+        done = self._before + self.batch
+        fresh = done - self._done_at_start
+        if self.total is None or fresh <= 0 or self._is_aside:
+            return None
+        return (monotonic() - self._start_s) / fresh * max(0, self.total - done)
+
+    def numbers(self) -> str:
+        """Return loss and metrics as text."""
+        if self._is_aside:
+            return ""
+        shown = {"loss": self.loss, **self.shown} if self.loss is not None else dict(self.shown)
+        return " · ".join(f"{name} {as_text(value)}" for name, value in shown.items())
+
+
+def as_text(value: Any) -> str:
+    """Return a number in four digits."""
+    number = float(value)
+    return str(int(number)) if number == int(number) and abs(number) < 1e6 else f"{number:.4g}"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as ``1:02:03``."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Display:
+    """Shows a progress.
+
+    Args:
+        progress: What to show.
+        console: Where.
+        enabled: Whether to show anything at all; to be False on all ranks but 0.
+    """
+
+    def __init__(self, progress: Progress, console: Console, *, enabled: bool) -> None:
+        self.progress, self._console, self._enabled = progress, console, enabled
+
+    @contextmanager
+    def bar(self) -> Iterator[None]:
+        """Show the bar meanwhile, on a terminal."""
+        if not (self._enabled and self._console.is_terminal):
+            yield
+            return
+        with Live(get_renderable=self.drawn, console=self._console, refresh_per_second=DRAWS_PER_S, transient=True):
+            yield
+
+    def line(self, title: str, values: Mapping[str, float]) -> None:
+        """Print a line that stays."""
+        if self._enabled:
+            numbers = " · ".join(f"{name} {as_text(value)}" for name, value in values.items())
+            text = f"{title} · {numbers}" if numbers else title
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def drawn(self) -> Table:
+        """Return the bar as it is now."""
+        progress, grid = self.progress, Table.grid(padding=(0, 1))
+        count = f"{progress.batch}/{progress.num_batches}" if progress.num_batches else str(progress.batch)
+        left_s = progress.left_s()
+        left = "" if left_s is None else f"{clock(left_s)} left"
+        bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=30)
+        details = " · ".join(filter(None, (progress.numbers(), progress.pace(), left)))
+        grid.add_row(Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis"))
+        return grid

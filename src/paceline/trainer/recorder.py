@@ -1,0 +1,89 @@
+"""Takes what a task logs, and knows to which batch, and to which epoch or evaluation, it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.errors import Finding, UsageError
+from paceline.trainer.metrics import Entry, Metrics, number_of, rows_of
+from paceline.trainer.options import one_of
+from paceline.trainer.progress import Progress
+
+
+class Recorder:
+    """Where ``log`` leads.
+
+    Attributes:
+        metrics: Those of the epoch or evaluation that is under way; None in between.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.metrics: Metrics | None = None
+        self._in_step = False  # a training batch is under way: its numbers are wanted as they are, not as a mean
+        self._batch: Any = None
+        self._rows: int | None = None
+        self._progress = progress
+
+    def begin_batch(self, batch: Any, *, is_step: bool = False) -> None:
+        """Take down the batch that is under way, None after the last; its rows are counted when they are asked for."""
+        self._batch, self._rows, self._in_step = batch, None, is_step
+
+    @contextmanager
+    def within(self, metrics: Metrics) -> Iterator[None]:
+        """Take what is logged inside to ``metrics``, also between two batches of something else."""
+        before = self.metrics, self._in_step, self._batch, self._rows
+        self.metrics, self._in_step, self._batch, self._rows = metrics, False, None, None
+        try:
+            yield
+        finally:
+            self.metrics, self._in_step, self._batch, self._rows = before
+
+    def log(self, name: str, value: Any, *, batch_size: int | None, **how: Any) -> None:
+        """Take down a number; see ``Trainer.log``."""
+        if self.metrics is None:
+            raise _refusal(name, "nothing is under way that it could belong to", "log in a step or in on_..._epoch_end")
+        is_meter = not isinstance(value, torch.Tensor) and callable(getattr(value, "compute", None))
+        entry = self.metrics.entries.get(name)
+        if entry is None:
+            entry = self.metrics.entries[name] = _entry(name, in_step=self._in_step and not is_meter, **how)
+        if is_meter:
+            if not entry.on_epoch:
+                raise _refusal(name, f"a {type(value).__name__} has a value at the end of an epoch", "on_epoch=True")
+            entry.meter = value
+            return
+        number = number_of(name, value)
+        entry.add(number, self._rows_of_batch() if batch_size is None else batch_size)
+        if entry.prog_bar and entry.on_step:
+            self._progress.shown[name] = number
+
+    def _rows_of_batch(self) -> int:
+        if self._rows is None:
+            self._rows = 1 if self._batch is None else rows_of(self._batch)
+        return self._rows
+
+
+def _entry(
+    name: str,
+    *,
+    in_step: bool,
+    on_step: bool | None,
+    on_epoch: bool | None,
+    prog_bar: bool,
+    logger: bool,
+    reduce_fx: Any,
+) -> Entry:
+    on_step = in_step if on_step is None else on_step
+    on_epoch = not in_step if on_epoch is None else on_epoch
+    if not on_epoch and not (on_step and in_step):
+        where = "" if in_step else " outside of training_step"
+        raise _refusal(name, f"on_step={on_step} and on_epoch={on_epoch} leave nothing to log{where}", "on_epoch=True")
+    fx = one_of("reduce_fx", getattr(reduce_fx, "__name__", reduce_fx), ("mean", "sum"))
+    return Entry(on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, mean=fx == "mean")
+
+
+def _refusal(name: str, what: str, fix: str) -> UsageError:
+    return UsageError(Finding("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix))

@@ -1,0 +1,500 @@
+"""Session on real gloo ranks: precision, weights, streams, samplers, gather, once, hooks, and stopping."""
+
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+
+from paceline import DDP, Session
+from paceline.errors import PacelineError
+
+WORLDS = (1, 2, 3, 4)
+
+
+def numbers(length, *, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(length, 6, generator=generator, dtype=dtype)
+    return TensorDataset(x, x.square().mean(1, keepdim=True), torch.arange(length))
+
+
+def net(*, dropout=0.0):
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+
+
+def everything(model):
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+# Precision
+
+
+def train_in(folder, precision, scale):
+    session = Session(precision=precision, seed=1, run_dir=folder)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loss_scale = session._gradients.scale
+    if scale is not None:  # so that some steps overflow
+        loss_scale.load_state_dict({**loss_scale.state_dict(), "scale": scale, "growth_interval": 3})
+    history = []
+    for _ in session.epochs(2):
+        for x, y, _ in session.loader(numbers(23), 4, shuffle=True):
+            output = model(x)
+            assert output.dtype == (torch.float64 if precision == "64-true" else torch.float32)
+            session.backward(nn.functional.mse_loss(output, y.to(output)))
+            skipped = all(each.grad is None for each in model.parameters())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            history.append((session.step, schedule.get_last_lr(), loss_scale and loss_scale.value, skipped))
+    taken = next(iter(optimizer.state.values()))["step"].item()
+    dtype = str(next(session.unwrap(model).parameters()).dtype)
+    return history, taken, dtype, everything(session.unwrap(model))
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("32-true", "torch.float32"),
+        ("64-true", "torch.float64"),
+        ("16-mixed", "torch.float32"),
+        ("bf16-mixed", "torch.float32"),
+        ("bf16-true", "torch.bfloat16"),
+    ],
+)
+def test_scale_rate_and_steps_are_the_same_at_any_scale(ranks, tmp_path, precision, dtype):
+    scale = 2.0**19 if precision == "16-mixed" else None
+    expected, taken, found_dtype, _ = ranks.run(train_in, str(tmp_path), precision, scale, world_size=1)[0]
+    assert found_dtype == dtype
+    assert len(expected) == 12
+    num_skipped = sum(each[3] for each in expected)
+    if scale is not None:
+        assert 0 < num_skipped < 12, "the test has to see both"
+        assert len({each[2] for each in expected}) > 2
+    assert taken == 12 - num_skipped
+    for world_size in (2, 4):
+        results = ranks.run(train_in, str(tmp_path), precision, scale, world_size=world_size)
+        for history, theirs, _, weights in results:
+            assert (history, theirs) == (expected, taken)
+            assert weights == results[0][3]
+
+
+def overflow_on_one_rank(folder, strategy):
+    session = Session(precision="16-mixed", strategy=strategy, run_dir=folder)
+    model = net()
+    model = session.setup(model)
+    before = session._gradients.scale.value
+    loss = model(torch.ones(3, 6)).sum()
+    session.backward(loss * (float("inf") if session.rank == 1 else 1.0))
+    return before, session._gradients.scale.value, all(each.grad is None for each in model.parameters())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_ranks_skip_what_overflows_on_one(ranks, tmp_path, strategy):
+    (before, after, _), *_ = results = ranks.run(overflow_on_one_rank, str(tmp_path), strategy, world_size=3)
+    assert results == [(before, before / 2, True)] * 3
+    assert after == before / 2
+
+
+# Weights of the user's own
+
+
+def train_tokens(accumulate):
+    """Each row counts with its own number of tokens, which no loader knows."""
+    session = Session(precision="64-true", accumulate=accumulate)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    losses = []
+    for x, y, index in session.loader(numbers(29), 5):
+        tokens = (index % 4 + 1).double()
+        loss = ((model(x) - y).square().flatten() * tokens).sum() / tokens.sum().clamp(min=1)
+        if session.backward(loss, weight=tokens.sum()):
+            losses.append([each.grad.tolist() for each in session.unwrap(model).parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def tokens_by_hand(accumulate):
+    model = net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    x, y, index = numbers(29, dtype=torch.float32).tensors
+    x, y = x.double(), y.double()
+    found = []
+    for start in range(0, 29, 5 * accumulate):
+        rows = slice(start, start + 5 * accumulate)
+        tokens = (index[rows] % 4 + 1).double()
+        loss = ((model(x[rows]) - y[rows]).square().flatten() * tokens).sum() / tokens.sum()
+        loss.backward()
+        found.append([each.grad.tolist() for each in model.parameters()])
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_weight_overrides_the_rows(ranks, accumulate, world_size):
+    (expected,) = ranks.run(tokens_by_hand, accumulate, world_size=1)
+    for found in ranks.run(train_tokens, accumulate, world_size=world_size):
+        assert len(found) == len(expected)
+        for step, theirs in zip(found, expected, strict=True):
+            for ours, by_hand in zip(step, theirs, strict=True):
+                assert torch.tensor(ours).sub(torch.tensor(by_hand)).abs().max() < 1e-12
+
+
+# What would not be averaged
+
+
+def second_loss():
+    session = Session()
+    model = net()
+    model, _ = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    output = model(torch.ones(2, 6))
+    session.backward(output.sum(), weight=2)
+    return name_of(lambda: session.backward(output.mean(), weight=2))
+
+
+def unwrapped():
+    session = Session()
+    model = session.setup(net())
+    return name_of(lambda: session.backward(session.unwrap(model)(torch.ones(2, 6)).sum()))
+
+
+def name_of(function):
+    try:
+        function()
+    except PacelineError as error:
+        return error.finding.name
+    return None
+
+
+@pytest.mark.parametrize("wrong", [second_loss, unwrapped])
+def test_gradients_that_would_stay_on_their_rank_are_refused(ranks, wrong):
+    assert ranks.run(wrong, world_size=2) == ["gradients-not-averaged"] * 2
+
+
+# Gather and evaluation
+
+
+def gather_all(length, batch_size, sampled):
+    session = Session()
+    data = TensorDataset(torch.arange(length), torch.arange(length * 2).view(length, 2))
+    sampler = SubsetRandomSampler(range(0, length, 2)) if sampled else None
+    loader = session.loader(data, batch_size, sampler=sampler)
+    by_batch, kept = [], []
+    for index, pair in loader:
+        together = session.gather({"index": index, "pair": pair})
+        assert together["pair"].tolist() == [[2 * each, 2 * each + 1] for each in together["index"].tolist()]
+        by_batch += together["index"].tolist()
+        kept.append(index)
+    whole = session.gather(torch.cat(kept)).tolist() if kept else []
+    return by_batch, whole, session.reduce(sum(map(len, kept)))
+
+
+def gather_grid(world_size):
+    return {
+        (length, batch_size, sampled): gather_all(length, batch_size, sampled)
+        for length in range(1, 18)
+        for batch_size in range(1, 6)
+        for sampled in (False, True)
+    }
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_gather_is_exact_and_in_order(ranks, world_size):
+    results = ranks.run(gather_grid, world_size, world_size=world_size)
+    for (length, _, sampled), (by_batch, whole, count) in results[0].items():
+        expected = list(range(0, length, 2 if sampled else 1))
+        assert whole == by_batch
+        assert count == len(expected)
+        assert (sorted(whole) if sampled else whole) == expected
+    assert all(each == results[0] for each in results)
+
+
+def gather_what_fits_nothing():
+    session = Session()
+    rows = session.gather(torch.full((session.rank + 1,), session.rank))
+    return rows.tolist(), name_of(lambda: session.gather(torch.tensor(1.0))), name_of(lambda: session.gather(1))
+
+
+def test_gather_without_a_loader(ranks):
+    expected = ([0, 1, 1, 2, 2, 2], "option-invalid", "option-invalid")
+    assert ranks.run(gather_what_fits_nothing, world_size=3) == [expected] * 3
+
+
+# Samplers and adopted loaders
+
+
+def draw(kind):
+    session = Session(seed=4)
+    data = TensorDataset(torch.arange(20))
+    torch.manual_seed(session.rank)  # global generators that differ
+    random.seed(session.rank)
+    if kind == "weighted":
+        loader = session.loader(data, 6, sampler=WeightedRandomSampler(torch.arange(20.0), 15))
+    elif kind == "subset":
+        loader = session.loader(data, 6, sampler=SubsetRandomSampler(range(5, 18)))
+    elif kind == "generator":
+        generator = torch.Generator().manual_seed(9)
+        loader = session.loader(data, 6, sampler=SubsetRandomSampler(range(20), generator=generator))
+    elif kind == "batches":
+        loader = session.loader(data, batch_sampler=[[3, 1, 2], [7], [9, 8, 6, 5]])
+    elif kind == "shuffled DataLoader":
+        loader = session.loader(DataLoader(data, batch_size=6, shuffle=True))
+    else:
+        loader = session.loader(DataLoader(data, batch_size=6, drop_last=True))
+    before = torch.get_rng_state()
+    found = [[session.gather(index).tolist() for (index,) in loader] for _ in range(2)]
+    return found, torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", ["weighted", "subset", "generator", "batches", "shuffled DataLoader", "DataLoader"])
+def test_samplers_are_shared_out(ranks, kind):
+    ((expected, _),) = ranks.run(draw, kind, world_size=1)
+    for world_size in (2, 4):
+        for found, untouched in ranks.run(draw, kind, world_size=world_size):
+            assert found == expected
+            assert untouched
+    first, second = expected
+    assert (first == second) == (kind in ("batches", "DataLoader"))
+    sizes = {"weighted": [6, 6, 3], "subset": [6, 6, 1], "batches": [3, 1, 4], "DataLoader": [6, 6, 6]}
+    assert [len(batch) for batch in first] == sizes.get(kind, [6, 6, 6, 2])
+
+
+# Streams
+
+
+class Whole(IterableDataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter(torch.arange(self.length).view(-1, 1).float())
+
+
+class Own(IterableDataset):
+    """Another stream on each rank: a number of batches of three."""
+
+    def __init__(self, batches, rank):
+        self.batches, self.rank = batches, rank
+
+    def __iter__(self):
+        return iter(torch.full((3 * self.batches, 1), float(self.rank)))
+
+
+def read_whole(length, batch_size, accumulate, last, workers):
+    session = Session(precision="64-true", accumulate=accumulate, seed=0)
+    model = nn.Linear(1, 1)
+    nn.init.constant_(model.weight, 0.5)
+    nn.init.constant_(model.bias, 0.0)
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    seen, steps = [], 0
+    loader = session.loader(Whole(length), batch_size, last=last, num_workers=workers)
+    for x in loader:
+        seen.append(session.gather(x).flatten().tolist())
+        if session.backward(model(x).mean()):
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    return seen, steps, session.unwrap(model).weight.item()
+
+
+@pytest.mark.parametrize(("accumulate", "last", "workers"), [(1, "exact", 0), (3, "exact", 0), (2, "drop", 2)])
+def test_a_whole_stream_gives_the_batches_of_one_rank(ranks, accumulate, last, workers):
+    ((expected, steps, weight),) = ranks.run(read_whole, 23, 4, accumulate, last, 0, world_size=1)
+    assert list(itertools.chain(*expected)) == list(range(23 if last == "exact" else 20))
+    assert steps == -(-len(expected) // accumulate)
+    for world_size in (2, 4):
+        for found, theirs, other in ranks.run(read_whole, 23, 4, accumulate, last, workers, world_size=world_size):
+            assert (found, theirs) == (expected, steps)
+            assert other == pytest.approx(weight, abs=1e-12)
+
+
+def read_own(lengths):
+    session = Session()
+    model = nn.Linear(1, 1)
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    rows = []
+    stream = Own(lengths[session.rank], session.rank)
+    for x in session.loader(stream, per_rank_batch_size=3, sharded=True):
+        session.backward(model(x).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        rows.append(len(x))
+    return rows, everything(session.unwrap(model))
+
+
+def test_uneven_streams_end_together(ranks):
+    lengths = (10, 10, 9, 3)
+    results = ranks.run(read_own, lengths, world_size=4)
+    for (rows, weights), length in zip(results, lengths, strict=True):
+        assert rows == [3] * length + [0] * (10 - length)
+        assert weights == results[0][1]
+
+
+def test_an_empty_stream_is_named_on_all_ranks(ranks):
+    assert ranks.run(read_empty, world_size=2) == ["data-not-shardable"] * 2
+
+
+def read_empty():
+    return name_of(lambda: read_own((2, 0)))
+
+
+# Once
+
+
+def do_once(fails):
+    session = Session()
+    started = time.monotonic()
+
+    def work():
+        time.sleep(0.3)
+        if fails:
+            raise OSError("no such host")
+        return {"by": session.rank}
+
+    try:
+        first = session.once(work)
+        return first, session.once(work, scope="node"), time.monotonic() - started > 0.5
+    except PacelineError as error:
+        return error.finding.name, error.finding.what, error.finding.where.rsplit(" ", 1)[1]
+    except OSError:
+        return "raised here"
+
+
+def test_once(ranks):
+    assert ranks.run(do_once, False, world_size=3) == [({"by": 0}, {"by": 0}, True)] * 3
+
+
+def test_what_fails_once_fails_everywhere(ranks):
+    main, *others = ranks.run(do_once, True, world_size=3)
+    assert main == "raised here"
+    assert others == [("user-exception", "session.once failed on rank 0: OSError: no such host", "work")] * 2
+
+
+# The user's objects
+
+
+class Tagged(nn.Linear):
+    label = "mine"
+
+    def __init__(self):
+        super().__init__(6, 1)
+        self.calls = []
+        self.register_forward_hook(lambda *_: self.calls.append("forward"))
+
+    def shout(self):
+        return self.label.upper()
+
+
+def keep_objects(precision):
+    session = Session(precision=precision)
+    mine = Tagged()
+    keys, hooks = list(mine.state_dict()), len(mine._forward_hooks)
+    optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+    model, same = session.setup(mine, optimizer)
+    session.backward(model(torch.ones(2, 6)).sum())
+    return (
+        type(model) is DistributedDataParallel,
+        same is optimizer and type(optimizer.step.__func__) is type(Tagged.shout),
+        session.unwrap(model) is mine and type(mine) is Tagged,
+        mine.shout() == "MINE" and mine.calls == ["forward"],
+        list(mine.state_dict()) == keys,
+        len(mine._forward_hooks) >= hooks,
+    )
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_objects_come_back_as_they_are(ranks, precision):
+    assert ranks.run(keep_objects, precision, world_size=2) == [(True,) * 6] * 2
+
+
+# Communication hooks
+
+
+def train_compressed(hook):
+    session = Session(strategy=DDP(comm_hook=hook, powersgd_rank=2, powersgd_start=2, static_graph=True))
+    model = nn.Sequential(net(), nn.Linear(1, 5), nn.Linear(5, 40), nn.Linear(40, 1))
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    data, losses = numbers(48), []
+    for _ in range(6):
+        for x, y, _ in session.loader(data, 12):
+            loss = nn.functional.mse_loss(model(x), y)
+            session.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(session.reduce(loss.item()) / session.world_size)
+    return losses, everything(session.unwrap(model))
+
+
+def test_hooks_work_on_gloo_and_keep_ranks_together(ranks):
+    plain, _ = ranks.run(train_compressed, "none", world_size=3)[0]
+    for hook, tolerance in (("fp16", 1e-3), ("bf16", 1e-2), ("powersgd", 0.2)):
+        results = ranks.run(train_compressed, hook, world_size=3)
+        for losses, weights in results:
+            assert weights == results[0][1]
+            assert losses[-1] < 0.7 * losses[0]
+            assert losses != plain, "the hook is at work"
+            assert losses == pytest.approx(plain, abs=tolerance)
+
+
+def test_batch_norm_is_not_synchronised_on_cpus(ranks):
+    assert ranks.run(ask_for_synced_batch_norm, world_size=2) == ["option-contradicted"] * 2
+
+
+def ask_for_synced_batch_norm():
+    return name_of(lambda: Session(strategy=DDP(sync_batchnorm=True)))
+
+
+# Stopping
+
+
+def train_until_stopped(folder, by, at):
+    session = Session(seed=2, run_dir=folder)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters()))
+    loader = session.loader(numbers(40), 4, shuffle=True)
+    session.restore()
+    seen = []
+    try:
+        for epoch in session.epochs(2):
+            for x, y, index in loader:
+                seen.append((epoch, session.gather(index).tolist()))
+                session.backward(nn.functional.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+                if session.step == at and session.rank == session.world_size - 1:
+                    if by == "stop":
+                        session.stop()
+                    else:
+                        signal.pthread_kill(threading.main_thread().ident, by)
+    except SystemExit as end:
+        return end.code, session.step, seen
+    return None, session.step, seen
+
+
+@pytest.mark.parametrize("by", ["stop", signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_all_ranks_stop_at_one_step_and_go_on(ranks, tmp_path, by, world_size):
+    results = ranks.run(train_until_stopped, str(tmp_path), by, 4, world_size=world_size)
+    codes, steps, _ = zip(*results, strict=True)
+    assert set(codes) == {75}
+    assert len(set(steps)) == 1
+    assert 4 <= steps[0] < 20
+    first = results[0][2]
+    ((code, step, second),) = ranks.run(train_until_stopped, str(tmp_path), by, -1, world_size=1)
+    assert (code, step) == (None, 20)
+    whole = first + second
+    for epoch in range(2):
+        assert sorted(itertools.chain(*(ids for at, ids in whole if at == epoch))) == list(range(40))
+    assert os.listdir(tmp_path / "checkpoints")

@@ -1,0 +1,371 @@
+"""Each sample's randomness, adopted loaders, chosen settings, streams: in a world of one or ranks side by side."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
+
+from paceline.data import Loader, Surroundings, Tally, adopted
+from paceline.data.samples import draws_nothing, in_memory, kept_state
+from paceline.data.tune import choose
+from paceline.errors import UsageError
+from paceline.world import World
+
+CPU = torch.device("cpu")
+
+
+def make(dataset, *, rank=0, world_size=1, seed=0, accumulate=1, cpus=1, per_rank=False, tally=None, **options):
+    world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    around = Surroundings(world, CPU, tally or Tally(), seed=seed, accumulate=accumulate, cpus=cpus)
+    dataset, options = adopted(dataset, options, per_rank=per_rank)
+    return Loader(dataset, around, **options)
+
+
+def refused(dataset, **options):
+    with pytest.raises(UsageError) as caught:
+        make(dataset, **options)
+    return caught.value.finding
+
+
+# Randomness of samples
+
+
+class Random(Dataset):
+    """Draws from all three generators for each sample."""
+
+    def __init__(self, length=10):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return index, random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def drawn(loader, epochs=2):
+    """What each sample of each epoch drew."""
+    return [
+        {
+            int(index): values
+            for batch in loader
+            for index, *values in zip(*(each.tolist() for each in batch), strict=True)
+        }
+        for _ in range(epochs)
+    ]
+
+
+def test_a_sample_draws_the_same_anywhere():
+    expected = drawn(make(Random(), batch_size=3, shuffle=True))
+    assert expected[0] != expected[1], "each epoch draws anew"
+    assert len({tuple(values) for values in expected[0].values()}) == 10
+    for options in ({"batch_size": 7}, {"batch_size": 3, "num_workers": 2}, {"batch_size": 4, "shuffle": True}):
+        assert drawn(make(Random(), **options)) == expected
+    ranks = [drawn(make(Random(), batch_size=5, rank=rank, world_size=3)) for rank in range(3)]
+    assert [{**a, **b, **c} for a, b, c in zip(*ranks, strict=True)] == expected
+    assert drawn(make(Random(), batch_size=3, seed=1)) != expected
+
+
+def test_a_subset_of_what_draws_draws_by_its_own_index():
+    whole = drawn(make(Random(), batch_size=3), epochs=1)
+    part = drawn(make(Subset(Random(), [4, 2]), batch_size=1), epochs=1)
+    assert set(part[0]) == {4, 2}
+    assert part[0][4] != whole[0][4]
+
+
+def test_loading_leaves_the_global_generators_alone():
+    def state():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = state()
+    list(make(Random(), batch_size=3, shuffle=True))
+    list(make(TensorDataset(torch.ones(4)), batch_size=3, shuffle=True, num_workers=1))
+    assert state() == before
+
+
+def test_kept_state_is_kept_after_an_exception():
+    before = random.getstate()
+    with pytest.raises(KeyError), kept_state():
+        random.random()
+        raise KeyError
+    assert random.getstate() == before
+
+
+def test_what_is_known_to_draw_nothing():
+    tensors = TensorDataset(torch.ones(4))
+    assert in_memory(Subset(tensors, [1]))
+    assert in_memory(ConcatDataset([tensors, tensors]))
+    assert in_memory([1, 2])
+    assert not in_memory(Subset(Random(), [1]))
+    assert not in_memory(ConcatDataset([tensors, Random()]))
+    Table = type("Table", (), {"_format_type": None, "__module__": "datasets.table"})
+    assert draws_nothing(Table())
+    assert not in_memory(Table())
+    Transformed = type("Table", (), {"_format_type": "custom", "__module__": "datasets.table"})
+    assert not draws_nothing(Transformed())
+
+
+class Where(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return int(get_worker_info().dataset is self)
+
+
+def test_a_worker_sees_the_users_own_dataset():
+    assert [each.tolist() for each in make(Where(), batch_size=2, num_workers=1)] == [[1, 1]]
+
+
+# The batch of tensors in one piece
+
+
+def test_tensors_are_stacked_as_by_default():
+    data = TensorDataset(torch.arange(5), torch.arange(10).view(5, 2))
+    ours = list(make(data, batch_size=2))
+    theirs = list(DataLoader(data, batch_size=2))
+    assert [type(batch) for batch in ours] == [type(batch) for batch in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+# Adopted loaders
+
+
+def of_torch(loader):
+    return [batch[0].tolist() for batch in loader]
+
+
+DATA = TensorDataset(torch.arange(11))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, batch_size=4),
+        DataLoader(DATA, batch_size=4, drop_last=True),
+        DataLoader(DATA, batch_size=4, sampler=[3, 1, 4, 1, 5]),
+        DataLoader(DATA, batch_sampler=BatchSampler(range(7), 3, drop_last=False)),
+        DataLoader(DATA, batch_sampler=[[1], [2, 3, 4]]),
+        DataLoader(DATA, batch_size=4, collate_fn=lambda rows: [torch.stack([row[0] * 2 for row in rows])]),
+    ],
+)
+def test_an_adopted_loader_yields_what_it_did(loader):
+    expected = of_torch(loader)
+    assert of_torch(make(loader)) == expected
+    shares = [of_torch(make(loader, rank=rank, world_size=3)) for rank in range(3)]
+    assert [list(itertools.chain(*parts)) for parts in zip(*shares, strict=True)] == expected
+    assert len(make(loader)) == len(expected)
+
+
+def test_an_adopted_batch_size_may_count_for_each_rank():
+    assert make(DataLoader(DATA, batch_size=2), world_size=3, per_rank=True).batch_size == 6
+    assert refused(DATA, per_rank=True, batch_size=2).name == "option-contradicted"
+
+
+def test_an_adopted_loader_keeps_its_workers():
+    loader = make(DataLoader(Random(), batch_size=4, num_workers=2, prefetch_factor=3))
+    assert (loader._batches.num_workers, loader._batches.prefetch_factor) == (2, 3)
+
+
+class Odd(DataLoader):
+    def __iter__(self):
+        return iter([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "name", "text"),
+    [
+        (Odd(DATA), {}, "data-not-shardable", "Odd makes batches in its own __iter__"),
+        (DataLoader(DATA, batch_size=None), {}, "data-not-shardable", "no batch size"),
+        (DataLoader(DATA), {"batch_size": 4}, "option-contradicted", "batch_size"),
+        (DataLoader(DATA), {"shuffle": True}, "option-contradicted", "shuffle"),
+        (
+            DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0)),
+            {},
+            "data-not-shardable",
+            "DistributedSampler",
+        ),
+        (DATA, {"batch_size": 4, "shuffle": True, "sampler": [1]}, "option-contradicted", "sampler"),
+        (DATA, {"batch_size": 4, "batch_sampler": [[1]]}, "option-contradicted", "batch_sampler"),
+        (DATA, {"batch_size": 4, "last": "dorp"}, "option-invalid", "last"),
+        (DATA, {"batch_size": 4, "sharded": True}, "option-contradicted", "streams"),
+        (DATA, {"batch_size": 4, "num_wokers": 1}, "option-unknown", "num_wokers"),
+    ],
+)
+def test_what_is_refused(dataset, options, name, text):
+    finding = refused(dataset, **options)
+    assert finding.name == name
+    assert text in finding.what
+
+
+# Streams
+
+
+class Numbers(IterableDataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+class Shuffled(Numbers):
+    """Shuffles with a global generator and draws for each sample."""
+
+    def __iter__(self):
+        order = list(range(self.length))
+        random.shuffle(order)
+        for number in order:
+            yield number + 100 * random.randrange(1000)
+
+
+class ItsOwnShare(Numbers):
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(range(info.id if info else 0, self.length, info.num_workers if info else 1))
+
+
+def read(stream, world_size=1, **options):
+    loaders = [make(stream, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    return [list(itertools.chain(*(part.tolist() for part in parts))) for parts in zip(*loaders, strict=True)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize(("length", "batch_size"), [(0, 3), (1, 3), (7, 3), (9, 3), (5, 8)])
+def test_a_whole_stream_is_shared_out(length, batch_size, world_size):
+    expected = [list(range(start, min(start + batch_size, length))) for start in range(0, length, batch_size)]
+    assert read(Numbers(length), world_size, batch_size=batch_size) == expected
+    dropped = [batch for batch in expected if len(batch) == batch_size]
+    assert read(Numbers(length), world_size, batch_size=batch_size, last="drop") == dropped
+
+
+def test_workers_share_a_stream_out():
+    assert read(Numbers(17), 2, batch_size=3, num_workers=2) == read(Numbers(17), batch_size=3)
+
+
+def test_a_stream_that_shuffles_is_the_same_on_all_ranks():
+    loader = make(Shuffled(20), batch_size=6)
+    expected = [[batch.tolist() for batch in loader] for _ in range(2)]
+    assert expected[0] != expected[1]
+    before = random.getstate()
+    assert read(Shuffled(20), 3, batch_size=6) == expected[0]
+    assert random.getstate() == before
+    assert read(Shuffled(20), 2, batch_size=6, num_workers=1) == expected[0]
+
+
+def test_a_stream_that_seems_to_share_itself_out_is_asked_about():
+    finding = refused(ItsOwnShare(9), batch_size=3)
+    assert finding.name == "data-not-shardable"
+    assert "sharded=True" in finding.fix
+    assert "sharded=False" in finding.fix
+    assert read(ItsOwnShare(9), batch_size=3, sharded=False) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_the_length_of_a_stream_is_not_known():
+    with pytest.raises(TypeError, match="Numbers"):
+        len(make(Numbers(3), batch_size=2))
+
+
+def test_a_stream_has_no_order_of_ours():
+    assert refused(Numbers(3), batch_size=2, shuffle=True).name == "option-contradicted"
+
+
+# Position
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_loader_goes_on_where_another_stood(stop, accumulate, stream):
+    data = Numbers(17) if stream else list(range(17))
+    options = {} if stream else {"shuffle": True}
+    whole = [batch.tolist() for batch in make(data, batch_size=3, **options)]
+    loader = make(data, batch_size=3, accumulate=accumulate, **options)
+    seen = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == stop:
+            state = loader.state_dict()
+            assert loader.under_way
+            break
+    complete = stop if stop == 6 else stop - stop % accumulate
+    other = make(data, batch_size=3, accumulate=accumulate, rank=0, world_size=1, **options)
+    other.load_state_dict(state)
+    assert whole[:complete] + [batch.tolist() for batch in other] == whole
+    second = [batch.tolist() for batch in other]
+    assert sorted(itertools.chain(*second)) == list(range(17))
+    assert stream or second != whole, "then comes the next epoch"
+
+
+def test_a_batch_before_its_backward_is_served_again():
+    tally = Tally()
+    loader = make(list(range(9)), batch_size=3, tally=tally)
+    iterator = iter(loader)
+    next(iterator)
+    tally.take()
+    assert loader.state_dict()["done"] == 3
+    next(iterator)
+    assert loader.state_dict()["done"] == 3
+    tally.take()
+    assert loader.state_dict()["done"] == 6
+
+
+def test_an_evaluation_is_no_position():
+    loader = make(list(range(9)), batch_size=3)
+    with torch.no_grad():
+        for _ in loader:
+            assert not loader.under_way
+            assert loader.state_dict() == {"epoch": 1, "done": 0, "length": 9}
+
+
+def test_another_dataset_in_the_middle_of_an_epoch():
+    with pytest.raises(UsageError) as caught:
+        make(list(range(9)), batch_size=3).load_state_dict({"epoch": 1, "done": 3, "length": 12})
+    assert caught.value.finding.name == "data-changed"
+    make(list(range(9)), batch_size=3).load_state_dict({"epoch": 1, "done": 0, "length": 12})
+
+
+# Chosen settings
+
+
+@pytest.mark.parametrize(
+    ("facts", "workers", "text"),
+    [
+        ({"cpus": 8, "ranks": 2}, 3, "3 workers a rank (8 usable CPUs / 2 ranks, one for training)"),
+        ({"cpus": 2, "ranks": 2}, 0, "no workers a rank"),
+        ({"cpus": 128, "ranks": 1}, 8, "8 workers"),
+        ({"cpus": 1, "ranks": 4}, 0, "no workers"),
+        ({"cpus": 8, "ranks": 1, "in_memory": True}, 0, "the data is in memory"),
+        ({"cpus": 8, "ranks": 1, "stream": True}, 1, "reads the whole stream"),
+        ({"cpus": 8, "ranks": 1, "can_fork": False}, 0, "cannot fork"),
+        ({"cpus": 8, "ranks": 1, "on_gpu": True}, 7, "pinned memory"),
+    ],
+)
+def test_chosen_settings(facts, workers, text):
+    given = {"in_memory": False, "stream": False, "on_gpu": False, "can_fork": True, **facts}
+    found = choose(**given)
+    assert found.num_workers == workers
+    assert text in found.reason
+    assert found.pin_memory == given["on_gpu"]
+
+
+def test_chosen_workers_outlive_an_epoch():
+    loader = make(Random(), batch_size=2, cpus=3)
+    assert (loader._batches.num_workers, loader._batches.persistent_workers) == (2, True)
+    assert "2 workers" in loader.describe()

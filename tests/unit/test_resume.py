@@ -1,0 +1,136 @@
+"""How a stopped run goes on: the line to type, and the loop that types it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from paceline.launcher import resume
+from paceline.launcher.options import parse
+from paceline.launcher.resume import Again, Checkpoint, after_failure, after_loss, after_stop, describe_short_grace
+
+LAST = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
+LINE = "paceline run --run-dir runs/x train.py"
+LOOP = f"by itself: (trap exit INT; until {LINE}; do sleep 10; done)"
+
+
+def options(script="train.py", args=(), **typed):
+    return parse(script, tuple(args), typed=typed, inherited={"max_restarts": "9"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        (options(), "paceline run --run-dir runs/x train.py"),
+        (options(nproc_per_node="2", max_time="1-12"), "--nproc-per-node 2 --max-time 1-12 --run-dir runs/x train.py"),
+        (options(run_dir="elsewhere", role="a b"), "paceline run --role 'a b' --run-dir runs/x train.py"),
+        (options("pkg.train", module=True), "paceline run --module --run-dir runs/x pkg.train"),
+        (options(role="-x"), "paceline run --role=-x --run-dir runs/x train.py"),
+        (options(args=["--lr", "0.1", "two words", "$HOME", ""]), "train.py --lr 0.1 'two words' '$HOME' ''"),
+    ],
+)
+def test_the_line_keeps_what_was_typed(asked, line):
+    typed = resume.retype(asked, run_dir="runs/x")
+    assert typed.endswith(line)
+    assert typed.startswith("paceline run ")
+
+
+def test_the_line_means_the_same_when_it_is_parsed_again():
+    asked = options(args=["--run-dir", "mine"], nproc_per_node="2", standalone=True, tee="3", run_dir="old dir")
+    words = shlex.split(resume.retype(asked, run_dir="new dir"))
+    place = words.index("train.py")
+    assert words[place:] == ["train.py", "--run-dir", "mine"]
+    assert words[:place] == [
+        *("paceline", "run", "--nproc-per-node", "2", "--standalone", "--tee", "3", "--run-dir", "new dir"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environ", "slurm", "step"),
+    [
+        ({}, False, False),
+        ({"SLURM_JOB_ID": "7"}, True, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, True, True),
+    ],
+)
+def test_the_plan_knows_where_it_ran(environ, slurm, step):
+    found = resume.plan(options(), run_dir="runs/x", function=False, numbered=True, environ=environ)
+    assert found == Again(LINE, nodes=1, numbered=True, slurm=slurm, step=step)
+
+
+def test_a_function_is_called_again():
+    found = resume.plan(options("work"), run_dir="runs/x", function=True, numbered=False, environ={})
+    assert found.line == "paceline.launch(work, ..., run_dir='runs/x')"
+    assert after_stop(LAST, found)[1:] == [f"resume: {found.line}"], "no loop of the shell can call it"
+    assert after_loss(LAST, found) == [f"resume from step 450: {found.line}"]
+
+
+JOB = "in the job script, after that line: [ $? -eq 75 ] && scontrol requeue $SLURM_JOB_ID"
+
+
+@pytest.mark.parametrize(
+    ("last", "again", "lines"),
+    [
+        (
+            LAST,
+            Again(LINE),
+            [
+                "last checkpoint: step 450, runs/x/checkpoints/00007-step-450",
+                f"resume: {LINE}",
+                f"by itself: (trap exit INT; until {LINE}; do [ $? -eq 75 ] || break; done)",
+            ],
+        ),
+        (None, Again(LINE, slurm=True), ["last checkpoint: none in the run folder", f"resume: {LINE}"]),
+        (LAST, Again(LINE, slurm=True), [f"by itself: {JOB}"]),
+        (LAST, Again(LINE, nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
+        (LAST, Again(LINE, nodes=2, numbered=True), [f"resume, on all 2 nodes, each with its own --node-rank: {LINE}"]),
+        (LAST, Again(), ["last checkpoint: step 450, runs/x/checkpoints/00007-step-450"]),
+    ],
+)
+def test_after_a_stop(last, again, lines):
+    told = after_stop(last, again)
+    assert [line for line in told if line in lines] == lines
+    assert len(told) == (3 if again.line else 1)
+
+
+def test_after_a_failure_there_is_a_line_if_something_was_saved_and_no_loop():
+    assert after_failure(LAST, Again(LINE, slurm=True)) == [f"resume from step 450: {LINE}"]
+    assert after_failure(None, Again(LINE)) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "again", "lines"),
+    [
+        (
+            LAST,
+            Again(LINE),
+            [f"resume from step 450: {LINE}", LOOP],
+        ),
+        (None, Again(LINE), [f"start again: {LINE}", LOOP]),
+        (
+            LAST,
+            Again(LINE, slurm=True, nodes=4),
+            [
+                f"resume from step 450, on all 4 nodes: {LINE}",
+                "by itself: sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID",
+            ],
+        ),
+        (LAST, Again(), []),
+    ],
+)
+def test_after_a_node_was_lost(last, again, lines):
+    assert after_loss(last, again) == lines
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "again", "fix"),
+    [
+        (30, Again(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
+        (5, Again(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
+        (300, Again(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
+        (30, Again(LINE, slurm=True, step=True), "--grace-s 60, and #SBATCH --signal=TERM@90"),
+    ],
+)
+def test_a_longer_grace_is_spelled_out(grace_s, again, fix):
+    assert describe_short_grace(grace_s, again) == fix
