@@ -6,7 +6,8 @@
 
 The state is like that of a transformer with Adam: matrices of 1 to 17 MB, vectors of a few kB and scalars.
 The sides take turns in every round, in another order each time; medians over the rounds, with the least and
-the greatest. Each file is deleted and the disk synchronised before the next side begins.
+the greatest. Each file is deleted and the disk synchronised before the next side begins. Ratios are given of the
+medians, of the least figures (the machine at its quietest) and as the median of each round's own.
 
 "stall" is the time inside save, from the second one on: the first allocates the buffers. "copy" is the floor
 of it: one copy of the state into memory that is allocated already. "torch.save" writes one file and fsyncs
@@ -77,7 +78,6 @@ class Sides:
         self.x = torch.randn(512, 512, device=device)
         self.step_number = 0
         self.by_name = {
-            "copy": self.copy,
             "async": self.save_async,
             "blocking": self.save_blocking,
             "torch.save": self.torch_save,
@@ -102,7 +102,7 @@ class Sides:
         for name, tensor in self.state.items():
             self.copies[name].copy_(tensor, non_blocking=True)
         self.sync()
-        return {"copy": perf_counter() - begin}
+        return perf_counter() - begin
 
     def save(self, **options):
         self.step_number += 1
@@ -112,6 +112,7 @@ class Sides:
 
     def save_async(self):
         usual = median(self.step() for _ in range(STEPS))
+        copy = self.copy()
         begin = perf_counter()
         stall = self.save()
         excess = num_steps = 0
@@ -120,6 +121,7 @@ class Sides:
             num_steps += 1
         self.checkpoints.wait()
         return {
+            "copy": copy,
             "stall": stall,
             "until commit": perf_counter() - begin,
             "excess of steps": excess,
@@ -189,6 +191,7 @@ def render(header, seconds, shares):
     for figure, values in seconds.items():
         yield f"{figure:<24}{median(values):>10.4f}{min(values):>9.4f}{max(values):>9.4f}"
     yield ""
+    yield f"{'ratio of':<34}{'medians':>8}{'least':>9}{'each round':>11}   target"
     for what, left, right, target in (
         ("stall / copy", "stall", "copy", "at most 1.3"),
         ("stall / torch.save", "stall", "torch.save", "at most 0.2"),
@@ -196,10 +199,10 @@ def render(header, seconds, shares):
         ("blocking / torch.save, no fsync", "blocking", "torch.save, no fsync", ""),
     ):
         ratios = [a / b for a, b in zip(seconds[left], seconds[right], strict=True)]
-        of_medians = median(seconds[left]) / median(seconds[right])
-        yield f"{what:<34}{of_medians:>7.3f}   by round {min(ratios):.3f} to {max(ratios):.3f}   {target}"
+        of_medians, of_least = median(seconds[left]) / median(seconds[right]), min(seconds[left]) / min(seconds[right])
+        yield f"{what:<34}{of_medians:>8.3f}{of_least:>9.3f}{median(ratios):>11.3f}   {target}"
     for name, count in shares.items():
-        yield f"{name:<34}{count / sum(shares.values()):>7.3f}   of the bytes of two ranks"
+        yield f"{name:<34}{count / sum(shares.values()):>8.3f}   of the bytes of two ranks"
 
 
 def describe(args, state, device):
@@ -217,6 +220,7 @@ def describe(args, state, device):
         "tensors": len(state),
         "threads": torch.get_num_threads(),
         "rounds": args.rounds,
+        "load before": round(os.getloadavg()[0], 1),
     }
 
 

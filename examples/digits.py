@@ -54,5 +54,5 @@ for epoch in session.epochs(args.epochs):
         correct = sum(int((model(images).argmax(dim=1) == labels).sum()) for images, labels in test)
     accuracy = session.reduce(correct) / len(test.dataset)  # exact: nothing is padded or counted twice
     session.log({"test/accuracy": accuracy}, step=epoch)
-    session.save(metric=accuracy)
     session.print(f"epoch {epoch + 1}: {len(test.dataset)} samples, accuracy {100 * accuracy:.2f} %")
+    session.save(metric=accuracy)

@@ -193,8 +193,8 @@ class Fit:
             self._begin_batch(batch, batch_idx)
         outputs = self._work.train(batch, batch_idx)
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
-        progress.loss, progress.batch = loss.detach(), batch_idx + 1
         ends_group = session.backward(loss)
+        progress.loss, progress.batch = loss.detach(), batch_idx + 1
         if self._after_backward:
             self._after_backward()
         if ends_group:

@@ -56,27 +56,27 @@ class Progress:
     def begin_stage(self, stage: str, num_batches: int | None, *, before: int = 0, batch: int = 0) -> None:
         """Begin a stage, after ``before`` batches of the stages before and ``batch`` of its own."""
         self.stage, self.num_batches, self._before, self.batch = stage, num_batches, before, batch
-        self._marks.clear()
+        self._marks = deque()  # another one, because the bar's thread may be looking at it
 
     @contextmanager
     def aside(self, stage: str, num_batches: int | None) -> Iterator[None]:
         """Show something else meanwhile."""
         kept = self.stage, self.num_batches, self.batch, self._is_aside
         self.stage, self.num_batches, self.batch, self._is_aside = stage, num_batches, 0, True
-        self._marks.clear()
+        self._marks = deque()  # another one, because the bar's thread may be looking at it
         try:
             yield
         finally:
             self.stage, self.num_batches, self.batch, self._is_aside = kept
-            self._marks.clear()
+            self._marks = deque()
 
     def pace(self) -> str:
         """Return the pace of the last seconds as text; empty if it is not known yet."""
-        now = (monotonic(), self.batch)
-        self._marks.append(now)
-        while now[0] - self._marks[0][0] > PACE_S and len(self._marks) > 2:
-            self._marks.popleft()
-        seconds, batches = now[0] - self._marks[0][0], now[1] - self._marks[0][1]
+        now, marks = (monotonic(), self.batch), self._marks
+        marks.append(now)
+        while now[0] - marks[0][0] > PACE_S and len(marks) > 2:
+            marks.popleft()
+        seconds, batches = now[0] - marks[0][0], now[1] - marks[0][1]
         if not seconds or not batches:
             return ""
         if self._is_aside:
@@ -102,7 +102,7 @@ class Progress:
 def as_text(value: Any) -> str:
     """Return a number in four digits."""
     number = float(value)
-    return str(int(number)) if number == int(number) and abs(number) < 1e6 else f"{number:.4g}"
+    return str(int(number)) if number.is_integer() and abs(number) < 1e6 else f"{number:.4g}"
 
 
 def clock(seconds: float) -> str:

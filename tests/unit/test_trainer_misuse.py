@@ -1,0 +1,222 @@
+"""What the Trainer refuses, and how it starts ranks of its own."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from paceline import Module
+from paceline.errors import UsageError
+from paceline.trainer import start
+from unit.training import (  # noqa: F401
+    Task,
+    dataset,
+    finding,
+    first_optimizer,
+    loader,
+    mse,
+    no_signals,
+    rows,
+    trainer,
+    unlaunched,
+    weights,
+)
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "fix"),
+    [
+        ({"max_epoch": 3}, "option-unknown", "Trainer(max_epochs=...)"),
+        ({"deterministic": True}, "option-unknown", "torch.use_deterministic_algorithms(True)"),
+        ({"zzz": 3}, "option-unknown", "see help(paceline.Trainer)"),
+        ({"max_epochs": 1.5}, "option-invalid", "Trainer(max_epochs=-1)"),
+        ({"max_epochs": True}, "option-invalid", "Trainer(max_epochs=-1)"),
+        ({"accelerator": "gpuu"}, "option-invalid", 'Trainer(accelerator="gpu")'),
+        ({"accelerator": "gpu"}, "option-contradicted", 'Trainer(accelerator="auto")'),
+        ({"devices": [0, 1]}, "option-invalid", "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"devices": 0}, "option-invalid", "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"num_nodes": 2}, "option-contradicted", "srun --nodes 2 python script.py"),
+        ({"precision": "16-mixd"}, "option-invalid", 'precision="16-mixed"'),
+        ({"strategy": "ddp_spawn"}, "option-invalid", "ddp"),
+        ({"mode": "minimum"}, "option-invalid", 'Trainer(mode="min")'),
+        ({"patience": 3}, "option-contradicted", 'Trainer(monitor="val_loss", patience=3)'),
+        ({"gradient_clip_val": 0.0}, "option-invalid", "Trainer(gradient_clip_val=1.0)"),
+        ({"gradient_clip_algorithm": "nrom"}, "option-invalid", 'Trainer(gradient_clip_algorithm="norm")'),
+        ({"limit_train_batches": 1.5}, "option-invalid", "Trainer(limit_train_batches=1.0)"),
+        ({"val_check_interval": 0}, "option-invalid", "Trainer(limit_val_batches=0)"),
+        ({"default_root_dir": "x"}, "option-contradicted", "Trainer(run_dir=...)"),
+        ({"accumulate_grad_batches": 0}, "option-invalid", "Trainer(accumulate_grad_batches=1)"),
+        ({"logger": "csv"}, "option-invalid", "Trainer(logger="),
+        ({"callbacks": [object()]}, "option-invalid", "def on_train_epoch_end(self, trainer, task): ..."),
+        (
+            {"callbacks": [SimpleNamespace(on_train_epoch_ends=print)]},
+            "option-invalid",
+            "def on_train_epoch_end(self, trainer, task): ...",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_wrong_argument_is_refused_with_what_to_write(options, name, fix):
+    with pytest.raises(UsageError) as caught:
+        trainer(**options)
+    assert finding(caught).name == name
+    assert fix in finding(caught).fix
+
+
+def test_a_fit_without_an_end():
+    with pytest.raises(UsageError, match=r"max_epochs=None is not a number, nor is max_steps"):
+        trainer(max_epochs=None).fit(Task(), loader())
+
+
+class Named:
+    """Tasks that lack something, or have too much."""
+
+    class NoStep(Module):
+        def trainig_step(self, batch, batch_idx): ...
+
+    class NoOptimizer(Module):
+        def training_step(self, batch, batch_idx): ...
+
+    class Manual(Task):
+        automatic_optimization = False
+
+    class Old(Task):
+        def training_epoch_end(self, outputs): ...
+
+    class NoLoss(Task):
+        def training_step(self, batch, batch_idx):
+            return {"lss": 1}
+
+    class Nothing(Task):
+        def training_step(self, batch, batch_idx): ...
+
+    class NoneToOptimize(Task):
+        def configure_optimizers(self):
+            return None
+
+    class Scheduler(Task):
+        def configure_optimizers(self):
+            return {"optimizer": super().configure_optimizers(), "lr_scheduler": {"schduler": None}}
+
+    class Vector(Task):
+        def training_step(self, batch, batch_idx):
+            self.log("rows", batch[0])
+
+    class Text(Task):
+        def training_step(self, batch, batch_idx):
+            self.log("text", "high")
+
+    class Option(Task):
+        def training_step(self, batch, batch_idx):
+            self.log("x", 1.0, progbar=True)
+
+    class Neither(Task):
+        def training_step(self, batch, batch_idx):
+            self.log("x", 1.0, on_step=False, on_epoch=False)
+
+    class Greatest(Task):
+        def training_step(self, batch, batch_idx):
+            self.log("x", 1.0, reduce_fx="max")
+
+    class Compiled(Task):
+        _compiled_call_impl = staticmethod(print)  # as after task.compile(), whose import takes seconds
+
+    class Outside(Task):
+        def on_train_start(self):
+            self.log("x", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        ("NoStep", "NoStep has no training_step; is trainig_step meant to be it?"),
+        ("NoOptimizer", "NoOptimizer has no configure_optimizers"),
+        ("Manual", "Manual sets automatic_optimization=False"),
+        ("Old", "Old.training_epoch_end would never be called by this Trainer"),
+        ("NoLoss", "training_step returned a dict with lss, and no loss"),
+        ("Nothing", "training_step returned NoneType, and no loss"),
+        ("NoneToOptimize", "configure_optimizers returned NoneType"),
+        ("Scheduler", "lr_scheduler has an unknown key 'schduler'"),
+        ("Vector", r"rows is a Tensor of shape \(4, 4\) and not a number"),
+        ("Text", "text is a str and not a number"),
+        ("Option", "log has no option progbar"),
+        ("Neither", "on_step=False and on_epoch=False leave nothing to log"),
+        ("Greatest", "reduce_fx='max' is not one of mean, sum"),
+        ("Outside", "nothing is under way that it could belong to"),
+        ("Compiled", "the task itself is compiled"),
+    ],
+)
+def test_a_task_that_does_not_fit_is_refused(task, what):
+    with pytest.raises(UsageError, match=what) as caught:
+        trainer(max_epochs=1).fit(getattr(Named, task)(), loader())
+    assert finding(caught).fix
+
+
+def test_a_validation_without_a_task():
+    with pytest.raises(UsageError, match="there is no task"):
+        trainer().validate()
+
+
+def test_lightnings_own_are_refused_with_what_to_write():
+    lightning = type("LightningModule", (nn.Module,), {"__module__": "lightning.pytorch.core.module"})
+    stopping = type("EarlyStopping", (), {"__module__": "lightning.pytorch.callbacks.early_stopping"})
+    with pytest.raises(UsageError) as caught:
+        trainer().fit(type("Mine", (lightning,), {})(), loader())
+    assert finding(caught).fix == "class Mine(paceline.Module)"
+    with pytest.raises(UsageError) as caught:
+        trainer(callbacks=[stopping()])
+    assert finding(caught).fix == 'Trainer(monitor="val_loss", mode="min", patience=3)'
+
+
+# Ranks of its own
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """A script that this process seems to run; returns what it is replaced by."""
+    calls = []
+    path = tmp_path / "train.py"
+    path.write_text("")
+    monkeypatch.setattr(start.os, "execv", lambda program, command: calls.append(command))
+    monkeypatch.setattr(start.sys, "argv", ["train.py", "--lr", "1"])
+    monkeypatch.setitem(start.sys.modules, "__main__", SimpleNamespace(__file__=str(path), __spec__=None))
+    return calls
+
+
+def test_several_devices_start_the_script_anew(script, tmp_path, capsys):
+    with pytest.raises(UsageError):  # the replacement does not take place here
+        trainer(devices=2)
+    ((_, *command),) = script
+    assert command == ["-m", "paceline", "run", "--nproc-per-node", "2", str(tmp_path / "train.py"), "--lr", "1"]
+    assert "Trainer(devices=2) starts its ranks with: paceline run --nproc-per-node 2" in capsys.readouterr().err
+
+
+def test_a_module_is_started_anew_as_a_module(script, monkeypatch):
+    main = SimpleNamespace(__file__="x", __spec__=SimpleNamespace(name="project.train.__main__"))
+    monkeypatch.setitem(start.sys.modules, "__main__", main)
+    start.start_ranks(3, 1)
+    assert script[0][5:] == ["3", "-m", "project.train", "--lr", "1"]
+
+
+@pytest.mark.parametrize("devices", [1, "1", "auto", -1])
+def test_one_device_starts_nothing(script, devices):
+    trainer(devices=devices)
+    assert script == []
+
+
+def test_a_rank_starts_no_ranks(script, monkeypatch):
+    """Whatever else the environment says: it would never end."""
+    monkeypatch.setenv("PACELINE_RUN_TOKEN", "x")
+    monkeypatch.setenv("PACELINE_LAUNCHER", "none")
+    with pytest.raises(UsageError, match="devices=2 and num_nodes=1 make 2 ranks, and this run was started with 1"):
+        trainer(devices=2)
+    assert script == []
+
+
+def test_in_a_notebook(monkeypatch):
+    monkeypatch.setitem(start.sys.modules, "__main__", SimpleNamespace(__spec__=None))
+    with pytest.raises(UsageError) as caught:
+        trainer(devices=2)
+    assert finding(caught).fix == "put it into a function: paceline.launch(train, nproc_per_node=2)"
