@@ -97,13 +97,12 @@ def _check(options: DDP, device: torch.device) -> None:
         )
 
 
-def replicate(model: nn.Module, options: DDP, device: torch.device) -> DistributedDataParallel:
+def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     """Return a plain ``DistributedDataParallel`` around a model; all ranks then have rank 0's parameters."""
     if options.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     wrapped = DistributedDataParallel(
         model,
-        device_ids=[device.index] if device.type == "cuda" else None,
         static_graph=options.static_graph,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         find_unused_parameters=options.find_unused_parameters,

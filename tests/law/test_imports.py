@@ -20,6 +20,7 @@ WITHOUT_TORCH = (
     "paceline.checkpoint.findings",
     "paceline.checkpoint.folder",
     "paceline.checkpoint.damage",
+    "paceline.checkpoint.shares",
     "paceline.checkpoint.table",
     "paceline.launcher.options",
     "paceline.launcher.host",

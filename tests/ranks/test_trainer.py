@@ -173,6 +173,34 @@ def test_ranks_that_log_other_names_are_told_and_do_not_hang(ranks):
     assert found[2] == ("collective-mismatch", "rank 2 logged other names than the other ranks: loss")
 
 
+def needs_rows(batch_size):
+    class Needs(Task):
+        def training_step(self, batch, batch_idx):
+            batch[0].view(len(batch[0]), -1)  # raises with zero rows, as torchmetrics does
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            batch[0].view(len(batch[0]), -1)
+            super().validation_step(batch, batch_idx)
+
+    made = trainer("unused", logger=False, enable_checkpointing=False)
+    try:
+        made.fit(Needs(), DataLoader(regression(9), batch_size), DataLoader(regression(7), 3))
+    except PacelineError as error:
+        return error.finding.name, error.finding.what.partition(":")[0]
+    except RuntimeError:
+        return "the other rank has gone"
+    return made.callback_metrics["val_loss"].item()
+
+
+def test_what_cannot_do_with_zero_rows(ranks):
+    """In evaluation it is not asked to; in training, where every rank is needed, it is told."""
+    (expected,) = ranks.run(needs_rows, 9, world_size=1)
+    assert ranks.run(needs_rows, 9, world_size=2) == [pytest.approx(expected, abs=1e-12)] * 2
+    found = ranks.run(needs_rows, 4, world_size=2)
+    assert found[1] == ("user-exception", "training_step raised RuntimeError with a batch of zero rows")
+
+
 def should_stop():
     class Stop:
         def on_train_epoch_end(self, trainer, task):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
@@ -150,6 +151,72 @@ def test_a_weight_overrides_the_rows(ranks, accumulate, world_size):
         for step, theirs in zip(found, expected, strict=True):
             for ours, by_hand in zip(step, theirs, strict=True):
                 assert torch.tensor(ours).sub(torch.tensor(by_hand)).abs().max() < 1e-12
+
+
+# Groups of accumulated batches
+
+
+def train_in_groups(hook, disturbed):
+    """Return what all-reduces there were up to each batch, and the weights."""
+    session = Session(precision="64-true", accumulate=3, strategy=DDP(comm_hook=hook))
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    reduced, original = [], dist.all_reduce
+
+    def counted(*args, **kwargs):
+        reduced[-1] += 1
+        return original(*args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        test = session.loader(numbers(7), 2)
+        for _ in range(2):
+            for x, y, _ in session.loader(numbers(23), 5):  # five batches: a group of three and one of two
+                reduced.append(0)
+                loss = nn.functional.mse_loss(model(x), y)
+                if disturbed:  # an evaluation in the middle, as some write it
+                    for other, *_ in test:
+                        model(other)
+                if session.backward(loss):
+                    optimizer.step()
+                    optimizer.zero_grad()
+    finally:
+        dist.all_reduce = original
+    return reduced, everything(session.unwrap(model))
+
+
+def test_ranks_talk_at_the_end_of_a_group_only(ranks):
+    results = ranks.run(train_in_groups, "fp16", False, world_size=2)
+    assert [each[0] for each in results] == [[0, 0, 1, 0, 1] * 2] * 2
+
+
+def leave_a_group(how):
+    session = Session(precision="64-true", accumulate=4)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    loader = session.loader(numbers(24), 4)
+    if how == "left":
+        for x, y, _ in loader:
+            assert not session.backward(nn.functional.mse_loss(model(x), y))
+            break
+    for x, y, _ in loader:
+        if session.backward(nn.functional.mse_loss(model(x), y)):
+            optimizer.step()
+            optimizer.zero_grad()
+    return everything(session.unwrap(model))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_is_left_of_a_group_is_dropped(ranks, world_size):
+    expected = ranks.run(leave_a_group, "whole", world_size=world_size)
+    assert ranks.run(leave_a_group, "left", world_size=world_size) == expected
+
+
+def test_an_evaluation_inside_a_group_changes_nothing(ranks):
+    (_, expected), *_ = ranks.run(train_in_groups, "none", False, world_size=2)
+    for _, weights in ranks.run(train_in_groups, "none", True, world_size=2):
+        for name, values in expected.items():
+            assert torch.tensor(weights[name]).sub(torch.tensor(values)).abs().max() < 1e-12
 
 
 # What would not be averaged

@@ -334,6 +334,19 @@ def test_an_evaluation_is_no_position():
             assert loader.state_dict() == {"epoch": 1, "done": 0, "length": 9}
 
 
+def test_an_evaluation_with_autograd_is_no_position_either():
+    tally = Tally()
+    train, test = (make(list(range(9)), batch_size=3, tally=tally) for _ in range(2))
+    for _ in train:
+        assert train.under_way, "also before the first backward of all"
+        tally.take()
+    for _ in test:
+        assert not test.under_way
+    for _ in train:
+        assert train.under_way
+        break
+
+
 def test_another_dataset_in_the_middle_of_an_epoch():
     with pytest.raises(UsageError) as caught:
         make(list(range(9)), batch_size=3).load_state_dict({"epoch": 1, "done": 3, "length": 12})

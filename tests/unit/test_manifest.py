@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import manifest
+from paceline.checkpoint import manifest, shares
 from paceline.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
 
 
@@ -71,7 +71,7 @@ def test_trash_is_always_stale_and_what_is_not_ours_never():
     ("name", "rank"), [("rank/3/rng", 3), ("rank/12/a/b", 12), ("rank/x/rng", None), ("model/rank/3/a", None)]
 )
 def test_what_belongs_to_a_rank(name, rank):
-    assert manifest.rank_of(name) == rank
+    assert shares.rank_of(name) == rank
 
 
 # The file
@@ -197,8 +197,8 @@ def test_a_checkpoint_is_compared_with_what_it_is_loaded_into(here, lines):
 
 def test_a_rank_loads_what_is_for_all_and_what_is_its_own():
     checkpoint = saved(model__a=(), rank__0__rng=(), rank__1__rng=(), objects=["session", "rank/1/x", "rank/10/x"])
-    assert manifest.names_for(checkpoint, 1) == ["model/a", "rank/1/rng", "rank/1/x", "session"]
-    assert manifest.names_for(checkpoint, 7) == ["model/a", "session"]
+    assert shares.names_for(checkpoint, 1) == ["model/a", "rank/1/rng", "rank/1/x", "session"]
+    assert shares.names_for(checkpoint, 7) == ["model/a", "session"]
 
 
 @pytest.mark.parametrize(
@@ -211,14 +211,14 @@ def test_a_rank_loads_what_is_for_all_and_what_is_its_own():
     ],
 )
 def test_shares_are_even(sizes, num_ranks, owners):
-    assert manifest.share_out(sizes, num_ranks) == owners
+    assert shares.share_out(sizes, num_ranks) == owners
 
 
 def test_ranks_check_every_file_once():
     files = {f"{n}": FileInfo(n % 7, 0) for n in range(20)}
-    shares = [manifest.share_files(files, rank, 3) for rank in range(3)]
-    assert sorted(itertools.chain(*shares)) == sorted(files)
-    assert max(map(len, shares)) < 10
+    parts = [shares.share_files(files, rank, 3) for rank in range(3)]
+    assert sorted(itertools.chain(*parts)) == sorted(files)
+    assert max(map(len, parts)) < 10
 
 
 def test_sizes_are_compared():
@@ -227,8 +227,8 @@ def test_sizes_are_compared():
 
 
 def test_differences_between_ranks_are_told():
-    assert manifest.differences([("a", "b"), ("a", "b")]) == []
-    assert manifest.differences([("a", "b"), ("a",), ("a", "b", "c")]) == ["b: on ranks 0, 2 only", "c: on rank 2 only"]
+    assert shares.differences([("a", "b"), ("a", "b")]) == []
+    assert shares.differences([("a", "b"), ("a",), ("a", "b", "c")]) == ["b: on ranks 0, 2 only", "c: on rank 2 only"]
 
 
 def test_long_lists_are_cut():

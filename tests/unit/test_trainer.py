@@ -11,7 +11,7 @@ from torch import nn
 import paceline
 from paceline import DataModule, Module, Trainer
 from paceline.errors import UsageError
-from unit.training import (  # noqa: F401
+from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     dataset,
     finding,

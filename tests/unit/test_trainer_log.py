@@ -14,18 +14,15 @@ from paceline import DataModule, Module
 from paceline.errors import UsageError
 from paceline.trainer.metrics import rows_of
 from paceline.trainer.progress import Display, as_text, clock
-from unit.training import (  # noqa: F401
+from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     dataset,
-    finding,
     first_optimizer,
     loader,
-    mse,
     no_signals,
     rows,
     trainer,
     unlaunched,
-    weights,
 )
 
 # What is logged
@@ -47,6 +44,16 @@ def test_means_are_over_rows():
     assert found["sum"].item() == 10
     assert found["said"].item() == pytest.approx((0 * 0 + 1 * 1 + 2 * 2) / 3)
     assert found["never"].isnan()
+
+
+def test_each_epoch_has_its_own_mean():
+    class Epochs(Task):
+        def training_step(self, batch, batch_idx):
+            self.log("epoch_number", self.current_epoch, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    trainer(max_epochs=3).fit(Epochs(), loader())
+    assert [row["epoch_number"] for row in rows() if row["epoch_number"]] == ["0.0", "1.0", "2.0"]
 
 
 def test_many_numbers_fold_into_one_mean():

@@ -8,18 +8,15 @@ from torch import nn
 from paceline import Module
 from paceline.errors import UsageError
 from paceline.trainer import start
-from unit.training import (  # noqa: F401
+from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
-    dataset,
     finding,
     first_optimizer,
     loader,
-    mse,
     no_signals,
     rows,
     trainer,
     unlaunched,
-    weights,
 )
 
 # Mistakes

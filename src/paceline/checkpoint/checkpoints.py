@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.checkpoint import findings, folder, manifest, read, write
+from paceline.checkpoint import findings, folder, manifest, read, shares, write
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.exchange import Exchange
 from paceline.checkpoint.manifest import Manifest, Saved
@@ -167,7 +167,7 @@ class Checkpoints:
         self._exchange.gather(
             lambda: read.check_files(saved, rank=rank, world_size=world_size, where=self._exchange.where)
         )
-        others = [name for name in manifest.names_for(saved, rank) if name not in into]
+        others = [name for name in shares.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(lambda: loaded.append(read.read(saved, into, others)))
         return loaded[0]

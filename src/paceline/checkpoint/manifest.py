@@ -19,7 +19,6 @@ STALE_S = 600.0  # an unfinished folder that nobody has written to for so long i
 
 _COMMITTED = re.compile(r"(\d{5,})-step-(\d+)")
 _TEMPORARY = re.compile(r"\.\d{5,}-step-\d+\.[0-9a-f]+-(\d+)-(.+)")
-_RANK = re.compile(r"rank/(\d+)/")
 
 
 @dataclass(frozen=True)
@@ -168,12 +167,6 @@ def is_stale(name: str, *, host: str, is_alive: Callable[[int], bool], age_s: fl
     return age_s > STALE_S or (match[2] == host and not is_alive(int(match[1])))
 
 
-def rank_of(name: str) -> int | None:
-    """Return the one rank that an entry of the state belongs to; None if it is the same on all."""
-    match = _RANK.match(name)
-    return int(match[1]) if match else None
-
-
 # The file
 
 
@@ -263,30 +256,6 @@ def _shape(tensor: TensorInfo) -> str:
     return f"[{', '.join(map(str, tensor.shape))}]"
 
 
-def names_for(saved: Saved, rank: int) -> list[str]:
-    """Return the names that a rank loads: all but those that belong to other ranks."""
-    return [name for name in [*saved.tensors, *sorted(saved.objects)] if rank_of(name) in (None, rank)]
-
-
-def share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Return the rank that writes each entry, such that all write about the same number of bytes.
-
-    The largest is placed first, with the rank that has least. Every rank comes to the same answer.
-    """
-    loads = [0] * num_ranks
-    owners = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        owners[name] = loads.index(min(loads))
-        loads[owners[name]] += sizes[name]
-    return owners
-
-
-def share_files(files: Mapping[str, FileInfo], rank: int, num_ranks: int) -> list[str]:
-    """Return the files that a rank reads to check them; together the ranks check all."""
-    owners = share_out({name: file.num_bytes for name, file in files.items()}, num_ranks)
-    return sorted(name for name, owner in owners.items() if owner == rank)
-
-
 def check_sizes(files: Mapping[str, FileInfo], found: Mapping[str, int | None]) -> list[str]:
     """Return what is wrong with the files that a folder has.
 
@@ -308,18 +277,3 @@ def first_few(lines: Sequence[str], limit: int = 8) -> tuple[str, ...]:
     """Return the first lines, and how many there are beside them."""
     rest = len(lines) - limit
     return (*lines[:limit], f"and {rest} more") if rest > 0 else tuple(lines)
-
-
-def differences(names: Sequence[Sequence[str]]) -> list[str]:
-    """Return what ranks hold that others do not, or hold in another shape.
-
-    Args:
-        names: What each rank holds.
-    """
-    everything = sorted({name for held in names for name in held})
-    held_by = {name: [rank for rank, held in enumerate(names) if name in set(held)] for name in everything}
-    return [
-        f"{name}: on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} only"
-        for name, ranks in held_by.items()
-        if len(ranks) < len(names)
-    ]

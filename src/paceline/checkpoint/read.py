@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from paceline.checkpoint import findings, folder, manifest
+from paceline.checkpoint import findings, folder, manifest, shares
 from paceline.checkpoint.damage import damages
 from paceline.checkpoint.manifest import Saved, TensorInfo
 
@@ -112,6 +112,6 @@ def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None
         raise findings.not_shared(saved.path, blind=[where]).error()
     lines = manifest.check_sizes(saved.files, folder.file_sizes(saved.path, saved.files))
     if not lines:
-        lines = damages(saved.path, saved.files, manifest.share_files(saved.files, rank, world_size))
+        lines = damages(saved.path, saved.files, shares.share_files(saved.files, rank, world_size))
     if lines:
         raise findings.damaged(saved.path, lines).error()

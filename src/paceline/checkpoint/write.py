@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
-from paceline.checkpoint import findings, folder, manifest
+from paceline.checkpoint import findings, folder, manifest, shares
 from paceline.checkpoint.exchange import Exchange
 from paceline.checkpoint.files import CheckedFiles, without_inner_checksums
 from paceline.checkpoint.manifest import FileInfo, Manifest
@@ -120,14 +120,14 @@ def _choose_share(state: Mapping[str, Any], rank: int, world_size: int) -> dict[
     shared = {
         name: value.nbytes if isinstance(value, torch.Tensor) else 0
         for name, value in state.items()
-        if not isinstance(value, DTensor) and manifest.rank_of(name) is None
+        if not isinstance(value, DTensor) and shares.rank_of(name) is None
     }
-    owners = manifest.share_out(shared, world_size)
+    owners = shares.share_out(shared, world_size)
     # A sharded tensor is at home on all ranks; DCP divides what several of them hold alike.
     return {
         name: value
         for name, value in state.items()
-        if owners.get(name, rank) == rank and manifest.rank_of(name) in (None, rank)
+        if owners.get(name, rank) == rank and shares.rank_of(name) in (None, rank)
     }
 
 
@@ -149,7 +149,7 @@ def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"{name} {value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else name
         for name, value in sorted(state.items())
-        if manifest.rank_of(name) is None
+        if shares.rank_of(name) is None
     )
 
 
@@ -168,7 +168,7 @@ def write(make_draft: Callable[[], Draft], to: Path, told: Manifest, *, keep: Ke
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
         if order is None:
             names = exchange.gather(lambda: make_draft().names)
-            raise findings.different_states(exchange.where, manifest.differences(names)).error()
+            raise findings.different_states(exchange.where, shares.differences(names)).error()
         exchange.decide(lambda: work.write(order), work.commit)
     finally:
         work.clean()

@@ -86,6 +86,7 @@ class Loader:
         self.reason = ""  # of the settings that were chosen; empty if none was
         self._around, self._epoch, self._start = around, 0, 0
         self._iteration: Iteration | None = None
+        self._trains = False  # whether a loop before the last one had a backward
         is_stream = isinstance(dataset, IterableDataset)
         _check_options(
             is_stream, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, last=last, sharded=sharded
@@ -133,6 +134,7 @@ class Loader:
         """Yield the batches of the next epoch, or what is left of one that a checkpoint was in."""
         tally, epoch, start = self._around.tally, self._epoch, self._start
         self._epoch, self._start = epoch + 1, 0
+        self._trains = self._trains or (self._iteration is not None and self._iteration.trained)
         shard, batches = self._begin(epoch, start)
         iteration = self._iteration = tally.open(shard, start=start)
         of_cpu = self._around.device.type == "cpu"
@@ -171,9 +173,15 @@ class Loader:
 
     @property
     def under_way(self) -> bool:
-        """Whether a training loop over it goes on, so that a checkpoint now is one in the middle of an epoch."""
+        """Whether a training loop over it goes on, so that a checkpoint now is one in the middle of an epoch.
+
+        A loop is one of training if autograd is enabled, and it, an earlier one over this loader, or none at all so
+        far had a backward: people evaluate without ``torch.no_grad()`` too.
+        """
         running = self._iteration
-        return running is not None and running.live and running.with_grad and running.rows is not None
+        if running is None or not running.live or not running.with_grad or running.rows is None:
+            return False
+        return running.trained or self._trains or not self._around.tally.has_trained
 
     def state_dict(self) -> dict[str, int]:
         """Return how far it has come, at any world size: the epoch, its samples that are done, and of how many."""

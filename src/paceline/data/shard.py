@@ -132,12 +132,20 @@ class Shard:
 
     def rows(self) -> Iterator[Rows]:
         """Yield the numbers of samples of each batch, in order."""
-        number = self.num_batches
-        for first in range(0, number, self.accumulate):
-            group = range(first, min(first + self.accumulate, number))
-            spans = [len(self.batches.span(batch)) for batch in group]
-            for batch, of_batch in zip(group, spans, strict=True):
-                yield Rows(len(self.positions(batch)), of_batch, sum(spans), batch == group[-1])
+        number, size = self.num_batches, self.accumulate
+        num_alike = max(0, number - 1) // size if isinstance(self.batches, EvenBatches) else 0
+        if num_alike:
+            yield from itertools.chain.from_iterable(itertools.repeat(self._group(0), num_alike))
+        for first in range(num_alike * size, number, size):
+            yield from self._group(first)
+
+    def _group(self, first: int) -> list[Rows]:
+        batches = range(first, min(first + self.accumulate, self.num_batches))
+        sizes = [len(self.batches.span(batch)) for batch in batches]
+        return [
+            Rows(len(self.positions(batch)), of_batch, sum(sizes), batch == batches[-1])
+            for batch, of_batch in zip(batches, sizes, strict=True)
+        ]
 
 
 def in_order(spans: Sequence[Sequence[range]]) -> list[int]:

@@ -80,6 +80,12 @@ class Tally:
         self.before_group: Callable[[], None] | None = None
         self.on_sync: Callable[[bool], None] | None = None
         self.last: Iteration | None = None
+        self._trained: Iteration | None = None  # the loop that the last backward belonged to
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether there was a backward of any loop's batch."""
+        return self._trained is not None
 
     def open(self, shard: Shard | None = None, *, start: int = 0) -> Iteration:
         """Return the record of a loop that begins."""
@@ -108,6 +114,11 @@ class Tally:
         if with_grad and self.on_sync is not None:
             self.on_sync(rows.ends_group)
 
+    @property
+    def has_left_group(self) -> bool:
+        """Whether the loop of the last backward has ended, so that no more batches of its group will come."""
+        return self._trained is not None and not self._trained.live
+
     def take(self, *, weighted: bool = False) -> Rows | None:
         """Return the rows of the batch that a backward now belongs to, and start anew.
 
@@ -132,6 +143,7 @@ class Tally:
         if chosen is not None:
             _refuse_holes(chosen, weighted)
             chosen.trained = True
+            self._trained = chosen
             self._rows = chosen.rows
             if weighted and self._rows is not None and len(since) > 1:
                 ends = any(each.rows.ends_group for each in since if each.live and each.with_grad and each.rows)

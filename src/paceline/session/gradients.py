@@ -113,7 +113,7 @@ class Gradients:
 
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group that was left before its end."""
-        if self._group.num_batches:
+        if self._group.num_batches and self._tally.has_left_group:
             self._group.drop()
             for each in self._parameters:
                 each.grad = None
@@ -143,7 +143,7 @@ class Gradients:
         if isinstance(self._strategy, strategy.FSDP):
             ready = self._shard(model, self._strategy, optimizers)
         else:
-            ready = strategy.replicate(model, self._strategy, self._device)
+            ready = strategy.replicate(model, self._strategy)
             ready.register_forward_pre_hook(self._note_forward)
             self._replicated = True
         if any(True for _ in model.buffers()):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import Finding, UsageError
+from paceline.errors import Finding, RunError, UsageError
 from paceline.trainer.hooks import Hooks
-from paceline.trainer.metrics import Metrics, Values
+from paceline.trainer.metrics import Metrics, Values, rows_of
 from paceline.trainer.monitor import Monitor
 from paceline.trainer.optimizers import Schedule, never_logged
 from paceline.trainer.options import Plan, num_batches
@@ -53,7 +53,10 @@ class Evaluation:
             self.hooks.call(f"on_{stage}_epoch_start")
             for batch_idx, batch in enumerate(itertools.islice(loader, limit)):
                 self.recorder.begin_batch(batch)
-                self.work.evaluate(f"{stage}_step", batch, batch_idx)
+                # Much cannot do with zero rows (metrics of torchmetrics raise). The first batch is never left out, so
+                # that all ranks have logged the same names, and with shards no rank may leave out any.
+                if not batch_idx or self.work.is_sharded or rows_of(batch):
+                    self.work.evaluate(f"{stage}_step", batch, batch_idx)
                 progress.batch = batch_idx + 1
             self.recorder.begin_batch(None)
             self.hooks.call(f"on_{stage}_epoch_end")
@@ -191,7 +194,12 @@ class Fit:
         self._recorder.begin_batch(batch, is_step=True)
         if self._begin_batch:
             self._begin_batch(batch, batch_idx)
-        outputs = self._work.train(batch, batch_idx)
+        try:
+            outputs = self._work.train(batch, batch_idx)
+        except Exception as error:
+            if rows_of(batch) == 0:
+                raise self._cannot_be_empty(error) from error
+            raise
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
         ends_group = session.backward(loss)
         progress.loss, progress.batch = loss.detach(), batch_idx + 1
@@ -203,6 +211,18 @@ class Fit:
             self._end_batch(outputs, batch, batch_idx)
         if ends_group and session.step % self._plan.log_every_n_steps == 0:
             self._log_step()
+
+    def _cannot_be_empty(self, error: Exception) -> RunError:
+        return RunError(
+            Finding(
+                "user-exception",
+                f"training_step raised {type(error).__name__} with a batch of zero rows: {error}",
+                where=f"rank {self._session.rank}",
+                why="a batch of fewer samples than ranks leaves some of them without any; "
+                "they take part with weight 0, so that every sample counts once",
+                fix="leave out what needs rows where len(x) == 0, or the last batch: DataLoader(..., drop_last=True)",
+            )
+        )
 
     def _step(self) -> None:
         plan, session, optimizers = self._plan, self._session, self._trainer.optimizers

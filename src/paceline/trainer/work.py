@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from paceline.session import Session
@@ -39,6 +40,7 @@ class Work:
 
     Attributes:
         module: The task itself, or what it holds.
+        is_sharded: Whether each rank has a part of it, so that every forward needs all ranks.
     """
 
     def __init__(self, task: Any, session: Session, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -46,6 +48,7 @@ class Work:
         self.module = task if isinstance(task, nn.Module) else Parts(task)
         ready: Any = session.setup(self.module, *optimizers)
         self._wrapped: nn.Module = ready[0] if optimizers else ready
+        self.is_sharded = isinstance(self._wrapped, FSDPModule)
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, batch: Any, batch_idx: int) -> Any:
