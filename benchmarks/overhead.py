@@ -17,7 +17,6 @@ there would be no raw loop to compare with, and a note says so.
 """
 
 import argparse
-import contextlib
 import gc
 import itertools
 import json
@@ -31,7 +30,8 @@ from datetime import datetime
 from pathlib import Path
 from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
+from threading import Semaphore, Thread
 from time import perf_counter, sleep
 
 # Before torch: the step is measured on one thread of the CPU also where there is a GPU, and Accelerate
@@ -83,6 +83,11 @@ def make_net():
 
 def make_optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def whole(dataset, options):
+    """The data as paceline's loader fetches whole batches: a plain TensorDataset, which it takes in one piece."""
+    return TensorDataset(*dataset.tensors), {key: value for key, value in options.items() if key != "collate_fn"}
 
 
 def plain_loader(dataset, options):
@@ -156,7 +161,8 @@ def session(dataset, options):
 
     session, model = Session(seed=0), make_net()
     model, optimizer = session.setup(model, make_optimizer(model))
-    loader = session.loader(dataset, batch_size=BATCH * WORLD, shuffle=True, **options)
+    dataset, options = whole(dataset, options)
+    loader = session.loader(dataset, batch_size=BATCH * WORLD, shuffle=True, num_workers=0, **options)
 
     def step(x, y):
         loss = cross_entropy(model(x), y)
@@ -202,24 +208,50 @@ def accelerate(dataset, options):
     return timed(step, endless(loader))
 
 
-def timed_module(base, *, log):
-    """Return the class of a module for a Trainer, Lightning's or ours, that times its own steps.
+class Turns:
+    """Blocks of steps of a loop that somebody else owns: it runs in a thread of its own and waits between them."""
 
-    A Trainer owns its loop, so a block is a fit of its own, timed from the start of one step to that of another.
-    """
+    def __init__(self):
+        self._go, self._done = Semaphore(0), Semaphore(0)
+        self._at, self._num_steps = 0, 0
+        self._begin = self._end = 0.0
+
+    def step(self):
+        """To be called first in each step."""
+        if self._at == SETTLE:
+            self._begin = perf_counter()
+        elif self._at == SETTLE + self._num_steps:
+            self._end = perf_counter()
+            self._at = 0
+            self._done.release()
+        if self._at == 0:
+            self._go.acquire()
+        self._at += 1
+
+    def of(self, fit):
+        """Return a function that lets ``fit`` make a number of steps and returns seconds per step."""
+
+        def seconds_per_step(num_steps):
+            if not self._num_steps:
+                Thread(target=fit, daemon=True).start()
+            self._num_steps = num_steps
+            self._go.release()
+            self._done.acquire()
+            return (self._end - self._begin) / num_steps
+
+        return seconds_per_step
+
+
+def timed_module(base, turns, *, log):
+    """Return a module for a Trainer, Lightning's or ours."""
 
     class Module(base):
-        def __init__(self, num_steps):
+        def __init__(self):
             super().__init__()
             self.net = make_net()
-            self.last = SETTLE + num_steps
-            self.begin = self.end = 0.0
 
         def training_step(self, batch, batch_idx):
-            if batch_idx == SETTLE:
-                self.begin = perf_counter()
-            elif batch_idx == self.last:
-                self.end = perf_counter()
+            turns.step()
             x, y = batch
             loss = cross_entropy(self.net(x), y)
             if log:
@@ -229,87 +261,52 @@ def timed_module(base, *, log):
         def configure_optimizers(self):
             return make_optimizer(self)
 
-    return Module
+    return Module()
 
 
 def our_trainer(dataset, options):
-    """paceline's Trainer with a CSV file, to which it logs every 20 steps, and a progress bar, drawn into nowhere."""
+    """paceline's Trainer with a CSV file, to which it logs every 50 steps, and a progress bar, drawn into nowhere."""
     from rich.console import Console
 
     import paceline
-    from paceline.logging import CSVLogger
 
-    module_class = timed_module(paceline.Module, log=True)
-    folder = TemporaryDirectory()
-    logger = CSVLogger(Path(folder.name) / "metrics.csv")
-    nowhere = open(os.devnull, "w")  # noqa: SIM115  open as long as the process lives
+    folder, turns = mkdtemp(), Turns()
+    dataset, options = whole(dataset, options)
     loader = DataLoader(dataset, batch_size=BATCH * WORLD, shuffle=True, **options)
-
-    def seconds_per_step(num_steps):
-        module = module_class(num_steps)
-        with contextlib.redirect_stderr(nowhere):  # Session's lines
-            trainer = paceline.Trainer(
-                max_steps=SETTLE + num_steps + 1,
-                logger=logger,
-                log_every_n_steps=BLOCK,
-                enable_checkpointing=False,
-                run_dir=folder.name,
-                seed=0,
-            )
-            trainer.console = Console(file=nowhere, force_terminal=True)
-            trainer.fit(module, loader)
-        return (module.end - module.begin) / num_steps
-
-    return seconds_per_step
+    trainer = paceline.Trainer(max_epochs=-1, enable_checkpointing=False, run_dir=folder, seed=0)
+    trainer.console = Console(file=open(os.devnull, "w"), force_terminal=True)
+    module = timed_module(paceline.Module, turns, log=True)
+    return turns.of(lambda: trainer.fit(module, loader))
 
 
 def trainer(dataset, options):
     """Lightning's Trainer with logger, progress bar, checkpoint and summary off."""
-    import lightning
-
-    return lightning_trainer(timed_module(lightning.LightningModule, log=False), dataset, options, logger=False)
+    return lightning_trainer(dataset, options, full=False)
 
 
 def full_trainer(dataset, options):
-    """Lightning's Trainer with the same."""
+    """Lightning's Trainer with a CSV file, to which it logs every 50 steps, and a progress bar."""
+    return lightning_trainer(dataset, options, full=True)
+
+
+def lightning_trainer(dataset, options, *, full):
     import lightning
     from lightning.pytorch.loggers import CSVLogger
 
-    module_class = timed_module(lightning.LightningModule, log=True)
-    folder = TemporaryDirectory()
-    nowhere = open(os.devnull, "w")  # noqa: SIM115
-    run = lightning_trainer(module_class, dataset, options, logger=CSVLogger(folder.name), bar=True)
-
-    def seconds_per_step(num_steps):
-        with contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
-            return run(num_steps)
-
-    seconds_per_step.folder = folder  # lives as long
-    return seconds_per_step
-
-
-def lightning_trainer(module_class, dataset, options, *, logger, bar=False):
-    import lightning
-
+    turns = Turns()
     loader = plain_loader(dataset, options)
-
-    def seconds_per_step(num_steps):
-        module = module_class(num_steps)
-        lightning.Trainer(
-            max_epochs=1,
-            limit_train_batches=SETTLE + num_steps + 1,
-            accelerator="cpu",
-            devices=WORLD,
-            strategy="ddp" if WORLD > 1 else "auto",
-            logger=logger,
-            log_every_n_steps=BLOCK,
-            enable_progress_bar=bar,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-        ).fit(module, loader)
-        return (module.end - module.begin) / num_steps
-
-    return seconds_per_step
+    trainer = lightning.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        devices=WORLD,
+        strategy="ddp" if WORLD > 1 else "auto",
+        logger=CSVLogger(mkdtemp()) if full else False,
+        enable_progress_bar=full,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    module = timed_module(lightning.LightningModule, turns, log=full)
+    return turns.of(lambda: trainer.fit(module, loader))
 
 
 SIDES = {
@@ -412,7 +409,8 @@ def parse(argv):
         "--fetch",
         choices=("batch", "sample"),
         default="batch",
-        help="sample: a plain TensorDataset, read sample by sample, which takes longer than the step itself",
+        help="sample: a plain TensorDataset, read sample by sample, which takes longer than the step itself "
+        "(paceline reads whole batches of it in any case)",
     )
     parser.add_argument("--only", default=",".join(SIDES), help="some of " + ",".join(SIDES))
     parser.add_argument("--json", action="store_true", help="print the raw numbers, in seconds per step")

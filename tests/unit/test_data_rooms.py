@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from paceline.data import Loader, Surroundings, Tally, adopted
-from paceline.data.samples import draws_nothing, in_memory, kept_state
+from paceline.data.samples import in_memory, kept_state, takes_batches
 from paceline.data.tune import choose
 from paceline.errors import UsageError
 from paceline.world import World
@@ -113,11 +113,43 @@ def test_what_is_known_to_draw_nothing():
     assert in_memory([1, 2])
     assert not in_memory(Subset(Random(), [1]))
     assert not in_memory(ConcatDataset([tensors, Random()]))
-    Table = type("Table", (), {"_format_type": None, "__module__": "datasets.table"})
-    assert draws_nothing(Table())
-    assert not in_memory(Table())
-    Transformed = type("Table", (), {"_format_type": "custom", "__module__": "datasets.table"})
-    assert not draws_nothing(Transformed())
+
+
+class Sometimes(Random):
+    """Draws for one sample only, and from one generator only."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.asked = draw, []
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return index, self.draw() if index == 7 else 0.0
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.randn()), lambda: torch.rand(()).item()])
+def test_drawing_is_noticed_when_it_happens(draw):
+    dataset = Sometimes(draw)
+    first, second = drawn(make(dataset, batch_size=3))
+    assert first[7] != second[7] != [0.0]
+    assert drawn(make(Sometimes(draw), batch_size=5, shuffle=True)) == [first, second]
+    assert dataset.asked == [*range(9), 6, 7, 8, 9, *range(10)], "loaded twice where it was noticed, once elsewhere"
+
+
+class AtOnce(Random):
+    def __getitems__(self, indices):
+        return [(index, random.random(), 0.0, 0.0) for index in indices]
+
+
+def test_a_dataset_that_takes_batches_draws_for_its_share():
+    assert takes_batches(Subset(AtOnce(), [1]))
+    assert not takes_batches(Subset(Random(), [1]))
+    found = drawn(make(AtOnce(), batch_size=4))
+    assert drawn(make(AtOnce(), batch_size=4)) == found
+    assert found[0] != found[1]
+    loader = make(AtOnce(), batch_size=4)
+    assert "depends on the number of ranks" in loader.describe()
+    assert "depends" not in make(TensorDataset(torch.ones(3)), batch_size=4).describe()
 
 
 class Where(Dataset):

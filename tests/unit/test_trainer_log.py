@@ -33,7 +33,7 @@ def test_means_are_over_rows():
         def training_step(self, batch, batch_idx):
             self.log("mean", batch[0].mean(), on_epoch=True, on_step=False)
             self.log("sum", float(len(batch[0])), on_epoch=True, on_step=False, reduce_fx="sum")
-            self.log("said", batch_idx, on_epoch=True, on_step=False, batch_size=batch_idx)
+            self.log("said", batch_idx or float("nan"), on_epoch=True, on_step=False, batch_size=batch_idx)
             self.log("never", float("nan"), on_epoch=True, on_step=False, batch_size=0)
             return super().training_step(batch, batch_idx)
 

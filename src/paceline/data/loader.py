@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from paceline.data.adopt import check_dataset, check_sampler, check_stream, parts_of
 from paceline.data.batch import moved_ahead, to_device, without_rows
 from paceline.data.order import Order, StoredOrder, blocks, derive, shuffled
-from paceline.data.samples import Request, Samples, WorkerStart, in_memory, seeded
+from paceline.data.samples import Request, Samples, WorkerStart, in_memory, seeded, takes_batches
 from paceline.data.shard import LAST, EvenBatches, GivenBatches, Rows, Shard
 from paceline.data.stream import Piece, Stream, met_pieces, whole_rows
 from paceline.data.tally import Iteration, Tally
@@ -164,7 +164,11 @@ class Loader:
             parts.append(f"{per_rank} a rank")
         if groups > 1:
             parts.append(f"{groups} of them a step")
-        return ", ".join(parts) + (f"; {self.reason}" if self.reason else "")
+        notes = [", ".join(parts)] + [self.reason] * bool(self.reason)
+        if not in_memory(self.dataset) and takes_batches(self.dataset):
+            name = type(self.dataset).__name__
+            notes.append(f"what {name}.__getitems__ draws at random depends on the number of ranks")
+        return "; ".join(notes)
 
     @property
     def iteration(self) -> Iteration | None:

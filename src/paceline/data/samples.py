@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
 from paceline.data.order import derive
+
+_MT19937_BYTES = 624 * 4 + 4  # its words, and the place in them
+_spare: list[Any] = []  # the generator that NumPy has while somebody else's state is kept
 
 Request = tuple[int, list[int]]  # number of the epoch, indices of samples
 
@@ -26,20 +30,14 @@ def in_memory(dataset: Any) -> bool:
     return type(dataset) in (TensorDataset, torch.Tensor, list, tuple, range)
 
 
-def draws_nothing(dataset: Any) -> bool:
-    """Return whether it is known that samples hold no randomness of their own."""
-    if isinstance(dataset, Subset):
-        return draws_nothing(dataset.dataset)
-    # Of Hugging Face's datasets only those with a transform run any code of the user's.
-    is_table = type(dataset).__module__.split(".")[0] == "datasets" and hasattr(dataset, "_format_type")
-    return in_memory(dataset) or (is_table and dataset._format_type != "custom")
-
-
 class Samples(Dataset[Any]):
     """The dataset that is handed to torch: the user's, with the random state set before each sample.
 
     It takes a whole batch's request at a time (``__getitems__``), because that is the only thing that reaches a
     worker which outlives an epoch, and so the only way to tell it which epoch it is.
+
+    Most datasets draw nothing, and seeding costs some 20 µs a sample. So samples are loaded without at first, and
+    once more if that has moved a global generator; from then on each is seeded.
 
     Args:
         dataset: The user's dataset.
@@ -50,7 +48,8 @@ class Samples(Dataset[Any]):
     def __init__(self, dataset: Any, *, seed: int, stacked: bool) -> None:
         self.dataset = dataset
         self._seed, self._stacked = seed, stacked
-        self._draws = not draws_nothing(dataset)
+        self._in_memory, self._draws = in_memory(dataset), False
+        self._at_once = in_memory(dataset) or takes_batches(dataset)
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
@@ -61,18 +60,36 @@ class Samples(Dataset[Any]):
         if self._stacked:
             chosen = torch.tensor(indices)
             return [tensor[chosen] for tensor in self.dataset.tensors]
-        if not self._draws:
-            several = getattr(self.dataset, "__getitems__", None)
-            return several(indices) if several else [self.dataset[index] for index in indices]
-        if get_worker_info() is not None:  # its random state is nobody else's
-            return list(self._seeded(epoch, indices))
-        with kept_state():
-            return list(self._seeded(epoch, indices))
+        if self._in_memory:
+            return self._load(indices)
+        with kept_state() as before:
+            if not self._draws:
+                samples = self._load(indices)
+                self._draws = has_drawn(before)
+                if not self._draws:
+                    return samples
+            return self._load_seeded(epoch, indices)
 
-    def _seeded(self, epoch: int, indices: list[int]) -> Iterator[Any]:
+    def _load(self, indices: list[int]) -> Any:
+        several = getattr(self.dataset, "__getitems__", None) if self._at_once else None
+        return several(indices) if several else [self.dataset[index] for index in indices]
+
+    def _load_seeded(self, epoch: int, indices: list[int]) -> Any:
+        if self._at_once:
+            seed_all(derive("samples", self._seed, epoch, indices[0]))
+            return self._load(indices)
+        samples = []
         for index in indices:
             seed_all(derive("sample", self._seed, epoch, index))
-            yield self.dataset[index]
+            samples.append(self.dataset[index])
+        return samples
+
+
+def takes_batches(dataset: Any) -> bool:
+    """Return whether a dataset loads many samples at once by its own code; torch's ``Subset`` only hands on."""
+    if isinstance(dataset, Subset):
+        return takes_batches(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def seed_all(seed: int) -> None:
@@ -86,28 +103,63 @@ def seed_all(seed: int) -> None:
 
 def random_state() -> dict[str, Any]:
     """Return the state of the global generators, those that ``seed_all`` seeds."""
-    numpy = sys.modules.get("numpy")
+    numpy: Any = sys.modules.get("numpy.random")
     state = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
-    return {**state, "numpy": numpy.random.get_state()} if numpy else state
+    return {**state, "numpy": numpy.get_state()} if numpy else state
 
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Set the global generators to a state that ``random_state`` returned."""
     random.setstate(state["python"])
     torch.default_generator.set_state(state["torch"])
-    numpy = sys.modules.get("numpy")
+    numpy: Any = sys.modules.get("numpy.random")
     if numpy and "numpy" in state:
-        numpy.random.set_state(state["numpy"])
+        numpy.set_state(state["numpy"])
+
+
+class Fingerprint(NamedTuple):
+    """States of the global generators, to see whether somebody has drawn."""
+
+    python: Any
+    torch: bytes
+    numpy: bytes
 
 
 @contextmanager
-def kept_state() -> Iterator[None]:
-    """Put the global random states back at the end, as if nothing had been drawn."""
-    state = random_state()
+def kept_state() -> Iterator[Fingerprint]:
+    """Put the global random states back at the end, as if nothing had been drawn.
+
+    NumPy gets another generator meanwhile, because reading its state takes 40 to 80 µs. What that costs is the
+    second of a pair of Gaussian numbers, which it keeps for the next call and then draws anew.
+    """
+    numpy: Any = sys.modules.get("numpy.random")
+    users = numpy.get_bit_generator() if numpy else None
+    if numpy:
+        if not _spare:
+            _spare.append(numpy.MT19937(0))
+        numpy.set_bit_generator(_spare[0])
+    torch_state = torch.default_generator.get_state()
+    before = Fingerprint(random.getstate(), torch_state.numpy().tobytes(), _numpy_memory())
     try:
-        yield
+        yield before
     finally:
-        set_random_state(state)
+        random.setstate(before.python)
+        torch.default_generator.set_state(torch_state)
+        if numpy:
+            numpy.set_bit_generator(users)
+
+
+def has_drawn(before: Fingerprint) -> bool:
+    """Return whether anybody has drawn since ``kept_state`` was entered."""
+    if _numpy_memory() != before.numpy or random.getstate() != before.python:
+        return True
+    return torch.default_generator.get_state().numpy().tobytes() != before.torch
+
+
+def _numpy_memory() -> bytes:
+    """Return the state of NumPy's generator as memory; empty as long as nothing has loaded it."""
+    numpy: Any = sys.modules.get("numpy.random")
+    return ctypes.string_at(numpy.get_bit_generator().ctypes.state_address, _MT19937_BYTES) if numpy else b""
 
 
 @contextmanager
