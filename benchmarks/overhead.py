@@ -47,6 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+NOWHERE = open(os.devnull, "w")  # noqa: SIM115  open as long as the process lives: progress bars draw here
 BATCH = 64
 BLOCK = 20  # steps that a side is timed for in a turn
 SETTLE = 5  # steps before them, not timed: the other sides have emptied the caches of CPU and interpreter
@@ -274,7 +275,7 @@ def our_trainer(dataset, options):
     dataset, options = whole(dataset, options)
     loader = DataLoader(dataset, batch_size=BATCH * WORLD, shuffle=True, **options)
     trainer = paceline.Trainer(max_epochs=-1, enable_checkpointing=False, run_dir=folder, seed=0)
-    trainer.console = Console(file=open(os.devnull, "w"), force_terminal=True)
+    trainer.console = Console(file=NOWHERE, force_terminal=True)
     module = timed_module(paceline.Module, turns, log=True)
     return turns.of(lambda: trainer.fit(module, loader))
 
@@ -435,9 +436,10 @@ def run(args):
     seconds = measure(sides, rounds=args.rounds, steps=args.steps)
     if WORLD == 1 or dist.get_rank() == 0:
         if args.json:
-            print(json.dumps({**header, "seconds_per_step": seconds, "skipped": skipped}))
+            text = json.dumps({**header, "seconds_per_step": seconds, "skipped": skipped})
         else:
-            print("\n".join(render(header, seconds, skipped)))
+            text = "\n".join(render(header, seconds, skipped))
+        print(text, file=sys.__stdout__, flush=True)  # a progress bar has taken the other one
     if WORLD > 1:
         # Without the pause torch can hang: a gloo group that is freed right after a backward waits, with the
         # interpreter's lock held, for its own thread, which needs the lock to let go of that backward.
