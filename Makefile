@@ -31,6 +31,8 @@ lint: .make-test
 bench: .make-test
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/sampler.py
+	$(BIN)/python benchmarks/checkpoint.py
 
 clean:
 	rm -rf $(VENV) .make-* runs .pytest_cache .mypy_cache .ruff_cache

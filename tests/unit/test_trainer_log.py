@@ -284,6 +284,13 @@ def test_no_loader_to_train_on(loaders):
         trainer().fit(Task(), loaders)
 
 
+@pytest.mark.parametrize("how", [{"datamodule": Digits()}, {"val_dataloaders": loader()}])
+def test_a_data_object_and_loaders(how):
+    first = Digits() if "val_dataloaders" in how else loader()
+    with pytest.raises(UsageError, match="a data object and loaders are both given"):
+        trainer().fit(Task(), first, **how)
+
+
 def test_several_loaders_are_refused_with_what_to_write():
     with pytest.raises(UsageError, match="there are 2 loaders for val"):
         trainer().fit(Task(), loader(), [loader(), loader()])

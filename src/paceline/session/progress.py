@@ -26,7 +26,7 @@ class Progress:
         seed: Of the run.
         gradients: Models, optimizers and steps.
         checkpoints: Where the state goes and comes from.
-        say: Prints a line on rank 0.
+        say: Prints a line on rank 0, once.
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class Progress:
     def save(self, *, metric: float | None, wait: bool, **keeping: Any) -> None:
         """Save a checkpoint."""
         self.stop.arm()
+        if not self._gradients.optimizers and not self._registered:
+            self._say("checkpoints hold no optimizer: hand it to session.setup(model, optimizer)")
         self._keeping = keeping
         self._write(metric=metric, wait=wait)
 

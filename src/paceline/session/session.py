@@ -112,7 +112,7 @@ class Session:
             seed=self._seed,
             gradients=self._gradients,
             checkpoints=self._checkpoints,
-            say=self._say,
+            say=self._say_once,
         )
         self._tally.before_group = self._progress.at_boundary
         self._loggers = [CSVLogger(self._run_dir.metrics)] if loggers is None else list(loggers)
@@ -492,6 +492,7 @@ def _finish(session: weakref.ref[Session]) -> None:
             logger.close()
     except PacelineError as error:
         builtins.print(error.finding.render(), file=sys.stderr, flush=True)
+        sys.stdout.flush()
         os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0
 
 

@@ -345,8 +345,14 @@ class Trainer:
     def _take_up(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
         """Introduce task and data to this trainer."""
         if is_data(first):
-            loaders = dict.fromkeys(loaders)
+            loaders = {stage: None if loader is first else loader for stage, loader in loaders.items()}
             datamodule = options.either("the second argument", first, "datamodule", datamodule)
+        if datamodule is not None and any(loader is not None for loader in loaders.values()):
+            raise options.contradiction(
+                "a data object and loaders are both given",
+                where="Trainer",
+                fix="trainer.fit(task, data), or trainer.fit(task, train_loader, val_loader)",
+            )
         for each in (task, datamodule):
             if each is not None:
                 with contextlib.suppress(AttributeError):  # it has slots, and does without
