@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from paceline import Session
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -42,10 +46,41 @@ def test_one_rank_per_gpu_over_nccl(tmp_path):
 def test_the_example_trains_on_gpus(tmp_path):
     ended = paceline_run(tmp_path, ROOT / "examples" / "digits.py")
     assert ended.returncode == 0, ended.stderr
-    assert float(re.search(r"test: 360 samples, accuracy ([\d.]+) %", ended.stdout)[1]) >= 97
+    assert float(re.search(r"epoch 10: 360 samples, accuracy ([\d.]+) %", ended.stdout)[1]) >= 97
 
 
 def test_nccl_debug_is_summarised(tmp_path):
     ended = paceline_run(tmp_path, "--nccl-debug", ROOT / "tests" / "launch" / "scripts" / "raw_ddp.py")
     assert ended.returncode == 0, ended.stderr
     assert "NCCL interface:" in ended.stderr
+
+
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"])
+def test_a_training_goes_on_from_its_checkpoint(tmp_path, precision):
+    """The second half after a restore is the second half of the whole, with batches copied ahead and pinned memory."""
+
+    def losses(folder, *, until=None):
+        session = Session(precision=precision, seed=0, run_dir=folder)
+        x = torch.randn(70, 8, generator=torch.Generator().manual_seed(0))
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        loader = session.loader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+        session.restore()
+        found = []
+        for _ in session.epochs(2):
+            for rows, target in loader:
+                assert rows.device == session.device
+                loss = nn.functional.mse_loss(model(rows), target.to(torch.float64 if "64" in precision else None))
+                session.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+                if len(found) == until:
+                    session.save(wait=True)
+                    return found
+        return found
+
+    whole = losses(tmp_path / "whole")
+    first = losses(tmp_path / "parts", until=7)
+    assert first + losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-5)
+    assert whole[-1] < whole[0]

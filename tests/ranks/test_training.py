@@ -253,8 +253,7 @@ def test_gradients_that_would_stay_on_their_rank_are_refused(ranks, wrong):
 # Gather and evaluation
 
 
-def gather_all(length, batch_size, sampled):
-    session = Session()
+def gather_all(session, length, batch_size, sampled):
     data = TensorDataset(torch.arange(length), torch.arange(length * 2).view(length, 2))
     sampler = SubsetRandomSampler(range(0, length, 2)) if sampled else None
     loader = session.loader(data, batch_size, sampler=sampler)
@@ -268,9 +267,10 @@ def gather_all(length, batch_size, sampled):
     return by_batch, whole, session.reduce(sum(map(len, kept)))
 
 
-def gather_grid(world_size):
+def gather_grid():
+    session = Session()
     return {
-        (length, batch_size, sampled): gather_all(length, batch_size, sampled)
+        (length, batch_size, sampled): gather_all(session, length, batch_size, sampled)
         for length in range(1, 18)
         for batch_size in range(1, 6)
         for sampled in (False, True)
@@ -279,7 +279,7 @@ def gather_grid(world_size):
 
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_gather_is_exact_and_in_order(ranks, world_size):
-    results = ranks.run(gather_grid, world_size, world_size=world_size)
+    results = ranks.run(gather_grid, world_size=world_size)
     for (length, _, sampled), (by_batch, whole, count) in results[0].items():
         expected = list(range(0, length, 2 if sampled else 1))
         assert whole == by_batch
