@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
     from paceline.inline import launch as launch
+    from paceline.logging import CSVLogger as CSVLogger
+    from paceline.logging import TensorBoardLogger as TensorBoardLogger
     from paceline.session import Session as Session
     from paceline.strategy import DDP as DDP
     from paceline.strategy import FSDP as FSDP
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.trainer import Trainer as Trainer
 
 _HOMES = {
+    "CSVLogger": "paceline.logging",
     "DDP": "paceline.strategy",
     "FSDP": "paceline.strategy",
     "DataModule": "paceline.trainer",
@@ -29,6 +32,7 @@ _HOMES = {
     "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
     "Session": "paceline.session",
+    "TensorBoardLogger": "paceline.logging",
     "Trainer": "paceline.trainer",
     "launch": "paceline.inline",
 }
@@ -36,11 +40,13 @@ _HOMES = {
 __all__ = [
     "DDP",
     "FSDP",
+    "CSVLogger",
     "DataModule",
     "Finding",
     "Module",
     "PacelineError",
     "Session",
+    "TensorBoardLogger",
     "Trainer",
     "__version__",
     "launch",

@@ -6,9 +6,12 @@ ranks, so a rank's loss, itself a mean over its rows, counts with ``rows x ranks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from paceline.errors import Finding, UsageError
 
 
 class Rows(Protocol):
@@ -57,16 +60,29 @@ class Group:
     _known: float | None = 0.0  # of all ranks, as long as loaders tell
     _unit: float = 0.0  # what earlier batches were divided by, before the total is known
 
-    def add(self, rows: Rows | None, weight: float | None) -> Part:
+    def add(self, rows: Rows | None, weight: float | None, *, again: bool = False) -> Part:
         """Return what to do for one more loss.
 
         Args:
             rows: Those of its batch; None without a loader.
             weight: Given by the user instead: of this rank's loss, in any unit.
+            again: Whether it is a second loss of the same batch.
+
+        Raises:
+            UsageError: A second loss, in a group whose total only its end can tell: the two would be mixed up. Or a
+                weight that is negative or not finite.
         """
+        if weight is not None and not 0 <= weight < math.inf:
+            raise _refusal("option-invalid", f"weight={weight} is not a number from 0 on", "weight=number_of_tokens")
         ends_group = self.num_batches + 1 >= self.accumulate if rows is None else rows.ends_group
         if weight is None and not self._unit and (rows is None or rows.of_group is not None):
             part = Part(self._share(rows), ends_group)
+        elif again and self.accumulate > 1:
+            raise _refusal(
+                "batch-weight-unknown",
+                "a second loss of one batch, inside a group of accumulated batches whose size only its end tells",
+                "add the losses up: session.backward(first + second, weight=n), or Session(accumulate=1)",
+            )
         else:
             part = self._weighted(rows, weight, ends_group)
         self.num_batches += 1
@@ -99,3 +115,7 @@ class Group:
         if not total:
             return Part(0.0, True, 0.0 if self._unit else 1.0)
         return Part(own * self.world_size / total, True, self._unit / total if self._unit else 1.0)
+
+
+def _refusal(name: str, what: str, fix: str) -> UsageError:
+    return UsageError(Finding(name, what, where="session.backward(loss, weight)", fix=fix))

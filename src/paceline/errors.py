@@ -71,6 +71,7 @@ CODES = {
     "optimizer-of-other-model": "DAT003",
     "data-changed": "DAT004",
     "gradients-not-averaged": "DAT005",
+    "same-order-each-epoch": "DAT006",
     "checkpoint-damaged": "CKP001",
     "checkpoint-other-model": "CKP002",
     "checkpoint-missing": "CKP003",

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from paceline.errors import Finding, SetupError
-from paceline.rundir import write_whole
+from paceline.errors import Finding, SetupError, UsageError, closest
+from paceline.rundir import RunDir, write_whole
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -31,6 +31,25 @@ class Logger(Protocol):
 
     def close(self) -> None:
         """Write what is still to be written; nothing is logged afterwards."""
+
+
+NAMES = ("csv", "tensorboard")
+
+
+def of_name(asked: Logger | str, run_dir: RunDir) -> Logger:
+    """Return the logger of a name, in a run folder; or the one that was given.
+
+    Raises:
+        UsageError: There is none of this name.
+        SetupError: TensorBoard is not installed.
+    """
+    if not isinstance(asked, str):
+        return asked
+    if asked not in NAMES:
+        near = closest(asked, NAMES) or "csv"
+        what = f"{asked!r} is not one of {', '.join(NAMES)}"
+        raise UsageError(Finding("option-invalid", what, where="Session(loggers=...)", fix=f'loggers=["{near}"]'))
+    return CSVLogger(run_dir.metrics) if asked == "csv" else TensorBoardLogger(run_dir.tensorboard)
 
 
 class CSVLogger:

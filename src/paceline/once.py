@@ -6,6 +6,7 @@ the result, and for the heartbeat of the one that works.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import time
@@ -18,6 +19,7 @@ from paceline.errors import Finding, RunError
 BEAT_S = 1.0
 SILENCE_S = 30.0  # without a beat: its process is gone, or stands still with the interpreter's lock held
 LOOK_S = 0.1
+PART_BYTES = 4 << 20  # torch's TCPStore closes the connection over more than 8 MiB
 
 
 class Store(Protocol):
@@ -39,12 +41,13 @@ def perform(fn: Callable[[], Any], store: Store, key: str) -> Any:
     beating.start()
     try:
         value = fn()
-        store.set(f"{key}/end", pickle.dumps(("value", value)))
+        _tell(store, key, ("value", value))
         return value
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{last.filename}:{last.lineno} in {last.name}"
-        store.set(f"{key}/end", pickle.dumps(("error", (f"{type(error).__name__}: {error}", place))))
+        with contextlib.suppress(Exception):  # the store may be what has failed
+            _tell(store, key, ("error", (f"{type(error).__name__}: {error}", place)))
         raise
     finally:
         ended.set()
@@ -72,7 +75,8 @@ def await_end(store: Store, key: str, *, rank: int) -> Any:
                     fix=f"look at the log of rank {rank}",
                 )
             )
-    kind, content = pickle.loads(store.get(f"{key}/end"))
+    parts = range(int(store.get(f"{key}/end")))
+    kind, content = pickle.loads(b"".join(store.get(f"{key}/part/{part}") for part in parts))
     if kind == "value":
         return content
     what, place = cast(tuple[str, str], content)
@@ -85,6 +89,14 @@ def await_end(store: Store, key: str, *, rank: int) -> Any:
             fix=f"mend it there; the traceback is in the log of rank {rank}",
         )
     )
+
+
+def _tell(store: Store, key: str, message: tuple[str, Any]) -> None:
+    data = pickle.dumps(message)
+    parts = range(0, len(data), PART_BYTES)
+    for number, start in enumerate(parts):
+        store.set(f"{key}/part/{number}", data[start : start + PART_BYTES])
+    store.set(f"{key}/end", str(len(parts)))
 
 
 def _beat(store: Store, key: str, ended: threading.Event) -> None:

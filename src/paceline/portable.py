@@ -117,7 +117,7 @@ def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter,
     plain: dict[str, dict[str, Any]] = {}
     # From its own state_dict, which an optimizer may change (hooks); the order of parameters is its numbering.
     state = optimizer.state_dict()
-    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    order = [_name(names, parameter, optimizer) for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     name_of = dict(zip(numbers, order, strict=True))
     for key, values in state["state"].items():
@@ -127,7 +127,7 @@ def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter,
             else:
                 plain.setdefault(name_of[key], {})[name] = value
     groups = [{**group, "params": [name_of[each] for each in group["params"]]} for group in state["param_groups"]]
-    found[f"{prefix}/groups"] = {"groups": groups, "plain": plain}
+    found[f"{prefix}/groups"] = {"kind": type(optimizer).__name__, "groups": groups, "plain": plain}
     return found
 
 
@@ -153,6 +153,20 @@ def targets_of_optimizer(
     return targets
 
 
+def _name(names: Mapping[nn.Parameter, str], parameter: nn.Parameter, optimizer: Optimizer) -> str:
+    if parameter in names:
+        return names[parameter]
+    raise UsageError(
+        Finding(
+            "optimizer-of-other-model",
+            f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that is no model's",
+            where="session.save(...)",
+            why="a checkpoint names optimizer state after parameters",
+            fix="hand the model that it belongs to to session.setup too",
+        )
+    )
+
+
 def load_optimizer(
     optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]
 ) -> None:
@@ -165,7 +179,9 @@ def load_optimizer(
     held = state.get(f"{prefix}groups")
     if held is None:
         raise _other(f"the checkpoint has no optimizer number {number} ({type(optimizer).__name__})")
-    order = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+    if held["kind"] != type(optimizer).__name__:
+        raise _other(f"the checkpoint is of {held['kind']}, and the optimizer is {type(optimizer).__name__}")
+    order = [[_name(names, parameter, optimizer) for parameter in group["params"]] for group in optimizer.param_groups]
     before = [group["params"] for group in held["groups"]]
     if [sorted(group) for group in order] != [sorted(group) for group in before]:
         raise _other(

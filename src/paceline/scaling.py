@@ -30,6 +30,23 @@ class Scaling:
     reason: str
 
 
+def check_is_new(has_restored: bool) -> None:
+    """Refuse to scale rates that a checkpoint holds scaled already.
+
+    Raises:
+        UsageError: The training has been restored.
+    """
+    if has_restored:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "the learning rates were restored from a checkpoint, scaled already",
+                where="session.scale_lr(...) after session.restore(...)",
+                fix="call session.scale_lr, and register what it returns, before session.restore",
+            )
+        )
+
+
 def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
     """Return the factor for a batch that grew from ``base_batch_size`` to ``batch_size``.
 

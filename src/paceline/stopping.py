@@ -16,7 +16,7 @@ from types import FrameType
 MEETING_EVERY_S = 1.0  # a collective takes some 100 µs, and nobody waits for a stop at a single step
 
 _newest: list[Stop] = []  # at most one: the session that signals are for
-_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
+_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGINT")
 
 
 class Stop:
@@ -52,7 +52,6 @@ class Stop:
 
     def ask(self, by: str) -> None:
         """Ask for a stop at the next boundary."""
-        self.arm()
         self.asked_by = self.asked_by or by
 
     def agreed(self, *, now: bool = False) -> bool:
@@ -61,15 +60,15 @@ class Stop:
         Args:
             now: Whether to meet in any case, as between epochs.
         """
-        if not self._armed:
-            return False
+        if not self._armed and not now:
+            return False  # where the script has not said that it saves, ranks meet between epochs only
         if self._alone:
             return bool(self.asked_by)
         self._groups += 1
         if self._groups < self._until and not now:
             return False
         now_s = time.monotonic()
-        group_us = int((now_s - self._met_at_s) / self._groups * 1e6)
+        group_us = int((now_s - self._met_at_s) / max(1, self._groups) * 1e6)
         stop, slowest_us = self._greatest([bool(self.asked_by), group_us])
         self._groups, self._met_at_s = 0, now_s
         # From figures that all ranks have, so that all meet again at the same boundary.

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -120,19 +120,21 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     return wrapped
 
 
-def shard(model: nn.Module, options: FSDP, device: torch.device, optimizers: tuple[Optimizer, ...]) -> None:
-    """Shard a model in place, and let optimizers that were made before update the shards."""
+def shard(model: nn.Module, options: FSDP, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
+    """Shard a model in place; return what became of its parameters."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in _layers(model, options.layers):
         fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
     fully_shard(model, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
     shards = dict(model.named_parameters())
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [
-                shards[names[parameter]] if parameter in names else parameter for parameter in group["params"]
-            ]
+    return {whole: shards[name] for whole, name in names.items()}
+
+
+def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Let an optimizer that was made before update the shards."""
+    for group in optimizer.param_groups:
+        group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
 
 
 def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> list[nn.Module]:
@@ -146,8 +148,10 @@ def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> li
 
 
 def sync_next(model: nn.Module, sync: bool) -> None:
-    """Say whether the next forward and backward of a parallel model reduce its gradients."""
+    """Say whether the next forward and backward of a replicated model reduce its gradients.
+
+    Shards are reduced in every backward: between two of them fsdp would keep whole gradients, which is the memory that
+    it is there to save, and where nobody can scale or drop them.
+    """
     if isinstance(model, DistributedDataParallel):
         model.require_backward_grad_sync = sync
-    elif isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(sync)

@@ -47,8 +47,9 @@ def train_in(folder, precision, scale):
     if scale is not None:  # so that some steps overflow
         loss_scale.load_state_dict({**loss_scale.state_dict(), "scale": scale, "growth_interval": 3})
     history = []
+    loader = session.loader(numbers(23), 4, shuffle=True)
     for _ in session.epochs(2):
-        for x, y, _ in session.loader(numbers(23), 4, shuffle=True):
+        for x, y, _ in loader:
             output = model(x)
             assert output.dtype == (torch.float64 if precision == "64-true" else torch.float32)
             session.backward(nn.functional.mse_loss(output, y.to(output)))
@@ -164,14 +165,16 @@ def train_in_groups(hook, disturbed):
     reduced, original = [], dist.all_reduce
 
     def counted(*args, **kwargs):
-        reduced[-1] += 1
+        if reduced:  # before the first batch ranks compare their data
+            reduced[-1] += 1
         return original(*args, **kwargs)
 
     dist.all_reduce = counted
     try:
         test = session.loader(numbers(7), 2)
+        loader = session.loader(numbers(23), 5)  # five batches: a group of three and one of two
         for _ in range(2):
-            for x, y, _ in session.loader(numbers(23), 5):  # five batches: a group of three and one of two
+            for x, y, _ in loader:
                 reduced.append(0)
                 loss = nn.functional.mse_loss(model(x), y)
                 if disturbed:  # an evaluation in the middle, as some write it

@@ -31,7 +31,15 @@ CPU = torch.device("cpu")
 
 def make(dataset, *, rank=0, world_size=1, seed=0, accumulate=1, cpus=1, per_rank=False, tally=None, **options):
     world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    around = Surroundings(world, CPU, tally or Tally(), seed=seed, accumulate=accumulate, cpus=cpus)
+    around = Surroundings(
+        world,
+        CPU,
+        tally or Tally(),
+        seed=seed,
+        accumulate=accumulate,
+        cpus=cpus,
+        total=lambda sums: [each * world_size for each in sums],
+    )
     dataset, options = adopted(dataset, options, per_rank=per_rank)
     return Loader(dataset, around, **options)
 
@@ -397,7 +405,7 @@ def test_another_dataset_in_the_middle_of_an_epoch():
         ({"cpus": 128, "ranks": 1}, 8, "8 workers"),
         ({"cpus": 1, "ranks": 4}, 0, "no workers"),
         ({"cpus": 8, "ranks": 1, "in_memory": True}, 0, "the data is in memory"),
-        ({"cpus": 8, "ranks": 1, "stream": True}, 1, "reads the whole stream"),
+        ({"cpus": 8, "ranks": 1, "stream": True}, 1, "read the whole stream"),
         ({"cpus": 8, "ranks": 1, "can_fork": False}, 0, "cannot fork"),
         ({"cpus": 8, "ranks": 1, "on_gpu": True}, 7, "pinned memory"),
     ],

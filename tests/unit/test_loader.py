@@ -20,7 +20,15 @@ GRID = list(itertools.product(range(1, 5), range(1, 6)))  # world size, batch si
 
 def make(dataset, *, rank=0, world_size=1, tally=None, device=CPU, seed=0, accumulate=1, cpus=1, **options):
     world = World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
-    around = Surroundings(world, device, tally or Tally(), seed=seed, accumulate=accumulate, cpus=cpus)
+    around = Surroundings(
+        world,
+        device,
+        tally or Tally(),
+        seed=seed,
+        accumulate=accumulate,
+        cpus=cpus,
+        total=lambda sums: [each * world_size for each in sums],
+    )
     return Loader(dataset, around, **options)
 
 

@@ -12,8 +12,8 @@ from paceline.checkpoint import manifest, shares
 from paceline.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
 
 
-def told(*, step=1, metric=None, mode="max", files=None):
-    return Manifest(step, 0, metric, mode, 1, 5, "2.13.0", files or {})
+def told(*, step=1, metric=None, mode="max", files=None, run=""):
+    return Manifest(step, 0, metric, mode, 1, 5, "2.13.0", files or {}, run)
 
 
 def committed(*metrics, mode="max"):
@@ -152,7 +152,9 @@ def test_the_best(metrics, mode, count, best):
     ],
 )
 def test_what_is_deleted(metrics, keep_last, keep_best, mode, doomed):
-    found = manifest.choose_doomed(committed(*metrics)[::-1], keep_last=keep_last, keep_best=keep_best, mode=mode)
+    found = manifest.choose_doomed(
+        committed(*metrics)[::-1], run="", keep_last=keep_last, keep_best=keep_best, mode=mode
+    )
     assert serials(found) == doomed
 
 
@@ -164,6 +166,15 @@ def test_the_best_is_judged_in_the_direction_of_the_latest_that_has_a_metric():
     assert manifest.find_best([blank, other, second, first]) is first
     assert manifest.find_best([blank]) is None
     assert manifest.find_best([]) is None
+
+
+def test_what_another_training_left_is_neither_deleted_nor_best():
+    left = [Committed(Path(f"/c/{n}"), n, told(metric=0.9, run="old")) for n in (1, 2, 3)]
+    own = [Committed(Path(f"/c/{n}"), n, told(metric=0.1 * n, run="new")) for n in (4, 5, 6)]
+    found = manifest.choose_doomed(left + own, run="new", keep_last=1, keep_best=0, mode="max")
+    assert serials(found) == [4, 5]
+    assert manifest.find_best(left + own) is own[-1]
+    assert manifest.find_best([*left, Committed(Path("/c/7"), 7, told(run="new"))]) is None
 
 
 # What fits

@@ -260,7 +260,7 @@ def test_signals_are_for_the_newest_session(signals):
 
 def test_nothing_happens_before_it_is_armed(signals):
     stop = stopping.Stop(lambda _: pytest.fail("a collective"), alone=False)
-    assert not stop.agreed(now=True)
+    assert not stop.agreed()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

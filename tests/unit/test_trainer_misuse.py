@@ -45,7 +45,7 @@ from unit.training import (  # noqa: F401  the fixtures are used by being here
         ({"val_check_interval": 0}, "option-invalid", "Trainer(limit_val_batches=0)"),
         ({"default_root_dir": "x"}, "option-contradicted", "Trainer(run_dir=...)"),
         ({"accumulate_grad_batches": 0}, "option-invalid", "Trainer(accumulate_grad_batches=1)"),
-        ({"logger": "csv"}, "option-invalid", "Trainer(logger="),
+        ({"logger": 3}, "option-invalid", "Trainer(logger="),
         ({"callbacks": [object()]}, "option-invalid", "def on_train_epoch_end(self, trainer, task): ..."),
         (
             {"callbacks": [SimpleNamespace(on_train_epoch_ends=print)]},

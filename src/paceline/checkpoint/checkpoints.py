@@ -48,6 +48,7 @@ class Checkpoints:
         self._staging = Staging(device)
         self._background = Background()
         self._is_checked = False
+        self._run = secrets.token_hex(4)  # rank 0's is written; with load that of what was loaded
 
     def save(
         self,
@@ -72,8 +73,9 @@ class Checkpoints:
             epoch: Current epoch.
             metric: What this checkpoint is judged by.
             mode: ``"max"`` if a greater metric is better, ``"min"`` if a smaller one is.
-            keep_last: How many of the latest are kept, this one included.
-            keep_best: How many of the best are kept beside them.
+            keep_last: How many of the latest of this training are kept, this one included. What another one left
+                in the folder is never deleted.
+            keep_best: How many of its best are kept beside them.
             wait: Return only when it is committed. Saves the memory of the copy on a CPU.
 
         Raises:
@@ -96,6 +98,7 @@ class Checkpoints:
             time_ns=time.time_ns(),
             torch=torch.__version__,
             files={},
+            run=self._run,
         )
         keep = Keep(keep_last, keep_best, mode)
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
@@ -170,6 +173,7 @@ class Checkpoints:
         others = [name for name in shares.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(lambda: loaded.append(read.read(saved, into, others)))
+        self._run = saved.run
         return loaded[0]
 
     def _prepare(self) -> None:

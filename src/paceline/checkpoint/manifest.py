@@ -47,6 +47,7 @@ class Manifest:
         time_ns: When it was saved.
         torch: Version of torch that wrote it.
         files: Every other file of the folder.
+        run: Which training it belongs to: one that began anew in this folder has another, one that went on the same.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Manifest:
     time_ns: int
     torch: str
     files: Mapping[str, FileInfo]
+    run: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -107,6 +109,7 @@ class Saved:
         tensors: Its tensors by name.
         objects: Names of everything else in it.
         files: Its files.
+        run: Which training it belongs to.
     """
 
     path: Path
@@ -119,6 +122,7 @@ class Saved:
     tensors: Mapping[str, TensorInfo]
     objects: frozenset[str]
     files: Mapping[str, FileInfo]
+    run: str = ""
 
 
 # Names
@@ -196,6 +200,7 @@ def parse(text: str) -> Manifest:
             time_ns=int(told["time_ns"]),
             torch=str(told["torch"]),
             files={name: FileInfo(int(file["bytes"]), int(file["crc32"])) for name, file in told["files"].items()},
+            run=str(told["run"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a manifest: {type(error).__name__}: {error}") from None
@@ -222,17 +227,22 @@ def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) 
     return sorted(judged, key=lambda each: (sign * (each.manifest.metric or 0.0), each.serial), reverse=True)[:count]
 
 
-def choose_doomed(checkpoints: Iterable[Committed], *, keep_last: int, keep_best: int, mode: str) -> list[Committed]:
-    """Return the checkpoints to delete: all but the latest and the best, the oldest first."""
-    by_age = sorted(checkpoints, key=lambda each: each.serial)
+def choose_doomed(
+    checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int, mode: str
+) -> list[Committed]:
+    """Return the checkpoints of a run to delete: all but the latest and the best, the oldest first."""
+    by_age = sorted((each for each in checkpoints if each.manifest.run == run), key=lambda each: each.serial)
     kept = {each.serial for each in by_age[-keep_last:]}
     kept |= {each.serial for each in choose_best(by_age, mode, count=keep_best)}
     return [each for each in by_age if each.serial not in kept]
 
 
 def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
-    """Return the best checkpoint, in the direction that the latest one with a metric was judged by."""
-    judged = sorted((each for each in checkpoints if each.manifest.metric is not None), key=lambda each: each.serial)
+    """Return the best checkpoint of the run that saved last, in the direction that it judged its last metric by."""
+    by_age = sorted(checkpoints, key=lambda each: each.serial)
+    judged = [
+        each for each in by_age if each.manifest.metric is not None and each.manifest.run == by_age[-1].manifest.run
+    ]
     return choose_best(judged, judged[-1].manifest.mode)[0] if judged else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from paceline.checkpoint.manifest import MODEL, Saved
 from paceline.errors import Finding, SetupError, UsageError
 
 SAFETENSORS = ".safetensors"
+_OF_MODEL = re.compile(r"model(\.\d+)?/")
 
 
 def export(path: Path, outfile: Path) -> list[str]:
@@ -49,12 +51,13 @@ def export(path: Path, outfile: Path) -> list[str]:
 
 
 def _read_model(saved: Saved) -> dict[str, Any]:
-    names = [name for name in [*saved.tensors, *sorted(saved.objects)] if name.startswith(MODEL)]
+    names = [name for name in [*saved.tensors, *sorted(saved.objects)] if _OF_MODEL.match(name)]
     if not names:
         what = "there is no model in this checkpoint"
         raise UsageError(Finding("checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"))
     read.check_files(saved, rank=0, world_size=1, where="")
     values = read.read(saved, {}, names)
+    # Of several models the second keeps its number: model.1/weight.
     return {name.removeprefix(MODEL): values[name] for name in names}
 
 

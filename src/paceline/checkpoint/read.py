@@ -41,6 +41,7 @@ def describe(path: Path) -> Saved:
         tensors=tensors,
         objects=frozenset(entries) - frozenset(tensors),
         files=told.files,
+        run=told.run,
     )
 
 

@@ -174,8 +174,11 @@ def write(make_draft: Callable[[], Draft], to: Path, told: Manifest, *, keep: Ke
         work.clean()
     if exchange.is_main:
         committed = folder.list_committed(to, is_strict=False)
-        for doomed in manifest.choose_doomed(committed, keep_last=keep.last, keep_best=keep.best, mode=keep.mode):
-            folder.remove(doomed.path)
+        doomed = manifest.choose_doomed(
+            committed, run=told.run, keep_last=keep.last, keep_best=keep.best, mode=keep.mode
+        )
+        for each in doomed:
+            folder.remove(each.path)
 
 
 class _Work:

@@ -1,7 +1,8 @@
 """Data: the order of an epoch, each rank's share of a batch, and the loader."""
 
+from paceline.data.arguments import adopted
 from paceline.data.batch import rebuilt
-from paceline.data.loader import Loader, Surroundings, adopted
+from paceline.data.loader import Loader, Surroundings
 from paceline.data.order import derive
 from paceline.data.samples import random_state, seed_all, set_random_state
 from paceline.data.shard import Rows, Shard, in_order

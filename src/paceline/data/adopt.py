@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+from array import array
 from typing import Any
 
 from torch.utils.data import (
@@ -12,6 +14,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
+    TensorDataset,
 )
 
 from paceline.errors import Finding, UsageError
@@ -67,7 +71,8 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
 def _order_of(sampler: Any) -> dict[str, Any]:
     if type(sampler) is SequentialSampler:
         return {"shuffle": False}
-    if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
+    whole = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
+    if whole and sampler.generator is None:
         return {"shuffle": True}  # in our order, which any world size and a resume can repeat
     return {"sampler": sampler}
 
@@ -78,6 +83,11 @@ def check_sampler(sampler: Any) -> None:
     Raises:
         UsageError: It is a ``DistributedSampler``, or one like it.
     """
+    if sampler is not None and not hasattr(sampler, "__len__"):
+        raise _refusal(
+            f"{type(sampler).__name__} has no length, and might have no end",
+            fix="def __len__(self): return number_of_samples, or an IterableDataset",
+        )
     inner = getattr(sampler, "sampler", None)
     for each in (sampler, inner):
         if isinstance(each, DistributedSampler) or hasattr(each, "num_replicas"):
@@ -122,6 +132,17 @@ def check_stream(stream: Any) -> None:
             fix=f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank reads its own "
             "part, sharded=False if all read the same",
         )
+
+
+def fingerprint(dataset: Any) -> tuple[Any, ...]:
+    """Return what can be told of a dataset without reading it: equal for equal ones, and mostly not for others."""
+    if isinstance(dataset, Subset):
+        indices = hashlib.blake2b(array("q", map(int, dataset.indices)).tobytes(), digest_size=8).hexdigest()
+        return (len(dataset), indices, fingerprint(dataset.dataset))
+    if type(dataset) is TensorDataset and len(dataset):
+        edges = [str(tensor[place].tolist()) for tensor in dataset.tensors for place in (0, -1)]
+        return (len(dataset), hashlib.blake2b("".join(edges).encode(), digest_size=8).hexdigest())
+    return (len(dataset) if hasattr(dataset, "__len__") else -1,)
 
 
 def _refusal(what: str, *, fix: str) -> UsageError:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import bisect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.adopt import check_dataset, check_sampler, check_stream, parts_of
+from paceline.data.adopt import check_dataset, check_sampler, check_stream, fingerprint
+from paceline.data.arguments import check_options, contradiction, global_batch_size
 from paceline.data.batch import moved_ahead, to_device, without_rows
 from paceline.data.order import Order, StoredOrder, blocks, derive, shuffled
 from paceline.data.samples import Request, Samples, WorkerStart, in_memory, seeded, takes_batches
-from paceline.data.shard import LAST, EvenBatches, GivenBatches, Rows, Shard
+from paceline.data.shard import EvenBatches, GivenBatches, Rows, Shard
 from paceline.data.stream import Piece, Stream, met_pieces, whole_rows
 from paceline.data.tally import Iteration, Tally
 from paceline.data.tune import Loading, choose
@@ -85,18 +86,23 @@ class Loader:
         self.dataset = dataset
         self.reason = ""  # of the settings that were chosen; empty if none was
         self._around, self._epoch, self._start = around, 0, 0
-        self._iteration: Iteration | None = None
+        self.iteration: Iteration | None = None  # the last loop over it
+        self._iteration: Iteration | None = None  # the last one with autograd
+        self._iterated = 0  # its epoch
+        self._is_checked = around.world.world_size == 1
+        self._state_of_dataset: Any = None  # when the workers got it
         self._trains = False  # whether a loop before the last one had a backward
+        self.training_loops = 0  # loops with autograd that yielded a batch; those of evaluation may be among them
         is_stream = isinstance(dataset, IterableDataset)
-        _check_options(
+        check_options(
             is_stream, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, last=last, sharded=sharded
         )
         if batch_sampler is None:
-            size = _global_batch_size(batch_size, per_rank_batch_size, around.world.world_size)
+            size = global_batch_size(batch_size, per_rank_batch_size, around.world.world_size)
         elif batch_size is None and per_rank_batch_size is None and not shuffle and sampler is None:
             size = 0
         else:
-            raise _contradiction("a batch_sampler decides batch size and order by itself")
+            raise contradiction("a batch_sampler decides batch size and order by itself")
         self.batch_size = size
         self._last, self._sharded, self._shuffle = last, bool(sharded), shuffle
         self._sampler = batch_sampler if batch_sampler is not None else sampler
@@ -114,7 +120,7 @@ class Loader:
             else:
                 self._make_samples(collate_fn, settings)
         except ValueError as error:
-            raise _contradiction(str(error)) from None
+            raise contradiction(str(error)) from None
 
     def __len__(self) -> int:
         """Number of batches of a whole epoch, the same on all ranks.
@@ -135,8 +141,12 @@ class Loader:
         tally, epoch, start = self._around.tally, self._epoch, self._start
         self._epoch, self._start = epoch + 1, 0
         self._trains = self._trains or (self._iteration is not None and self._iteration.trained)
+        self._refuse_two_loops()
+        if callable(getattr(self.dataset, "set_epoch", None)):
+            self.dataset.set_epoch(epoch)
+        self._restart_workers_if_changed()
         shard, batches = self._begin(epoch, start)
-        iteration = self._iteration = tally.open(shard, start=start)
+        iteration = self.iteration = tally.open(shard, start=start)
         of_cpu = self._around.device.type == "cpu"
         if not of_cpu:
             batches = _moved(batches, self._around.device)
@@ -146,14 +156,42 @@ class Loader:
                 fresh = iteration.rows is None or iteration.rows.ends_group
                 if with_grad and fresh and tally.before_group is not None:
                     tally.before_group()
+                    self._check_same_data()
                 try:
                     rows, batch = next(batches)
                 except StopIteration:
                     return
+                if with_grad and iteration.number < 0:
+                    self._iteration, self._iterated = iteration, epoch
+                    self.training_loops += 1
                 tally.yields(iteration, rows, with_grad=with_grad)
                 yield batch if rows.of_rank else without_rows(batch)
         finally:
             tally.close(iteration)
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch has another order of ours."""
+        return self._shuffle
+
+    def _refuse_two_loops(self) -> None:
+        if self._batches.persistent_workers and self.iteration is not None and self.iteration.live:
+            raise UsageError(
+                Finding(
+                    "option-contradicted",
+                    "a loop over this loader is under way, and its workers serve one at a time",
+                    where="session.loader(...)",
+                    fix="session.loader(..., num_workers=0), or a second loader for the inner loop",
+                )
+            )
+
+    def _restart_workers_if_changed(self) -> None:
+        """Let workers see what the script has changed in the dataset since they were started."""
+        if self._batches.persistent_workers:
+            state = _shallow(self.dataset)
+            if self._batches._iterator is not None and state != self._state_of_dataset:
+                self._batches._iterator = None
+            self._state_of_dataset = state
 
     def describe(self) -> str:
         """Return what its batches come to and what was chosen for it, one line to print."""
@@ -163,17 +201,16 @@ class Loader:
         if ranks > 1 and size:
             parts.append(f"{per_rank} a rank")
         if groups > 1:
-            parts.append(f"{groups} of them a step")
+            parts.append(f"{groups} of them a training step")
+        shards = range(ranks) if size and not isinstance(self.dataset, IterableDataset) else ()
+        rest = self._length() % size if shards else 0
+        if 0 < rest < ranks and self._last == "exact":
+            parts.append(f"{rest} in the last, where the other ranks get zero rows")
         notes = [", ".join(parts)] + [self.reason] * bool(self.reason)
         if not in_memory(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
             notes.append(f"what {name}.__getitems__ draws at random depends on the number of ranks")
         return "; ".join(notes)
-
-    @property
-    def iteration(self) -> Iteration | None:
-        """The last loop over it."""
-        return self._iteration
 
     @property
     def under_way(self) -> bool:
@@ -190,8 +227,9 @@ class Loader:
     def state_dict(self) -> dict[str, int]:
         """Return how far it has come, at any world size: the epoch, its samples that are done, and of how many."""
         if self.under_way and self._iteration is not None and not self._sharded:
-            return {"epoch": self._epoch - 1, "done": self._iteration.done(), "length": self._length()}
-        return {"epoch": self._epoch - self.under_way, "done": self._start, "length": self._length()}
+            return {"epoch": self._iterated, "done": self._iteration.done(), "length": self._length()}
+        epoch = self._iterated if self.under_way else self._epoch
+        return {"epoch": epoch, "done": self._start, "length": self._length()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where another one stood.
@@ -237,7 +275,7 @@ class Loader:
             # Options that need workers ask for some.
             wanted = bool(settings.get("persistent_workers") or settings.get("prefetch_factor"))
             num_workers = max(chosen.num_workers, wanted)
-            self.reason = chosen.reason
+            self.reason = chosen.reason if num_workers == chosen.num_workers else ""
         settings["num_workers"] = num_workers
         settings.setdefault("pin_memory", chosen.pin_memory)
         if num_workers:
@@ -271,7 +309,7 @@ class Loader:
         if self._sharded:
             size, extra = divmod(size, world.world_size)
             if extra:
-                raise _contradiction(
+                raise contradiction(
                     f"batch_size={self.batch_size} does not divide by {world.world_size} ranks, "
                     "whose streams are read side by side"
                 )
@@ -332,7 +370,30 @@ class Loader:
             # As the user seeded it in the first epoch; then by the epoch's number, which a resumed run knows too.
             generator.manual_seed(derive("sampler", first, epoch) if epoch else first)
         with seeded("sampler", self._around.seed, epoch):
-            return list(self._sampler)
+            drawn = list(self._sampler)
+        self._check_alike(drawn, f"{type(self._sampler).__name__} yields another order on each rank")
+        return drawn
+
+    def _check_same_data(self) -> None:
+        """See once, where all ranks are, that they have the same data, as far as can be seen without reading it."""
+        if not self._is_checked and not self._sharded:
+            self._is_checked = True
+            mark = (fingerprint(self.dataset), self.batch_size, self._shuffle, self._last)
+            self._check_alike(mark, f"{type(self.dataset).__name__} is not the same dataset on all ranks")
+
+    def _check_alike(self, mark: Any, what: str) -> None:
+        number = derive(mark) & 0xFFFFF
+        total, squares = self._around.total([number, number * number])
+        if self._around.world.world_size * squares != total * total:  # their variance is not 0
+            raise UsageError(
+                Finding(
+                    "data-not-shardable",
+                    what,
+                    where="session.loader(...)",
+                    why="ranks share out one order of one dataset; otherwise samples are missing and others come twice",
+                    fix="seed what is random in it alike on all ranks: generator=torch.Generator().manual_seed(0)",
+                )
+            )
 
 
 class _Requests:
@@ -362,72 +423,14 @@ def _generators_of(sampler: Any) -> list[tuple[torch.Generator, int]]:
     return [(each, each.initial_seed()) for each in found if isinstance(each, torch.Generator)]
 
 
+def _shallow(dataset: Any) -> Any:
+    """Return what is seen of a dataset's attributes without looking into them; of one in another too."""
+    attributes = getattr(dataset, "__dict__", {})
+    simple = (int, float, str, bool, type(None))
+    seen = {name: value if isinstance(value, simple) else id(value) for name, value in attributes.items()}
+    inner = attributes.get("dataset")
+    return (seen, _shallow(inner)) if inner is not None else seen
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _check_options(
-    is_stream: bool, *, shuffle: bool, sampler: Any, batch_sampler: Any, last: str, sharded: bool | None
-) -> None:
-    if last not in LAST:
-        near = closest(str(last), LAST) or "exact"
-        what = f"last={last!r} is not one of {', '.join(LAST)}"
-        raise UsageError(Finding("option-invalid", what, where="session.loader(...)", fix=f'last="{near}"'))
-    if shuffle and sampler is not None:
-        raise _contradiction("shuffle=True and a sampler both decide the order")
-    if is_stream and (shuffle or sampler is not None or batch_sampler is not None):
-        raise _contradiction("a stream decides its order by itself: no shuffle, sampler or batch_sampler")
-    if not is_stream and sharded is not None:
-        raise _contradiction("sharded= is for streams; a dataset with a length is shared out by its indices")
-
-
-def _contradiction(what: str) -> UsageError:
-    return UsageError(Finding("option-contradicted", what, where="session.loader(...)"))
-
-
-def _global_batch_size(batch_size: int | None, per_rank: int | None, world_size: int) -> int:
-    if (batch_size is None) == (per_rank is None):
-        raise UsageError(
-            Finding(
-                "option-contradicted",
-                "batch_size and per_rank_batch_size "
-                + ("are both given" if batch_size is not None else "are both missing")
-                + ": exactly one is needed",
-                where="session.loader(...)",
-                fix="session.loader(dataset, batch_size=64): samples of a step, all ranks together",
-            )
-        )
-    name, value = ("batch_size", batch_size) if per_rank is None else ("per_rank_batch_size", per_rank)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"{name}={value!r} is not a positive int",
-                where="session.loader(...)",
-                fix=f"session.loader(dataset, {name}=64)",
-            )
-        )
-    return value if per_rank is None else value * world_size
-
-
-def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the dataset and arguments of a loader, of a user's own DataLoader if one is given.
-
-    Args:
-        given: A dataset or a DataLoader.
-        arguments: Those that were given to ``Session.loader`` and are not None.
-        per_rank: Whether the DataLoader's batch size counts for each rank.
-    """
-    if not isinstance(given, DataLoader):
-        if per_rank:
-            raise _contradiction("per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size=")
-        return given, arguments
-    parts = parts_of(given)
-    twice: Sequence[str] = sorted(
-        {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"} & set(arguments)
-    )
-    if twice:
-        raise _contradiction(f"the DataLoader decides {twice[0]} already")
-    if per_rank and "batch_size" in parts:
-        parts["per_rank_batch_size"] = parts.pop("batch_size")
-    return given.dataset, {**parts, **arguments}

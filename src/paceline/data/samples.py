@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
 
 from paceline.data.order import derive
+
+WORKER_GRACE_S = 20.0  # for which a worker goes on after SIGTERM
 
 _MT19937_BYTES = 624 * 4 + 4  # its words, and the place in them
 _spare: list[Any] = []  # the generator that NumPy has while somebody else's state is kept
@@ -170,6 +173,20 @@ def seeded(*parts: object) -> Iterator[None]:
         yield
 
 
+def _outlive_signals() -> None:
+    """Let a worker go on where a signal is sent to all processes: its rank stops at the end of a step, with its help.
+
+    Schedulers, ``timeout`` and terminals do so. SIGTERM ends it after a while, as torch ends workers by it that do
+    not go by themselves.
+    """
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))
+
+
 class WorkerStart:
     """What a worker does first: show the user's own dataset in ``get_worker_info``, and run their function."""
 
@@ -179,6 +196,7 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         from torch.utils.data._utils import worker as loading
 
+        _outlive_signals()
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Samples):
             loading._worker_info = dataclasses.replace(info, dataset=info.dataset.dataset)

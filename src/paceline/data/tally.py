@@ -80,6 +80,7 @@ class Tally:
         self.before_group: Callable[[], None] | None = None
         self.on_sync: Callable[[bool], None] | None = None
         self.last: Iteration | None = None
+        self.is_again = False  # whether the last backward was another one of the same batch
         self._trained: Iteration | None = None  # the loop that the last backward belonged to
 
     @property
@@ -97,8 +98,7 @@ class Tally:
         """Take down that a loop has ended."""
         iteration.live = False
         if self.on_sync is not None:  # an evaluation may have been between two batches of a group
-            live = [each for each in self._iterations if each.live and each.with_grad and each.rows]
-            self.on_sync(live[-1].rows.ends_group if live and live[-1].rows else True)
+            self.on_sync(self._ends_group())
 
     def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
         """Take down that a loop is about to yield a batch."""
@@ -112,7 +112,12 @@ class Tally:
         iteration.with_grad = with_grad
         self.last = iteration
         if with_grad and self.on_sync is not None:
-            self.on_sync(rows.ends_group)
+            self.on_sync(self._ends_group())
+
+    def _ends_group(self) -> bool:
+        """Whether a group ends with the present batches: of several loops, as of a zip, if it does for one."""
+        rows = [each.rows for each in self._iterations if each.live and each.with_grad and each.rows]
+        return any(each.ends_group for each in rows) if rows else True
 
     @property
     def has_left_group(self) -> bool:
@@ -134,6 +139,7 @@ class Tally:
             UsageError: Several batches come into question.
         """
         since = [each for each in self._iterations if each.num_batches]
+        self.is_again = not since and self._rows is not None
         if not since:
             return self._rows
         if len(since) == 1 and since[0].live:
@@ -146,8 +152,7 @@ class Tally:
             self._trained = chosen
             self._rows = chosen.rows
             if weighted and self._rows is not None and len(since) > 1:
-                ends = any(each.rows.ends_group for each in since if each.live and each.with_grad and each.rows)
-                self._rows = self._rows._replace(ends_group=ends)
+                self._rows = self._rows._replace(ends_group=self._ends_group())
         for each in since:
             each.num_batches = 0
         return self._rows

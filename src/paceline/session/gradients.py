@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,12 +68,14 @@ class Gradients:
         self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._parallel: list[nn.Module] = []  # what became of models
-        self._buffered: list[nn.Module] = []  # models whose buffers are to be kept equal
-        self._replicated = False  # whether there is a DDP
-        self._forwarded = False  # whether one has run since the last reduced backward
+        self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
+        self._frozen: dict[nn.Parameter, str] = {}  # parameters that DDP leaves out, by name
+        self._armed = Armed()
+        self._shards: dict[nn.Parameter, nn.Parameter] = {}  # what became of parameters, with fsdp
 
     def setup(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         """Move a model to the device, give it its precision, make it parallel; return what to call."""
+        _check_kinds(model, optimizers)
         if isinstance(model, DistributedDataParallel):
             raise UsageError(
                 Finding(
@@ -86,6 +89,7 @@ class Gradients:
         precision.attach(model, self._precision, self._device)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
+            strategy.replace_parameters(optimizer, self._shards)  # of a model that was sharded before
             self._check_parameters(optimizer)
         ready = model if self._world_size == 1 else self._make_parallel(model, optimizers)
         self.models.append(model)
@@ -94,17 +98,24 @@ class Gradients:
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
         """Compute gradients; return whether they are complete."""
+        if loss.numel() != 1:
+            raise _no_scalar(loss)
         rows = self._tally.take(weighted=weight is not None)
-        part = self._group.add(rows, weight)
-        if part.ends_group and self._replicated and not self._forwarded:
+        part = self._group.add(rows, weight, again=self._tally.is_again)
+        if part.ends_group and self._armed.models and not self._armed:
             raise _not_averaged()
-        if part.rescale != 1.0:
-            torch._foreach_mul_([each.grad for each in self._parameters if each.grad is not None], part.rescale)
+        if part.rescale != 1.0 and (held := [each.grad for each in self._parameters if each.grad is not None]):
+            torch._foreach_mul_(held, part.rescale)
         if self.scale is not None:
             loss = self.scale.scale(loss, self._parameters)
         # As the gradient of the loss the factor costs less than as a product, and a loss that is NaN for want
         # of rows stays out of it.
-        loss.backward(None if part.factor == 1.0 else loss.new_full((), part.factor))
+        gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
+        if part.ends_group:
+            with self._armed.fired():
+                loss.backward(gradient)
+        else:
+            loss.backward(gradient)
         if rows is None and self._accumulate > 1:  # no loader says so before the next forward
             self._sync(self._group.num_batches + 1 >= self._accumulate)
         if part.ends_group:
@@ -119,17 +130,39 @@ class Gradients:
                 each.grad = None
             self._say("a loop was left inside a group of accumulated batches; their gradients are dropped")
 
+    def check_frozen(self) -> None:
+        """Refuse parameters that are trained now and were frozen when DDP took their number.
+
+        Raises:
+            UsageError: There are some.
+        """
+        thawed = [name for each, name in self._frozen.items() if each.requires_grad]
+        if thawed:
+            raise UsageError(
+                Finding(
+                    "gradients-not-averaged",
+                    f"{len(thawed)} parameters were frozen at session.setup and are trained now, {thawed[0]} first",
+                    where="requires_grad after session.setup(model)",
+                    why="DDP averages only what was trained when it was made; ranks would drift apart without a word",
+                    fix="freeze after session.setup with DDP(find_unused_parameters=True), or set up anew",
+                )
+            )
+
     def _complete(self) -> None:
-        self._forwarded = False
         self.steps += 1
         if self._buffered:
-            runtime.copy_from_main([each for model in self._buffered for each in model.buffers()])
+            # Looked up each time, because a buffer may be replaced.
+            runtime.copy_from_main(
+                [each for module in self._buffered for each in module._buffers.values() if each is not None]
+            )
         if self.scale is not None:
             self.scale.settle(self._parameters, self._agree)
 
     def _agree(self, bad: bool) -> bool:
-        # After an all-reduce all ranks hold the same gradients; of shards each knows its own only.
-        return bool(runtime.maxima([bad])[0]) if isinstance(self._strategy, strategy.FSDP) else bad
+        # After an all-reduce all ranks hold the same gradients; of shards, and of another model's gradients that are
+        # still being accumulated, each knows its own only.
+        alike = isinstance(self._strategy, strategy.DDP) and (len(self._parallel) == 1 or self._accumulate == 1)
+        return bad if alike or self._world_size == 1 else bool(runtime.maxima([bad])[0])
 
     def _sync(self, ends_group: bool) -> None:
         for each in self._parallel:
@@ -144,10 +177,9 @@ class Gradients:
             ready = self._shard(model, self._strategy, optimizers)
         else:
             ready = strategy.replicate(model, self._strategy)
-            ready.register_forward_pre_hook(self._note_forward)
-            self._replicated = True
-        if any(True for _ in model.buffers()):
-            self._buffered.append(model)
+            self._armed.watch(ready)
+            self._frozen |= {each: name for name, each in model.named_parameters() if not each.requires_grad}
+        self._buffered += [each for each in model.modules() if any(True for _ in each.buffers(recurse=False))]
         self._parallel.append(ready)
         if self._accumulate > 1:
             self._tally.on_sync = self._sync
@@ -157,14 +189,12 @@ class Gradients:
     def _shard(self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         runtime.copy_from_main([*model.parameters(), *model.buffers()])
         whole = set(model.parameters())
-        strategy.shard(model, way, self._device, optimizers)
+        self._shards |= strategy.shard(model, way, self._device)
+        for optimizer in (*self.optimizers, *optimizers):
+            strategy.replace_parameters(optimizer, self._shards)
         others = [each for each in self._parameters if each not in whole]
         self._parameters = dict.fromkeys([*others, *model.parameters()])
         return model
-
-    def _note_forward(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
-            self._forwarded = True
 
     def _check_parameters(self, optimizer: Optimizer) -> None:
         held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -191,6 +221,96 @@ class Gradients:
             limits.append("dropout masks are drawn on each rank")
         if limits:
             self._say(f"results depend on the number of ranks here: {'; '.join(limits)}")
+
+
+class Armed:
+    """Parallel models that have run since their last reduced backward: only their gradients will be averaged.
+
+    Attributes:
+        models: All that are watched.
+    """
+
+    def __init__(self) -> None:
+        self.models: list[nn.Module] = []
+        self._ready: dict[int, None] = {}  # numbers of those that have run
+
+    def __bool__(self) -> bool:
+        return bool(self._ready)
+
+    def __deepcopy__(self, _: Any) -> Armed:
+        return self  # a copy of a model, as for averaging weights, is not one of a session
+
+    def watch(self, model: nn.Module) -> None:
+        """Take notice of the forwards of a model."""
+        number = len(self.models)
+        self.models.append(model)
+        model.register_forward_pre_hook(_Note(self, number))
+
+    def note(self, number: int) -> None:
+        """Take down that a model has run."""
+        self._ready[number] = None
+
+    @contextmanager
+    def fired(self) -> Iterator[None]:
+        """Take down that a reduced backward runs meanwhile; see that it only touches models that had run.
+
+        Raises:
+            UsageError: It has changed gradients of another one.
+        """
+        if len(self.models) == 1:
+            self._ready.clear()
+            yield
+            return
+        before = [_marks(model) for model in self.models]
+        yield
+        touched = [number for number, model in enumerate(self.models) if _marks(model) != before[number]]
+        if any(number not in self._ready for number in touched):
+            raise _not_averaged()
+        for number in touched:
+            del self._ready[number]
+
+
+class _Note:
+    """A hook that can be copied with the model that it is on."""
+
+    def __init__(self, armed: Armed, number: int) -> None:
+        self._armed, self._number = armed, number
+
+    def __call__(self, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            self._armed.note(self._number)
+
+
+def _marks(model: nn.Module) -> list[tuple[int, int]]:
+    grads = (each.grad for each in model.parameters())
+    return [(id(each), each._version) for each in grads if each is not None]
+
+
+def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
+    wrong = [each for each in optimizers if not isinstance(each, Optimizer)]
+    if isinstance(model, nn.Module) and not wrong:
+        return
+    given = wrong[0] if wrong else model
+    what = f"a {given.__name__} that was not called" if isinstance(given, type) else f"a {type(given).__name__}"
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"session.setup got {what} as {'an optimizer' if wrong else 'the model'}",
+            where="session.setup(model, optimizer)",
+            fix="session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to session.register",
+        )
+    )
+
+
+def _no_scalar(loss: torch.Tensor) -> UsageError:
+    return UsageError(
+        Finding(
+            "option-invalid",
+            f"the loss has shape {list(loss.shape)}, and one number is needed",
+            where="session.backward(loss)",
+            fix="session.backward(loss.mean())",
+        )
+    )
 
 
 def _not_averaged() -> UsageError:

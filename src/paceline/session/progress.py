@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from paceline import portable, runtime
 from paceline.checkpoint import Checkpoints
 from paceline.data import Loader, derive, random_state, seed_all, set_random_state
-from paceline.errors import EXIT_UNFINISHED
+from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.session.gradients import Gradients
 from paceline.stopping import Stop
 from paceline.world import World
@@ -27,6 +30,10 @@ class Progress:
         gradients: Models, optimizers and steps.
         checkpoints: Where the state goes and comes from.
         say: Prints a line on rank 0, once.
+        reseed: Seed of this rank's global generators from the first step on; None leaves them alone.
+
+    Attributes:
+        has_restored: Whether this training has gone on from a checkpoint.
     """
 
     def __init__(
@@ -38,20 +45,41 @@ class Progress:
         gradients: Gradients,
         checkpoints: Checkpoints,
         say: Callable[[str], None],
+        reseed: int | None,
     ) -> None:
+        self.has_restored = False
         self.stop = Stop(runtime.maxima, alone=world.world_size == 1)
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
+        self._reseed = reseed
         self._loaders: list[Loader] = []
         self._registered: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # restored state, until its loader or its object is there
-        self._keeping: dict[str, Any] = {}  # how the script keeps its checkpoints
+        # How the script keeps its checkpoints; nothing is deleted before it has said so.
+        self._keeping: dict[str, Any] = {"mode": "max", "keep_last": sys.maxsize, "keep_best": 0}
         self._loops = self._epoch = 0  # calls of epochs(); epoch of the last one
         self._in_epoch = False
+        self._loops_before = 0  # training loops over loaders before this epoch
         self._resume_at = (0, 0)  # in which of these loops, and at which epoch of it
 
     def add_loader(self, loader: Loader) -> None:
-        """Keep a loader's position; set it if a checkpoint has one for it."""
+        """Keep a loader's position; set it if a checkpoint has one for it.
+
+        Raises:
+            UsageError: It shuffles, and is made anew in each epoch: it would have the same order each time.
+        """
+        if self._in_epoch and loader.shuffles:
+            raise UsageError(
+                Finding(
+                    "same-order-each-epoch",
+                    "a loader that shuffles is made inside the epoch",
+                    where="session.loader(..., shuffle=True) in the body of session.epochs(...)",
+                    why="its own first epoch is all that it ever serves, in one and the same order",
+                    fix="make it before the loop over epochs: it reshuffles by itself",
+                )
+            )
+        if self._in_epoch:
+            return  # it has no position that outlives the epoch
         state = self._waiting.pop(f"loader/{len(self._loaders)}", None)
         self._loaders.append(loader)
         if state is not None:
@@ -62,6 +90,7 @@ class Progress:
         self._registered[name] = value
         if (state := self._waiting.pop(f"registered/{name}", None)) is not None:
             value.load_state_dict(state)
+            _set_rates(value)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epochs from where this training stands."""
@@ -71,7 +100,8 @@ class Progress:
         while self._epoch < num_epochs:
             if self.stop.agreed(now=True):
                 self.leave()
-            self._in_epoch = True
+            self._gradients.check_frozen()
+            self._in_epoch, self._loops_before = True, self._training_loops()
             yield self._epoch
             self._in_epoch = False
             self._epoch += 1
@@ -90,6 +120,7 @@ class Progress:
         saved = self._checkpoints.find(which)
         if saved is None:
             return False
+        self.has_restored = True
         state = portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
         self._take(state["session"])
         self._take_random(state["random"] if state["world_size"] == self._world.world_size else None)
@@ -99,6 +130,10 @@ class Progress:
 
     def at_boundary(self) -> None:
         """All ranks are here, and every step so far is complete."""
+        if self._reseed is not None:
+            # Not before training: models, also those made after the first setup, start alike on all ranks.
+            seed_device(self._reseed)
+            self._reseed = None
         self._gradients.drop_unfinished()
         if self.stop.agreed():
             self.leave()
@@ -121,12 +156,10 @@ class Progress:
         )
 
     def _state(self) -> dict[str, Any]:
-        # In the middle of a training loop its epoch is not over; else save is the last thing in the body.
-        under_way = any(each.under_way for each in self._loaders)
         scale = self._gradients.scale
         own = {
             "step": self._gradients.steps,
-            "epochs": (max(0, self._loops - 1), self._epoch + (self._in_epoch and not under_way)),
+            "epochs": (max(0, self._loops - 1), self._epoch + self._is_epoch_done()),
             "scale": scale.state_dict() if scale else None,
             **self._waiting,  # what nobody has asked for yet
             **{f"loader/{number}": each.state_dict() for number, each in enumerate(self._loaders)},
@@ -135,6 +168,18 @@ class Progress:
         cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
         random = {**random_state(), "cuda": cuda}
         return portable.snapshot(self._gradients.models, self._gradients.optimizers, own, random, rank=self._world.rank)
+
+    def _training_loops(self) -> int:
+        return sum(each.training_loops for each in self._loaders)
+
+    def _is_epoch_done(self) -> bool:
+        """Whether a run that goes on from here begins with the next epoch.
+
+        In the middle of a training loop the epoch is not over, and before the first one it has hardly begun.
+        """
+        under_way = any(each.under_way for each in self._loaders)
+        begun = not self._loaders or self._training_loops() > self._loops_before
+        return self._in_epoch and begun and not under_way
 
     def _take(self, own: dict[str, Any]) -> None:
         self._gradients.steps = own.pop("step")
@@ -150,12 +195,34 @@ class Progress:
             self.register(name, value)
 
     def _take_random(self, random: dict[str, Any] | None) -> None:
+        self._reseed = None
         if random is None:  # of another number of ranks: new ones, but the same each time
             seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
             return
         set_random_state(random)
         if random["cuda"] is not None and self._device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"])
+
+
+def _set_rates(value: Any) -> None:
+    """Put the learning rates of a scheduler, which was made after the restore and has set its own, back."""
+    optimizer, rates = getattr(value, "optimizer", None), getattr(value, "_last_lr", None)
+    if isinstance(optimizer, Optimizer) and rates:
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):
+            group["lr"] = rate
+
+
+def read_seed(seed: Any) -> int:
+    """Return a seed as an int.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        return 0 if seed is None else operator.index(seed)
+    except TypeError:
+        what = f"seed={seed!r} is no int"
+        raise UsageError(Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")) from None
 
 
 def seed_device(seed: int) -> None:

@@ -6,7 +6,6 @@ import atexit
 import builtins
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,21 +13,21 @@ from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline import activations, cpus, env, runtime, scaling, world
+from paceline import activations, cpus, env, logging, runtime, scaling, world
 from paceline import precision as precisions
 from paceline import strategy as strategies
 from paceline.checkpoint import Checkpoints
 from paceline.data import Loader, Surroundings, Tally, adopted, derive
 from paceline.errors import EXIT_FAILED, Finding, PacelineError, UsageError
-from paceline.logging import CSVLogger, Logger
 from paceline.rundir import RunDir
 from paceline.session import together
 from paceline.session.gradients import Gradients, check_accumulate
-from paceline.session.progress import Progress, seed_device
+from paceline.session.progress import Progress, read_seed, seed_device
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -64,11 +63,11 @@ class Session:
         accumulate: Batches whose gradients make one step. ``backward`` returns True at the last one of a group.
         strategy: ``"ddp"``, ``"fsdp"``, or ``paceline.DDP(...)`` and ``paceline.FSDP(...)`` with options.
         seed: Seed of the order of samples and of their own randomness (0 if None). If given, also of Python's,
-            NumPy's and torch's global generators: alike on all ranks up to ``setup``, different afterwards.
+            NumPy's and torch's global generators: alike on all ranks up to the first batch, different afterwards.
         timeout_s: Seconds after which a collective fails that other ranks did not join; torch's default if
             None (1800 with gloo, 600 with NCCL).
         run_dir: Folder of checkpoints and logs; that of ``paceline run`` if None, or ``runs/<script>``.
-        loggers: Where ``log`` writes on rank 0; ``metrics.csv`` in the run folder if None.
+        loggers: Where ``log`` writes on rank 0: ``"csv"`` and ``"tensorboard"`` in the run folder, or objects.
 
     Raises:
         UsageError: The environment describes no world, or an argument is bad or without effect.
@@ -84,13 +83,13 @@ class Session:
         seed: int | None = None,
         timeout_s: float | None = None,
         run_dir: str | os.PathLike[str] | None = None,
-        loggers: Sequence[Logger] | None = None,
+        loggers: Sequence[logging.Logger | str] = ("csv",),
     ) -> None:
         check_accumulate(accumulate)
         self._world = runtime.actual_world(world.from_environ(env.snapshot()))
         self._device = runtime.take_device(self._world)
         self._precision = precisions.choose(precision, self._device)
-        self._seed, self._seeded, self._accumulate = seed or 0, seed is not None, accumulate
+        self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate
         self._told: set[str] = set()
         self._num_once = 0
         self._tally = Tally()
@@ -113,12 +112,13 @@ class Session:
             gradients=self._gradients,
             checkpoints=self._checkpoints,
             say=self._say_once,
+            reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
         )
         self._tally.before_group = self._progress.at_boundary
-        self._loggers = [CSVLogger(self._run_dir.metrics)] if loggers is None else list(loggers)
+        self._loggers = [logging.of_name(each, self._run_dir) for each in (loggers or ())]
         if self._seeded:
             seed_device(self._seed)
-        atexit.register(_finish, weakref.ref(self))
+        atexit.register(_finish, self._checkpoints, self._loggers if self.is_main else ())
         backend = runtime.backends().get(self._device.type)
         ranks = f"{self.world_size} ranks over {backend}" if backend else "1 rank"
         self._say(f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on {self._device}")
@@ -150,7 +150,7 @@ class Session:
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far, also those before a restore: how often ``backward`` returned True."""
+        """How often ``backward`` returned True, also before a restore: with one loss a step, optimizer steps."""
         return self._gradients.steps
 
     @property
@@ -181,8 +181,6 @@ class Session:
             UsageError: The model is wrapped already, or an optimizer holds parameters of something else.
         """
         ready = self._gradients.setup(model, optimizers)
-        if self._seeded and self.world_size > 1:
-            seed_device(derive("rank", self._seed, self.rank))
         return (ready, *optimizers) if optimizers else ready
 
     def loader(
@@ -330,7 +328,7 @@ class Session:
             batch_size: Samples of a step now (times ``accumulate``).
             base_batch_size: Samples of a step for which the learning rate was chosen.
             rule: ``"linear"`` (Goyal et al., 2017; for SGD) or ``"sqrt"`` (for Adam and its kin).
-            warmup_steps: Steps from the old learning rate to the new one.
+            warmup_steps: Steps from the old rate to the new one.
 
         Returns:
             The schedule of the warm-up: call its ``step()`` after each optimizer step, and register it.
@@ -338,6 +336,7 @@ class Session:
         Raises:
             UsageError: The rule is not known, or a size is bad.
         """
+        scaling.check_is_new(self._progress.has_restored)
         found = scaling.scaling(batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
         return scaling.apply(optimizer, found, warmup_steps, say=self._say)
 
@@ -357,9 +356,8 @@ class Session:
     def gather(self, value: T, loader: Loader | None = None) -> T:
         """Return the rows of all ranks, on all of them, in the order of the dataset.
 
-        Hand it the rows of a batch, or all those of a loop over a loader, concatenated: they come back in the order
-        in which one rank alone would have seen them, and exactly as many. Rows that are neither come back in the
-        order of ranks.
+        Hand it the rows of a batch, or all those of a loop over a loader, concatenated: they come back as one rank
+        alone would have seen them, and exactly as many. Rows that are neither come back in the order of ranks.
 
         Args:
             value: A tensor of shape ``[rows, ...]``, or a dict, list or tuple of them. Detached.
@@ -374,7 +372,7 @@ class Session:
     def once(self, fn: Callable[[], T], scope: str = "job") -> T:
         """Run ``fn`` on one rank while the others wait, and return its value on all.
 
-        For downloads and preprocessing. There is no time limit: the others hear a heartbeat.
+        For downloads and preprocessing; there is no time limit, as the others hear a heartbeat.
 
         Args:
             fn: Takes nothing; what it returns must be picklable.
@@ -439,7 +437,7 @@ class Session:
         return self._progress.restore(which)
 
     def stop(self) -> None:
-        """Ask for a stop: at the next step boundary all ranks save a checkpoint and end with exit status 75."""
+        """Ask for a stop at the next step boundary: all ranks save a checkpoint and end with exit status 75."""
         self._progress.stop.ask("session.stop()")
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -481,20 +479,22 @@ class Session:
             self._say(text)
 
 
-def _finish(session: weakref.ref[Session]) -> None:
+def _finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
     """At the end of a script that succeeded: what is being written is written, or the script has failed."""
-    living = session()
-    if living is None or hasattr(sys, "last_type"):
+    if hasattr(sys, "last_type"):
         return
     try:
-        living._checkpoints.close()
-        for logger in living._loggers if living.is_main else ():
+        checkpoints.close()
+        for logger in loggers:
             logger.close()
-    except PacelineError as error:
-        builtins.print(error.finding.render(), file=sys.stderr, flush=True)
+    except Exception as error:
+        text = error.finding.render() if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        builtins.print(text, file=sys.stderr, flush=True)
+        get_error_handler().record_exception(error)  # for the launcher, also torchrun
         sys.stdout.flush()
         os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0
 
 
 def _default_run_dir() -> str:
-    return str(Path("runs") / (Path(sys.argv[0]).stem or "session"))
+    name = Path(sys.argv[0]).stem
+    return str(Path("runs") / (name if name.strip("-c") else "session"))  # python -c, and programs from stdin

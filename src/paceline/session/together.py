@@ -25,7 +25,7 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
     if isinstance(value, dict | list | tuple):
         return rebuilt(value, lambda part: gather(part, iteration))
     if not isinstance(value, torch.Tensor) or not value.dim():
-        kind = f"a {type(value).__name__}" if not isinstance(value, torch.Tensor) else "a tensor of shape []"
+        kind = "a tensor of shape []" if isinstance(value, torch.Tensor) else f"what is of type {type(value).__name__}"
         raise UsageError(
             Finding(
                 "option-invalid",

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class Trainer:
         limit_val_batches: As above, to validate with; 0 for no validation.
         limit_test_batches: As above, to test with.
         callbacks: Objects with some of the methods of ``paceline.trainer.Callback``.
-        logger: True for ``metrics.csv`` in the run folder, False for none, or loggers (``paceline.logging``).
+        logger: True for ``metrics.csv`` in the run folder, False for none, or as ``Session(loggers=...)``.
         enable_progress_bar: Whether to show a bar, on a terminal, and a line for each epoch.
         enable_checkpointing: Whether to save after each epoch: the last two, and the best.
         monitor: Metric that decides which checkpoint is best, and when to stop.
@@ -109,7 +110,7 @@ class Trainer:
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
         callbacks: Callback | Sequence[Any] = (),
-        logger: bool | Logger | Sequence[Logger] = True,
+        logger: bool | str | Logger | Sequence[Logger | str] = True,
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         monitor: str | None = None,
@@ -384,6 +385,9 @@ class Trainer:
         of_launcher = env.read(env.RUN_DIR) is not None and self._for_session["run_dir"] is None
         if of_launcher if self._resume is None else self._resume:
             self.session.restore("latest")
+        elif any(self.session.run_dir.checkpoints.glob("[0-9]*")) and self.session.is_main:
+            folder = self.session.run_dir.root
+            print(f"paceline: begins anew beside what is in {folder}; resume=True goes on", file=sys.stderr)
 
     def _restore(self, ckpt_path: str | os.PathLike[str]) -> None:
         if not self.session.restore("latest" if ckpt_path == "last" else ckpt_path):
@@ -437,17 +441,19 @@ class Trainer:
         return self._work is not None and self._work.task is model
 
 
-def _loggers(logger: Any) -> Sequence[Logger] | None:
-    """Return the loggers for Session; None for its own."""
+def _loggers(logger: Any) -> Sequence[Logger | str]:
+    """Return the loggers for Session."""
     if isinstance(logger, bool):
-        return None if logger else ()
+        return ("csv",) if logger else ()
     found = list(logger) if isinstance(logger, list | tuple) else [logger]
     for each in found:
-        if not (callable(getattr(each, "log", None)) and callable(getattr(each, "close", None))):
+        if not isinstance(each, str) and not (
+            callable(getattr(each, "log", None)) and callable(getattr(each, "close", None))
+        ):
             raise options.invalid(
                 "logger",
                 type(each).__name__,
-                "something with log(values, step) and close()",
-                fix="Trainer(logger=paceline.logging.TensorBoardLogger(folder))",
+                "a name, or something with log(values, step) and close()",
+                fix='Trainer(logger="tensorboard")',
             )
     return found
