@@ -1,5 +1,6 @@
 """Session on real gloo ranks: precision, weights, streams, samplers, gather, once, hooks, and stopping."""
 
+import copy
 import itertools
 import os
 import random
@@ -222,6 +223,41 @@ def test_an_evaluation_inside_a_group_changes_nothing(ranks):
             assert torch.tensor(weights[name]).sub(torch.tensor(values)).abs().max() < 1e-12
 
 
+def train_on_pairs():
+    """Two loaders side by side, one of which ends earlier: the shorter one's end is the group's."""
+    session = Session(precision="64-true", accumulate=3)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    for (x, *_), (z, *_) in zip(session.loader(numbers(18), 4), session.loader(numbers(30), 4), strict=False):
+        count = len(x) + len(z)
+        loss = (model(x).square().sum() + model(z).abs().sum()) / max(count, 1)
+        if session.backward(loss, weight=count):
+            optimizer.step()
+            optimizer.zero_grad()
+    return session.step, everything(session.unwrap(model))
+
+
+def test_two_loaders_side_by_side(ranks):
+    ((steps, expected),) = ranks.run(train_on_pairs, world_size=1)
+    assert steps == 2
+    for found, weights in ranks.run(train_on_pairs, world_size=2):
+        assert found == steps
+        for name, values in expected.items():
+            assert torch.tensor(weights[name]).sub(torch.tensor(values)).abs().max() < 1e-12
+
+
+def second_loss_of_a_group():
+    session = Session(accumulate=2)
+    model = session.setup(net())
+    x, y, _ = next(iter(session.loader(numbers(16), 4)))
+    session.backward((model(x) - y).square().mean(), weight=len(y))
+    return name_of(lambda: session.backward(model(x).mean(), weight=1))
+
+
+def test_two_weighted_losses_of_one_batch_in_a_group_are_refused(ranks):
+    assert ranks.run(second_loss_of_a_group, world_size=2) == ["batch-weight-unknown"] * 2
+
+
 # What would not be averaged
 
 
@@ -240,6 +276,101 @@ def unwrapped():
     return name_of(lambda: session.backward(session.unwrap(model)(torch.ones(2, 6)).sum()))
 
 
+def through_another():
+    """A's gradient would stay local, although B, which has run, gets its own averaged."""
+    session = Session()
+    first, second = session.setup(nn.Linear(6, 6)), session.setup(nn.Linear(6, 1))
+    x = torch.ones(2, 6)
+    session.backward(second(first(x)).sum())
+    return name_of(lambda: session.backward(second(session.unwrap(first)(x)).sum()))
+
+
+def thawed():
+    session = Session()
+    model = net()
+    model[0].requires_grad_(False)
+    model, _ = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = session.loader(numbers(8), 4)
+    for x, *_ in loader:
+        session.backward(model(x).sum())
+    session.unwrap(model)[0].requires_grad_(True)
+    return name_of(lambda: next(iter(loader)))
+
+
+def test_two_models_with_a_loss_each(ranks):
+    assert ranks.run(two_losses, world_size=2) == [None] * 2
+
+
+def two_losses():
+    """As a GAN is trained: what one model made is judged by the other, with a backward for each."""
+    session = Session()
+    first, second = session.setup(nn.Linear(6, 6)), session.setup(nn.Linear(6, 1))
+    for x, *_ in session.loader(numbers(8), 4):
+        made = first(x)
+        session.backward(second(made.detach()).sum())
+        found = name_of(lambda made=made: session.backward(session.unwrap(second)(made).sum()))
+    return None if found == "gradients-not-averaged" else "missed: the second loss reaches a model whose turn is over"
+
+
+def copy_model():
+    session = Session()
+    model = session.setup(net())
+    copied = copy.deepcopy(model)
+    return copied is not model and torch.equal(copied(torch.ones(1, 6)), model(torch.ones(1, 6)))
+
+
+def test_a_model_can_be_copied(ranks):
+    assert ranks.run(copy_model, world_size=2) == [True] * 2
+
+
+def split_differently():
+    session = Session()
+    torch.manual_seed(session.rank)
+    part, _ = torch.utils.data.random_split(numbers(12), [8, 4])
+    return name_of(lambda: next(iter(session.loader(part, 4))))
+
+
+def test_a_split_that_differs_between_ranks_is_noticed(ranks):
+    assert ranks.run(split_differently, world_size=2) == ["data-not-shardable"] * 2
+
+
+def restore_late(folder, late):
+    """Return the learning rates of a training that went on; with a scheduler that is made before or after."""
+    session = Session(run_dir=folder)
+    model = net()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if late:
+        session.restore()
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
+    session.register(schedule=schedule)
+    if not late:
+        session.restore()
+    rates = []
+    for _ in range(5):
+        session.backward(model(torch.ones(2, 6)).sum())
+        optimizer.step()
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    session.save(wait=True)
+    return rates
+
+
+def test_a_scheduler_may_be_made_after_the_restore(ranks, tmp_path):
+    for late in (False, True):
+        folder = str(tmp_path / str(late))
+        rates = [ranks.run(restore_late, folder, late, world_size=2)[0] for _ in range(2)]
+        assert rates[0] + rates[1] == pytest.approx([0.1 * (0.1 + 0.9 * step / 20) for step in range(1, 11)])
+
+
+def once_large():
+    session = Session()
+    return len(session.once(lambda: b"x" * (10 << 20)))
+
+
+def test_a_large_value_of_once(ranks):
+    assert ranks.run(once_large, world_size=2, launched=True) == [10 << 20] * 2
+
+
 def name_of(function):
     try:
         function()
@@ -248,7 +379,7 @@ def name_of(function):
     return None
 
 
-@pytest.mark.parametrize("wrong", [second_loss, unwrapped])
+@pytest.mark.parametrize("wrong", [second_loss, unwrapped, through_another, thawed])
 def test_gradients_that_would_stay_on_their_rank_are_refused(ranks, wrong):
     assert ranks.run(wrong, world_size=2) == ["gradients-not-averaged"] * 2
 
@@ -324,7 +455,8 @@ def draw(kind):
     else:
         loader = session.loader(DataLoader(data, batch_size=6, drop_last=True))
     before = torch.get_rng_state()
-    found = [[session.gather(index).tolist() for (index,) in loader] for _ in range(2)]
+    with torch.no_grad():  # with autograd the first batch would seed each rank in its own way
+        found = [[session.gather(index).tolist() for (index,) in loader] for _ in range(2)]
     return found, torch.equal(before, torch.get_rng_state())
 
 

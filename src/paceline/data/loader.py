@@ -155,7 +155,7 @@ class Loader:
                 with_grad = torch.is_grad_enabled()
                 fresh = iteration.rows is None or iteration.rows.ends_group
                 if with_grad and fresh and tally.before_group is not None:
-                    tally.before_group()
+                    tally.before_group(iteration.number < 0)
                     self._check_same_data()
                 try:
                     rows, batch = next(batches)

@@ -69,7 +69,8 @@ class Tally:
     batches has therefore ended by the time of the next backward.
 
     Attributes:
-        before_group: Called before the first batch of each group of a loop with autograd, where a step is complete.
+        before_group: Called before the first batch of each group of a loop with autograd, where a step is complete;
+            with whether the loop begins.
         on_sync: Called with whether the next backward ends its group, if groups have more than one batch.
         last: The loop that yielded a batch last.
     """
@@ -77,7 +78,7 @@ class Tally:
     def __init__(self) -> None:
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
-        self.before_group: Callable[[], None] | None = None
+        self.before_group: Callable[[bool], None] | None = None
         self.on_sync: Callable[[bool], None] | None = None
         self.last: Iteration | None = None
         self.is_again = False  # whether the last backward was another one of the same batch

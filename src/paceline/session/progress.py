@@ -100,7 +100,6 @@ class Progress:
         while self._epoch < num_epochs:
             if self.stop.agreed(now=True):
                 self.leave()
-            self._gradients.check_frozen()
             self._in_epoch, self._loops_before = True, self._training_loops()
             yield self._epoch
             self._in_epoch = False
@@ -128,8 +127,10 @@ class Progress:
         self._say(f"goes on from {saved.path}: step {saved.step}, saved by {ranks}")
         return True
 
-    def at_boundary(self) -> None:
-        """All ranks are here, and every step so far is complete."""
+    def at_boundary(self, begins: bool) -> None:
+        """All ranks are here, and every step so far is complete; perhaps a loop over a loader begins."""
+        if begins:
+            self._gradients.check_frozen()
         if self._reseed is not None:
             # Not before training: models, also those made after the first setup, start alike on all ranks.
             seed_device(self._reseed)
