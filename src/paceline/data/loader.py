@@ -5,9 +5,11 @@ Built on torch's DataLoader, which gets our list of indices for each batch and d
 
 from __future__ import annotations
 
+import atexit
 import bisect
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,6 +31,9 @@ from paceline.world import World
 
 # Arguments that torch's DataLoader takes as they are.
 _HANDED_ON = ("pin_memory", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+
+
+_with_workers: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,8 @@ class Loader:
             self.dataset.set_epoch(epoch)
         self._restart_workers_if_changed()
         shard, batches = self._begin(epoch, start)
+        if self._batches.num_workers:
+            _release_at_exit(self)
         iteration = self.iteration = tally.open(shard, start=start)
         of_cpu = self._around.device.type == "cpu"
         if not of_cpu:
@@ -169,6 +176,10 @@ class Loader:
         finally:
             tally.close(iteration)
 
+    def release(self) -> None:
+        """Let workers that wait for another epoch go."""
+        self._batches._iterator = None
+
     @property
     def shuffles(self) -> bool:
         """Whether each epoch has another order of ours."""
@@ -190,7 +201,7 @@ class Loader:
         if self._batches.persistent_workers:
             state = _shallow(self.dataset)
             if self._batches._iterator is not None and state != self._state_of_dataset:
-                self._batches._iterator = None
+                self.release()
             self._state_of_dataset = state
 
     def describe(self) -> str:
@@ -408,6 +419,19 @@ class _Requests:
 
     def __iter__(self) -> Iterator[Request]:
         return self._begun
+
+
+def _release_at_exit(loader: Loader) -> None:
+    # Registered anew each time, so that it runs before torch's own exit handlers, which are as young as the workers:
+    # those wait five seconds for each, and then send a SIGTERM that our workers outlive for a while.
+    _with_workers.add(loader)
+    atexit.unregister(_release_all)
+    atexit.register(_release_all)
+
+
+def _release_all() -> None:
+    for loader in list(_with_workers):
+        loader.release()
 
 
 def _moved(batches: Iterator[tuple[Rows, Any]], device: torch.device) -> Iterator[tuple[Rows, Any]]:

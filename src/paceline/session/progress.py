@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,7 +53,9 @@ class Progress:
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed = reseed
-        self._loaders: list[Loader] = []
+        # Weakly, because a loader's workers end with it: at once if nobody else holds it, and only after seconds of
+        # waiting if the garbage collector finds it in a cycle, whose queues it closes first.
+        self._loaders: list[weakref.ref[Loader]] = []
         self._registered: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # restored state, until its loader or its object is there
         # How the script keeps its checkpoints; nothing is deleted before it has said so.
@@ -81,7 +84,7 @@ class Progress:
         if self._in_epoch:
             return  # it has no position that outlives the epoch
         state = self._waiting.pop(f"loader/{len(self._loaders)}", None)
-        self._loaders.append(loader)
+        self._loaders.append(weakref.ref(loader))
         if state is not None:
             loader.load_state_dict(state)
 
@@ -163,7 +166,7 @@ class Progress:
             "epochs": (max(0, self._loops - 1), self._epoch + self._is_epoch_done()),
             "scale": scale.state_dict() if scale else None,
             **self._waiting,  # what nobody has asked for yet
-            **{f"loader/{number}": each.state_dict() for number, each in enumerate(self._loaders)},
+            **{f"loader/{number}": each.state_dict() for number, each in self._living().items()},
             **{f"registered/{name}": each.state_dict() for name, each in self._registered.items()},
         }
         cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
@@ -171,14 +174,18 @@ class Progress:
         return portable.snapshot(self._gradients.models, self._gradients.optimizers, own, random, rank=self._world.rank)
 
     def _training_loops(self) -> int:
-        return sum(each.training_loops for each in self._loaders)
+        return sum(each.training_loops for each in self._living().values())
+
+    def _living(self) -> dict[int, Loader]:
+        """Return the loaders that are still there, by number."""
+        return {number: each for number, loader in enumerate(self._loaders) if (each := loader()) is not None}
 
     def _is_epoch_done(self) -> bool:
         """Whether a run that goes on from here begins with the next epoch.
 
         In the middle of a training loop the epoch is not over, and before the first one it has hardly begun.
         """
-        under_way = any(each.under_way for each in self._loaders)
+        under_way = any(each.under_way for each in self._living().values())
         begun = not self._loaders or self._training_loops() > self._loops_before
         return self._in_epoch and begun and not under_way
 
@@ -189,9 +196,9 @@ class Progress:
         if self._gradients.scale is not None and scale:
             self._gradients.scale.load_state_dict(scale)
         self._waiting = own
-        loaders, self._loaders = self._loaders, []
-        for loader in loaders:
-            self.add_loader(loader)
+        for number, loader in self._living().items():
+            if (state := own.pop(f"loader/{number}", None)) is not None:
+                loader.load_state_dict(state)
         for name, value in self._registered.items():
             self.register(name, value)
 
