@@ -156,10 +156,7 @@ def test_nodes_that_live_are_heard_again_and_again(make):
 
     until(lambda: count() >= 2)
     heard = head._beats[1][1], head._heard, other._heard
-    until(lambda: count() >= 4 and head._heard > heard[1] and other._heard > heard[2])
-    assert all(
-        later > before for before, later in zip(heard, (head._beats[1][1], head._heard, other._heard), strict=True)
-    )
+    until(lambda: head._beats[1][1] > heard[0] and head._heard > heard[1] and other._heard > heard[2])
     assert head.remote.lost == other.remote.lost == set()
     assert max(head.silent_s, other.silent_s) < 5
 
