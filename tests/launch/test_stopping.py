@@ -5,10 +5,12 @@ The script is what a Session does, as far as the launcher sees it: a signal sets
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
 import signal
+import socket
 import time
 
 import psutil
@@ -150,7 +152,14 @@ def test_without_the_head_nobody_waits_for_a_restart(command, kind):
         "(folder / 'manifest.json').write_text(json.dumps({'step': 40}))\n"
         "open('up-' + rank, 'w').write('here\\n')\ntime.sleep(120)\n"
     )
-    started = nodes(command, [1, 1], "--max-restarts", 3, kind=kind)
+    port = free_port()
+    options = ("--nnodes", 2, "--max-restarts", 3)
+    if kind == "static":
+        started = nodes(command, [1, 1], *options, port=port)
+    else:  # whoever comes first hosts the store
+        (head,) = nodes(command, [1], *options, kind=kind, port=port)
+        await_listener(port)
+        started = [head, *nodes(command, [1], *options, kind=kind, port=port)]
     for rank in range(2):
         command.wait_for(command.folder / f"up-{rank}")
     time.sleep(1.5)  # a few signs of life
@@ -165,3 +174,12 @@ def test_without_the_head_nobody_waits_for_a_restart(command, kind):
     assert line_of(ended, "by itself") == f"(trap exit INT; until {line}; do sleep 10; done)"
     started[0].process.wait()
     assert command.survivors(within_s=10) == []
+
+
+def await_listener(port):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens on {port}")
