@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -122,6 +121,8 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
 
 def shard(model: nn.Module, options: FSDP, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
     """Shard a model in place; return what became of its parameters."""
+    from torch.distributed.fsdp import fully_shard  # takes most of a second, which only those pay who shard
+
     names = {parameter: name for name, parameter in model.named_parameters()}
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in _layers(model, options.layers):
@@ -145,13 +146,3 @@ def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> li
         if not found and isinstance(model, nn.Sequential):
             found = list(model.children())
     return [each for each in found if any(True for _ in each.parameters())]
-
-
-def sync_next(model: nn.Module, sync: bool) -> None:
-    """Say whether the next forward and backward of a replicated model reduce its gradients.
-
-    Shards are reduced in every backward: between two of them fsdp would keep whole gradients, which is the memory that
-    it is there to save, and where nobody can scale or drop them.
-    """
-    if isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = sync

@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.checkpoint import findings, folder, manifest, read, shares, write
+from paceline.checkpoint import findings, folder, manifest, shares
 from paceline.checkpoint.background import Background
 from paceline.checkpoint.exchange import Exchange
 from paceline.checkpoint.manifest import Manifest, Saved
 from paceline.checkpoint.staging import Staging
-from paceline.checkpoint.write import Draft, Keep
 from paceline.world import World
+
+if TYPE_CHECKING:
+    from paceline.checkpoint.write import Draft
 
 _SEEN_S = 3.0  # how long a network file system may take to show a new file to another machine
 
@@ -27,7 +29,8 @@ _SEEN_S = 3.0  # how long a network file system may take to show a new file to a
 class Checkpoints:
     """The checkpoints of one run folder, as one rank sees them.
 
-    Making one has no effect and is not a collective; ``save``, ``find`` and ``load`` are collectives: all
+    Making one has no effect and is not a collective, nor does it import torch's checkpoints, which takes most of a
+    second; ``save``, ``find`` and ``load`` are collectives: all
     ranks call them, in the same order. What fails on one rank is raised on all.
 
     A state is a flat mapping of names to tensors, plain or sharded (DTensor), or to objects that can be
@@ -84,6 +87,8 @@ class Checkpoints:
             RunError: The disk is full. This, like all that goes wrong after the copying, is raised by the
                 next ``save``, ``wait``, ``find``, ``load`` or ``close``.
         """
+        from paceline.checkpoint import write
+
         _check_options(mode=mode, keep_last=keep_last, keep_best=keep_best)
         self._prepare()
         if not self._is_checked:
@@ -100,7 +105,7 @@ class Checkpoints:
             files={},
             run=self._run,
         )
-        keep = Keep(keep_last, keep_best, mode)
+        keep = write.Keep(keep_last, keep_best, mode)
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
         work = partial(write.write, make_draft, self._folder, told, keep=keep, exchange=self._exchange)
         if wait:
@@ -143,6 +148,9 @@ class Checkpoints:
                 asked for and none has a metric.
             RunError: It is damaged.
         """
+        # At the start of a script, where it waits anyway, and not in its first save.
+        from paceline.checkpoint import read, write  # noqa: F401  imported here to be there later
+
         self._prepare()
         return self._exchange.ask_main(lambda: self._find(which))
 
@@ -164,6 +172,8 @@ class Checkpoints:
             RunError: It is damaged. Nothing was overwritten.
             SetupError: A rank does not see the folder.
         """
+        from paceline.checkpoint import read
+
         self._prepare()
         rank, world_size = self._world.rank, self._world.world_size
         self._exchange.gather(lambda: read.check(saved, into))
@@ -182,6 +192,8 @@ class Checkpoints:
 
     def _draft(self, state: Mapping[str, Any], *, copy: bool) -> Callable[[], Draft]:
         """Copy this rank's share now; what goes wrong is kept until the others can hear of it."""
+        from paceline.checkpoint import write
+
         try:
             made = write.draft(
                 state,
@@ -195,6 +207,8 @@ class Checkpoints:
         return lambda: made
 
     def _find(self, which: str | os.PathLike[str]) -> Saved | None:
+        from paceline.checkpoint import read
+
         if which == "latest":
             paths = folder.list_paths(self._folder)
             return read.describe(folder.latest(paths)) if paths else None

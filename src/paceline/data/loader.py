@@ -32,7 +32,6 @@ from paceline.world import World
 # Arguments that torch's DataLoader takes as they are.
 _HANDED_ON = ("pin_memory", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
 
-
 _with_workers: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
@@ -135,11 +134,9 @@ class Loader:
         """
         if isinstance(self.dataset, IterableDataset):
             raise TypeError(f"the length of {type(self.dataset).__name__} is not known before it is read")
-        if self._sampler is not None:
-            if not self.batch_size:
-                return len(self._sampler)
-            return len(EvenBatches(len(self._sampler), self.batch_size, self._last))
-        return len(EvenBatches(len(self.dataset), self.batch_size, self._last))
+        if not self.batch_size:
+            return len(self._sampler)
+        return len(EvenBatches(self._length(), self.batch_size, self._last))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or what is left of one that a checkpoint was in."""
@@ -154,9 +151,7 @@ class Loader:
         if self._batches.num_workers:
             _release_at_exit(self)
         iteration = self.iteration = tally.open(shard, start=start)
-        of_cpu = self._around.device.type == "cpu"
-        if not of_cpu:
-            batches = _moved(batches, self._around.device)
+        batches = _moved(batches, self._around.device)
         try:
             while True:
                 with_grad = torch.is_grad_enabled()
@@ -213,9 +208,9 @@ class Loader:
             parts.append(f"{per_rank} a rank")
         if groups > 1:
             parts.append(f"{groups} of them a training step")
-        shards = range(ranks) if size and not isinstance(self.dataset, IterableDataset) else ()
-        rest = self._length() % size if shards else 0
-        if 0 < rest < ranks and self._last == "exact":
+        counted = size and self._last == "exact" and not isinstance(self.dataset, IterableDataset)
+        rest = self._length() % size if counted else 0
+        if 0 < rest < ranks:
             parts.append(f"{rest} in the last, where the other ranks get zero rows")
         notes = [", ".join(parts)] + [self.reason] * bool(self.reason)
         if not in_memory(self.dataset) and takes_batches(self.dataset):
@@ -435,6 +430,8 @@ def _release_all() -> None:
 
 
 def _moved(batches: Iterator[tuple[Rows, Any]], device: torch.device) -> Iterator[tuple[Rows, Any]]:
+    if device.type == "cpu":
+        return batches
     if device.type == "cuda":
         return moved_ahead(batches, device)
     return ((rows, to_device(batch, device)) for rows, batch in batches)

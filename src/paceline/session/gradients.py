@@ -67,7 +67,6 @@ class Gradients:
         self._tally, self._say = tally, say
         self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
-        self._parallel: list[nn.Module] = []  # what became of models
         self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
         self._frozen: dict[nn.Parameter, str] = {}  # parameters that DDP leaves out, by name
         self._armed = Armed()
@@ -161,12 +160,17 @@ class Gradients:
     def _agree(self, bad: bool) -> bool:
         # After an all-reduce all ranks hold the same gradients; of shards, and of another model's gradients that are
         # still being accumulated, each knows its own only.
-        alike = isinstance(self._strategy, strategy.DDP) and (len(self._parallel) == 1 or self._accumulate == 1)
+        alike = isinstance(self._strategy, strategy.DDP) and (len(self._armed.models) == 1 or self._accumulate == 1)
         return bad if alike or self._world_size == 1 else bool(runtime.maxima([bad])[0])
 
     def _sync(self, ends_group: bool) -> None:
-        for each in self._parallel:
-            strategy.sync_next(each, ends_group)
+        """Say whether the next forward and backward reduce gradients.
+
+        Shards are reduced in every backward: between two of them fsdp would keep whole gradients, which is the memory
+        that it is there to save, and where nobody can scale or drop them.
+        """
+        for each in self._armed.models:
+            each.require_backward_grad_sync = ends_group
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         self._tell_limit(model)
@@ -176,14 +180,13 @@ class Gradients:
         if isinstance(self._strategy, strategy.FSDP):
             ready = self._shard(model, self._strategy, optimizers)
         else:
-            ready = strategy.replicate(model, self._strategy)
-            self._armed.watch(ready)
+            ready = replica = strategy.replicate(model, self._strategy)
+            self._armed.watch(replica)
+            if self._accumulate > 1:
+                self._tally.on_sync = self._sync
+                replica.require_backward_grad_sync = False
             self._frozen |= {each: name for name, each in model.named_parameters() if not each.requires_grad}
         self._buffered += [each for each in model.modules() if any(True for _ in each.buffers(recurse=False))]
-        self._parallel.append(ready)
-        if self._accumulate > 1:
-            self._tally.on_sync = self._sync
-            strategy.sync_next(ready, False)
         return ready
 
     def _shard(self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]) -> nn.Module:
@@ -231,7 +234,7 @@ class Armed:
     """
 
     def __init__(self) -> None:
-        self.models: list[nn.Module] = []
+        self.models: list[DistributedDataParallel] = []
         self._ready: dict[int, None] = {}  # numbers of those that have run
 
     def __bool__(self) -> bool:
@@ -240,7 +243,7 @@ class Armed:
     def __deepcopy__(self, _: Any) -> Armed:
         return self  # a copy of a model, as for averaging weights, is not one of a session
 
-    def watch(self, model: nn.Module) -> None:
+    def watch(self, model: DistributedDataParallel) -> None:
         """Take notice of the forwards of a model."""
         number = len(self.models)
         self.models.append(model)

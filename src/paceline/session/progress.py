@@ -83,16 +83,13 @@ class Progress:
             )
         if self._in_epoch:
             return  # it has no position that outlives the epoch
-        state = self._waiting.pop(f"loader/{len(self._loaders)}", None)
+        self._hand_over(f"loader/{len(self._loaders)}", loader)
         self._loaders.append(weakref.ref(loader))
-        if state is not None:
-            loader.load_state_dict(state)
 
     def register(self, name: str, value: Any) -> None:
         """Keep the state of an object; set it if a checkpoint has one for it."""
         self._registered[name] = value
-        if (state := self._waiting.pop(f"registered/{name}", None)) is not None:
-            value.load_state_dict(state)
+        if self._hand_over(f"registered/{name}", value):
             _set_rates(value)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -197,10 +194,16 @@ class Progress:
             self._gradients.scale.load_state_dict(scale)
         self._waiting = own
         for number, loader in self._living().items():
-            if (state := own.pop(f"loader/{number}", None)) is not None:
-                loader.load_state_dict(state)
+            self._hand_over(f"loader/{number}", loader)
         for name, value in self._registered.items():
             self.register(name, value)
+
+    def _hand_over(self, name: str, to: Any) -> bool:
+        """Load restored state that waits for an object; return whether there was any."""
+        state = self._waiting.pop(name, None)
+        if state is not None:
+            to.load_state_dict(state)
+        return state is not None
 
     def _take_random(self, random: dict[str, Any] | None) -> None:
         self._reseed = None

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from paceline.session import Session
@@ -48,7 +47,7 @@ class Work:
         self.module = task if isinstance(task, nn.Module) else Parts(task)
         ready: Any = session.setup(self.module, *optimizers)
         self._wrapped: nn.Module = ready[0] if optimizers else ready
-        self.is_sharded = isinstance(self._wrapped, FSDPModule)
+        self.is_sharded = any(hasattr(each, "device_mesh") for each in self._wrapped.parameters())
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, batch: Any, batch_idx: int) -> Any:
