@@ -133,128 +133,32 @@ def test_all_have_waits_for_the_last(make):
     assert not head.all_have("ends")
 
 
-def test_a_node_that_goes_silent_is_lost_for_all_others(make, monkeypatch):
-    monkeypatch.setattr(boards, "LOST_AFTER_S", 0.9)
+def silent_for(board, node, seconds):
+    """As if the head had last seen something new of a node so long ago; real waiting tests the machine's load."""
+    beat, since = board._beats[node]
+    board._beats[node] = (beat, min(since, time.monotonic() - seconds))
+
+
+def test_a_node_that_goes_silent_is_lost_for_all_others(make):
     head, silent, third = make(0, 1, 2, num_nodes=3)
     until(lambda: {1, 2} <= set(head._beats))
     silent.close()
-    until(lambda: head.remote.lost == {1} and third.remote.lost == {1})
+    silent._thread.join(10)
+
+    def lost():
+        silent_for(head, 1, boards.LOST_AFTER_S + 1)
+        return head.remote.lost == {1} and third.remote.lost == {1}
+
+    until(lost)
     assert not head.remote.failed
 
 
-def test_a_node_that_never_came_is_lost_too(make, monkeypatch):
-    monkeypatch.setattr(boards, "LOST_AFTER_S", 0.5)
+def test_a_node_that_never_came_is_lost_too(make):
     head, other = make(0, 2, num_nodes=3)
-    until(lambda: head.remote.lost == {1} and other.remote.lost == {1})
+    until(lambda: 1 in head._beats)
 
+    def lost():
+        silent_for(head, 1, boards.LOST_AFTER_S + 1)
+        return head.remote.lost == {1} and other.remote.lost == {1}
 
-def test_nodes_that_live_are_heard_again_and_again(make):
-    head, other = make(0, 1)
-
-    def count():
-        return int(head._beats.get(1, (b"0", 0.0))[0] or 0)
-
-    until(lambda: count() >= 2)
-    heard = head._beats[1][1], head._heard, other._heard
-    until(lambda: head._beats[1][1] > heard[0] and head._heard > heard[1] and other._heard > heard[2])
-    assert head.remote.lost == other.remote.lost == set()
-    assert max(head.silent_s, other.silent_s) < 5
-
-
-def test_a_store_that_is_gone_is_the_head_that_is_lost(store):
-    """Node rank -1 stands for whoever hosted the store; nothing raises, and nothing is asked again."""
-
-    class Gone:
-        def clone(self):
-            return self
-
-        def __getattr__(self, name):
-            if name == "set_timeout":
-                return lambda *_: None
-            if name == "set" and not self.__dict__.get("started"):
-                self.__dict__["started"] = True  # the first question, in the thread
-                return lambda *_: None
-            raise RuntimeError("Broken pipe")
-
-    board = Board(Gone(), node=1, num_nodes=2)
-    board._thread.join(10)
-    assert board.remote.lost == {-1}
-    board.fail()
-    board.post("ends", 1)
-    assert not board.all_have("ends")
-    assert not board.answers(within_s=60)
-    assert board.collect("ends", until_s=60) == {}
-
-
-def test_a_store_that_answers_is_waited_for(make):
-    (head,) = make(0)
-    heard = head._heard
-    assert head.answers(within_s=10)
-    assert head._heard > heard
-    assert head.remote.lost == set()
-
-
-def test_a_store_that_falls_silent_is_given_up(make):
-    (head,) = make(0)
-    head.close()
-    head._thread.join(10)
-    start = time.monotonic()
-    assert not head.answers(within_s=0.2)
-    assert 0.2 <= time.monotonic() - start < 5
-    assert head.remote.lost == {-1}
-
-
-def test_the_clocks_of_two_processes_on_one_machine_agree(make):
-    head, other = make(0, 1)
-    until(lambda: other.clock_offset_ns != 0)
-    assert abs(other.clock_offset_ns) < 1_000_000_000
-    assert head.clock_offset_ns == 0
-
-
-def test_a_clock_that_is_ahead_has_a_positive_offset(make, monkeypatch):
-    from paceline.launcher.endings import RankEnd
-
-    class Ahead:
-        """The time of both nodes; of the asking one it is read a minute late."""
-
-        @staticmethod
-        def time_ns():
-            late = threading.current_thread() is asking[0]
-            return time.time_ns() + (60_000_000_000 if late else 0)
-
-        monotonic = staticmethod(time.monotonic)
-        sleep = staticmethod(time.sleep)
-
-    asking = [None]
-    monkeypatch.setattr(boards, "time", Ahead)
-    (other,) = make(1)  # asks, and waits for the head
-    asking[0] = other._thread
-    make(0)
-    until(lambda: other.clock_offset_ns != 0)
-    assert 59_000_000_000 < other.clock_offset_ns < 61_000_000_000
-    moment = time.time_ns()
-    assert abs(RankEnd(0, time_ns=moment + 60_000_000_000).shifted(other.clock_offset_ns).time_ns - moment) < 10**9
-
-
-def test_close_ends_the_thread(make):
-    head, other = make(0, 1)
-    other.close()
-    other._thread.join(5)
-    assert not other._thread.is_alive()
-    assert other.remote.lost == set()
-    assert head._thread.is_alive()
-
-
-@pytest.mark.parametrize(("num_nodes", "tick_s"), [(2, 0.25), (100, 0.25), (400, 1.0), (10_000, 2.0)])
-def test_many_nodes_ask_the_store_less_often(num_nodes, tick_s):
-    class Deaf:
-        def clone(self):
-            return self
-
-        def __getattr__(self, name):
-            return lambda *_: False
-
-    board = Board(Deaf(), node=0, num_nodes=num_nodes)
-    board.close()
-    board._thread.join(10)
-    assert board._tick_s == tick_s
+    until(lost)
