@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from paceline import __version__, env
 from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
 from paceline.launcher import options as launch
+from paceline.launcher.option_table import OPTIONS, Option
 
 Deed = Callable[[], int]
 
@@ -27,7 +28,7 @@ def cli() -> None:
     """Data-parallel PyTorch, from one process to many nodes."""
 
 
-def _declare(option: launch.Option) -> Callable[[Any], Any]:
+def _declare(option: Option) -> Callable[[Any], Any]:
     forms = [option.short] if option.short else []
     forms += [option.long]
     if "_" in option.name:
@@ -54,7 +55,7 @@ def _run(**typed: Any) -> Deed:
     context = click.get_current_context()
     given = {
         option.name: typed[option.name]
-        for option in launch.OPTIONS
+        for option in OPTIONS
         if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     }
     asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=env.torchrun_defaults())
@@ -71,7 +72,7 @@ def _make_run() -> click.Command:
     function: Any = _run
     function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
     function = click.argument("script")(function)
-    for option in reversed(launch.OPTIONS):
+    for option in reversed(OPTIONS):
         function = _declare(option)(function)
     return click.command("run", cls=_Run)(function)
 

@@ -49,6 +49,16 @@ CODES = {
     "world-size-mismatch": "NET009",
     "node-missing": "NET010",
     "duplicate-ranks": "NET011",
+    "extra-node": "NET012",
+    "late-node": "NET013",
+    "address-resolves-differently": "NET014",
+    "gloo-loopback": "NET015",
+    "interface-missing-on-node": "NET016",
+    "interface-not-routed": "NET017",
+    "slow-link": "NET018",
+    "environment-differs": "ENV011",
+    "code-differs": "ENV012",
+    "clock-skew": "ENV013",
     "user-exception": "RUN001",
     "script-error-on-one-rank": "RUN002",
     "module-not-found": "RUN003",
@@ -66,12 +76,22 @@ CODES = {
     "launcher-fault": "RUN015",
     "grace-too-short": "RUN016",
     "run-unfinished": "RUN017",
+    "rank-stuck-in-data": "RUN018",
+    "rank-stuck-in-code": "RUN019",
+    "conditional-collective": "RUN020",
+    "uneven-inputs": "RUN021",
+    "straggler": "RUN022",
+    "non-finite-on-one-rank": "RUN023",
+    "replicas-differ": "RUN024",
+    "ddp-model-mismatch": "RUN025",
+    "sighup-terminal-closed": "RUN026",
     "data-not-shardable": "DAT001",
     "batch-weight-unknown": "DAT002",
     "optimizer-of-other-model": "DAT003",
     "data-changed": "DAT004",
     "gradients-not-averaged": "DAT005",
     "same-order-each-epoch": "DAT006",
+    "same-data-on-all-ranks": "DAT007",
     "checkpoint-damaged": "CKP001",
     "checkpoint-other-model": "CKP002",
     "checkpoint-missing": "CKP003",
@@ -117,6 +137,12 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         """Return the finding as plain data, as ``--json`` prints it."""
         return {"code": self.code, **asdict(self), "evidence": list(self.evidence)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Finding:
+        """Return the finding that ``to_json`` made."""
+        fields = {key: value for key, value in values.items() if key != "code"}
+        return cls(**{**fields, "evidence": tuple(values["evidence"])})
 
     def render(self) -> str:
         """Return the finding as text: what, where, evidence, why, fix."""

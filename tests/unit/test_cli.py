@@ -10,7 +10,7 @@ import pytest
 from paceline import __version__
 from paceline import cli as module
 from paceline import run as running
-from paceline.launcher.options import OPTIONS
+from paceline.launcher.option_table import OPTIONS
 
 
 @pytest.fixture

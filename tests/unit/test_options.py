@@ -7,7 +7,8 @@ from torch.distributed.run import get_args_parser
 
 from paceline.errors import UsageError
 from paceline.launcher import options
-from paceline.launcher.options import OPTIONS, Options, parse, split_endpoint, streams_of, unknown_option
+from paceline.launcher.option_table import OPTIONS
+from paceline.launcher.options import Options, parse, split_endpoint, streams_of, unknown_option
 
 TORCHRUN = [action for action in get_args_parser()._actions if action.option_strings and action.dest != "help"]
 # Where paceline departs from torchrun, as its documentation says.

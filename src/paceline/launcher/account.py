@@ -84,6 +84,7 @@ class Run:
         seconds: How long the run took.
         again: How it is started again.
         last: The checkpoint that was committed last, None if there is none.
+        noticed: Warnings, of all nodes.
         saving: A checkpoint that was being written when the run was stopped, and is not whole; empty if none was.
         grace_s: Seconds that ranks had to end by themselves.
     """
@@ -97,6 +98,7 @@ class Run:
     seconds: float = 0.0
     again: Again = field(default_factory=Again)
     last: Checkpoint | None = None
+    noticed: Sequence[Finding] = ()
     saving: str = ""
     grace_s: int = 0
 
@@ -124,7 +126,7 @@ def tell(run: Run) -> Report:
     lost = verdict.lost and not verdict.causes
     again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
     lines = outcome.block(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
-    return Report(EXIT_FAILED, lines, [verdict.finding])
+    return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
 
 
 def _failed_before(ends: Sequence[RankEnd], stop: Stop) -> bool:
@@ -204,7 +206,8 @@ def _succeeded(run: Run) -> Report:
             f"note: {'rank' if len(late) == 1 else 'ranks'} {outcome.fold(late)} crashed in the interpreter's "
             "teardown, after the script's end; the run succeeded",
         )
-    return Report(EXIT_OK, lines, summary=figures)
+    lines[:0] = [line for finding in run.noticed for line in finding.render().splitlines()]
+    return Report(EXIT_OK, lines, list(run.noticed), summary=figures)
 
 
 def refused(error: PacelineError) -> Report:

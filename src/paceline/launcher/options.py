@@ -12,99 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of the command line.
-
-    Attributes:
-        name: With underscores, as in ``PET_<NAME>``; the command line takes dashes and underscores.
-        help: One line.
-        default: Text of the default, as typed.
-        short: A short form, such as ``-t``.
-        flag: True for an option without a value.
-        ours: True for what torchrun does not have.
-        metavar: What stands for the value in the help.
-    """
-
-    name: str
-    help: str
-    default: str | None = None
-    short: str = ""
-    flag: bool = False
-    ours: bool = False
-    metavar: str = ""
-
-    @property
-    def long(self) -> str:
-        """The option as typed with dashes."""
-        return "--" + self.name.replace("_", "-")
-
-
-START_METHODS = ("fork", "forkserver", "spawn", "exec")
-NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
-RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
-DEFAULT_PORT = 29500
-DEFAULT_C10D_PORT = 29400
-
-OPTIONS: tuple[Option, ...] = (
-    Option("nnodes", "number of nodes, or a range MIN:MAX", "1:1", metavar="N|MIN:MAX"),
-    Option(
-        "nproc_per_node",
-        "ranks on this node: a number, gpu, cpu, xpu or auto; default one per GPU, one without GPUs",
-        metavar="N",
-    ),
-    Option("node_rank", "rank of this node, 0 is the head (static rendezvous)", "0", metavar="N"),
-    Option("master_addr", "address of the head (static rendezvous)", "127.0.0.1", metavar="HOST"),
-    Option("master_port", "port at the head (static rendezvous); on one node a free port", metavar="PORT"),
-    Option("local_addr", "address of this node, if the one that routes to the head is wrong", metavar="ADDR"),
-    Option("rdzv_backend", "rendezvous: static, c10d, etcd or etcd-v2", "static", metavar="NAME"),
-    Option("rdzv_endpoint", "where nodes meet, HOST:PORT", "", metavar="HOST:PORT"),
-    Option("rdzv_id", "id of the run, the same on all nodes", "none", metavar="ID"),
-    Option("rdzv_conf", "further settings of the rendezvous, K1=V1,K2=V2", "", metavar="K=V,..."),
-    Option("standalone", "one node with a store on a free port (what one node does anyway)", flag=True),
-    Option("max_restarts", "how often the ranks may be started again after a failure", "0", metavar="N"),
-    Option("monitor_interval", "how often the launcher looks at its ranks, in seconds", "0.1", metavar="S"),
-    Option(
-        "start_method",
-        "fork: from a warm process that has torch imported; spawn: a fresh Python with paceline's entry; "
-        "exec: python -u script.py, nothing seen inside",
-        "fork",
-        metavar="|".join(START_METHODS),
-    ),
-    Option("role", "name of the ranks in prefixes", "default", metavar="NAME"),
-    Option("module", "run a module, as python -m does", short="-m", flag=True),
-    Option("no_python", "run a program that is not a Python script", flag=True),
-    Option("run_path", "run the script with runpy.run_path", flag=True),
-    Option("log_dir", "put log files here, in torchrun's layout", metavar="DIR"),
-    Option("redirects", "streams that go to files only: 0-3, or per local rank 0:1,1:2", "0", "-r"),
-    Option("tee", "streams that go to files and, with a prefix, to the console: as --redirects", "0", "-t"),
-    Option("local_ranks_filter", "local ranks that the console shows, such as 0,1", "", metavar="N,N"),
-    Option("duplicate_stdout_filters", "lines of teed stdout to copy to filtered_stdout.log", metavar="A,B"),
-    Option("duplicate_stderr_filters", "lines of teed stderr to copy to filtered_stderr.log", metavar="A,B"),
-    Option("event_log_handler", "torch elastic's event log", "null", metavar="NAME"),
-    Option("logs_specs", "entry point in torchrun.logs_specs that names log files", metavar="NAME"),
-    Option("numa_binding", "bind ranks to CPUs near their GPU", metavar="|".join(NUMA_MODES)),
-    Option(
-        "signals_to_handle",
-        "signals to hand on to the ranks",
-        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        metavar="SIG,SIG",
-    ),
-    Option("shutdown_timeout", "seconds that ranks have to end by themselves, default 30", metavar="S"),
-    Option("virtual_local_rank", "each rank sees one GPU, as device 0", flag=True),
-    Option("grace_s", "the same as --shutdown-timeout", ours=True, metavar="S"),
-    Option(
-        "max_time",
-        "stop the run well after this time: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00",
-        ours=True,
-        metavar="TIME",
-    ),
-    Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
-    Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
-    Option("run_dir", "folder of this run, default runs/<time>-<script>", ours=True, metavar="DIR"),
-    Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),
+from paceline.launcher.option_table import (
+    DEFAULT_C10D_PORT,
+    DEFAULT_PORT,
+    NUMA_MODES,
+    ON_HANG,
+    OPTIONS,
+    RDZV_BACKENDS,
+    START_METHODS,
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -150,6 +65,13 @@ class Options:
     no_probe: bool = False
     nccl_debug: bool = False
     max_time: float | None = None  # seconds
+    check: bool = False
+    no_check: bool = False
+    roll_call_timeout: float = 30.0  # seconds
+    hang_timeout: float | None = None  # seconds; None: chosen by how long steps take
+    on_hang: str = "stop"
+    check_finite: bool = False
+    check_replicas: int = 0  # optimizer steps; 0: never
     run_dir: str | None = None
     json: bool = False
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
@@ -202,6 +124,10 @@ def parse(
         "nproc_per_node": _nproc(raw.get("nproc_per_node", "")),
         "shutdown_timeout": _grace(raw),
         "max_time": _duration(raw, "max_time"),
+        "roll_call_timeout": _seconds(raw, "roll_call_timeout"),
+        "hang_timeout": _seconds(raw, "hang_timeout"),
+        "on_hang": _choice(raw, "on_hang", ON_HANG),
+        "check_replicas": _integer(raw, "check_replicas", low=1),
         "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
     for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
@@ -222,6 +148,14 @@ def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
         raise _contradiction("--no-python", "--module", "a module needs Python")
     if _truth(raw.get("run_path", False)) and _truth(raw.get("module", False)):
         raise _contradiction("--run-path", "--module", "a module is not a path")
+    if _truth(raw.get("check", False)) and _truth(raw.get("no_check", False)):
+        raise _contradiction("--check", "--no-check", "one asks for the roll call, the other leaves it out")
+    if _truth(raw.get("no_check", False)) and "roll_call_timeout" in typed:
+        raise _contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
+    if _truth(raw.get("no_probe", False)):
+        needs_probe = {"hang_timeout", "on_hang", "check_finite", "check_replicas"} & typed
+        if needs_probe:
+            raise _contradiction(_long(min(needs_probe)), "--no-probe", "it rests on what the probe counts")
     if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
         raise _contradiction("--grace-s", "--shutdown-timeout", "they are two names of one time")
     for plain, needs in (("duplicate_stdout_filters", "tee"), ("duplicate_stderr_filters", "tee")):
@@ -360,7 +294,8 @@ def _seconds(raw: Mapping[str, Any], name: str) -> float | None:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise _invalid(name, str(text), "is a number of seconds above 0", f"{_long(name)} {_BY_NAME[name].default}")
+        example = _BY_NAME[name].default or 300
+        raise _invalid(name, str(text), "is a number of seconds above 0", f"{_long(name)} {example}")
     return value
 
 

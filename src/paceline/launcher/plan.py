@@ -15,7 +15,8 @@ from typing import Any
 from paceline import env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.launcher.host import HostFacts
-from paceline.launcher.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options, split_endpoint
+from paceline.launcher.option_table import DEFAULT_C10D_PORT, DEFAULT_PORT
+from paceline.launcher.options import Options, split_endpoint
 
 # Variables that torch or a library under it reads once, when it is loaded. A script that sets one means it,
 # so its ranks must not come from a process that has torch already.

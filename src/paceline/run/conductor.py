@@ -1,0 +1,237 @@
+"""The launcher's main thread: listens to signals, to the clock and to its node, and tells how the run ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+from paceline import env
+from paceline.errors import EXIT_OK, Finding, PacelineError
+from paceline.launcher import account, evidence, host, nccl, resume, signals, starter
+from paceline.launcher.account import Report, Stop
+from paceline.launcher.console import Console
+from paceline.launcher.endings import RankEnd
+from paceline.launcher.options import Options
+from paceline.launcher.plan import Plan
+from paceline.launcher.resume import Again, Checkpoint
+from paceline.launcher.signals import NOTICES, Caught, Signals
+from paceline.launcher.task import FUNCTION, RankTask
+from paceline.run.node import Node, names_of
+from paceline.rundir import RunDir
+
+# How long nodes wait for each other's account of a failure; all stop their ranks within 2 s.
+_ACCOUNTS_S = 5.0
+# How long the agent's thread may take to notice that it is to end, before the launcher goes without it.
+_NOTICE_S = 2.0
+# A file's time is that of a coarser clock, or of a file server's.
+_FILE_CLOCK_NS = 1_000_000_000
+_SIGNALS_OF_OURS = ("SIGWINCH", *NOTICES)
+
+
+class Conductor:
+    """The launcher of one node, from the warm process to the last line.
+
+    The agent works in a thread of its own; the main thread listens to signals and to how the agent does,
+    so that no wait inside torch can make the launcher deaf.
+    """
+
+    def __init__(self, options: Options, plan: Plan, task: RankTask, warm: starter.Starter, handle: int) -> None:
+        self._options = options
+        self._plan = plan
+        self._task = task
+        self._warm = warm
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
+        self._console = Console(err=os.dup(2))
+        self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._stop: Stop | None = None
+        self._insistence = signals.Insistence()
+        self._node = Node(options, plan, task, warm=warm, handle=handle, console=self._console)
+        self._started_s = time.monotonic()
+
+    def run(self) -> Report:
+        """Conduct; returns how the run ended."""
+        # torch's C++ prints stack traces into the launcher's stderr when a store goes away; they are kept
+        # in the run folder, the console is for what is meant for people.
+        os.dup2(self._noise.fileno(), 2)
+        handled = [getattr(signal, name) for name in (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)]
+        taken = Signals(list(dict.fromkeys(handled)))
+        try:
+            threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
+            report = self._attend(taken)
+            self._finish(report)
+        finally:
+            os.dup2(self._console.err, 2)
+        return report
+
+    # The agent's thread
+
+    def _work(self) -> None:
+        try:
+            self._news.put(("ended", self._node.run()))
+        except PacelineError as error:
+            self._news.put(("refused", error))
+        except BaseException as error:
+            self._news.put(("broke", error))
+
+    # The main thread
+
+    def _attend(self, taken: Signals) -> Report:
+        """Listen to signals, to the clock and to the agent until the run has ended one way or the other."""
+        deadline = float("inf")
+        limit = self._started_s + (self._options.max_time or float("inf"))
+        while True:
+            got = taken.next(0.05)
+            if got is not None and got.number == signal.SIGWINCH:
+                self._console.resize()
+            elif got is not None:
+                at_once = self._insistence.hears(got.number.name, time.monotonic())
+                if self._stop is None:
+                    deadline = self._obey_signal(got)
+                elif at_once:
+                    self._warm.kill()
+            elif time.monotonic() > limit and self._stop is None:
+                self._insistence.hears("", time.monotonic())
+                deadline = self._obey_clock()
+            if not self._news.empty():
+                return self._account(*self._news.get())
+            if time.monotonic() > deadline:
+                if self._node.agent is None or not self._node.agent.stopping.is_set():
+                    # It sits in a wait inside torch, for nodes or for the store: go without it.
+                    self._warm.kill()
+                    return self._account("ended", False)
+                deadline = float("inf")
+
+    def _obey_signal(self, got: Caught) -> float:
+        sender = "an unknown sender" if got.sender is None else "the terminal"
+        if got.sender:
+            sender = host.describe_process(got.sender)
+        hands_on = signals.for_ranks(got.number, self._options.signals_to_handle)
+        return self._end_ranks(got.number, got.number.name, sender, hands_on=hands_on)
+
+    def _obey_clock(self) -> float:
+        given = dict(self._options.typed)["max_time"]
+        return self._end_ranks(signal.SIGTERM, f"--max-time {given}", "", hands_on=signal.SIGTERM)
+
+    def _end_ranks(self, number: signal.Signals, name: str, sender: str, *, hands_on: signal.Signals) -> float:
+        """Begin the orderly end on all nodes; returns until when the agent must have noticed."""
+        self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
+        if self._node.agent is not None and self._node.agent.group is not None:
+            by = f"{name} from {sender}" if sender else name
+            again = "SIGINT" if not sender or name in NOTICES else "once more"
+            self._console.say(f"{by}: ranks have {self._plan.grace_s} s to end by themselves; {again} ends them now")
+        if self._node.agent is not None:
+            self._node.agent.ask_to_stop(hands_on)
+        return time.monotonic() + _NOTICE_S
+
+    def _account(self, kind: str, content: Any) -> Report:
+        if kind == "refused" and self._stop is None:
+            return account.refused(content)
+        if kind == "broke":
+            self._warm.kill()
+            if self._node.agent is None or self._node.agent.board is None:
+                return account.broken(content, host=socket.gethostname(), run=self._run_alone())
+            self._node.agent.board.remote.lost.add(-1)  # what broke it is that the store is gone
+        run = self._hear_all(succeeded=bool(content) and kind == "ended")
+        if self._node.agent is not None and self._node.agent.group is not None:
+            number = self._node.agent.group.attempt.number
+            self._node.event("end", attempt=number, ends=[end.to_json() for end in run.ends])
+        return account.tell(run)
+
+    def _hear_all(self, *, succeeded: bool) -> account.Run:
+        """Exchange with the other nodes how everybody's ranks ended."""
+        seconds = time.monotonic() - self._started_s
+        agent = self._node.agent
+        alone = self._run_alone()
+        if agent is None or agent.group is None:
+            return alone
+        board = agent.board
+        offset_ns = board.clock_offset_ns if board else 0
+        mine: dict[str, Any] = {
+            "ends": [end.shifted(offset_ns).to_json() for end in agent.group.ends()],
+            "pulses": agent.group.figures(),
+            "stop": self._stop and {**self._stop.__dict__, "time_ns": self._stop.time_ns - offset_ns},
+            "last": alone.last and asdict(alone.last),
+            "again": asdict(alone.again),
+            "noticed": [finding.to_json() for finding in self._node.noticed],
+            "saving": self._half_saved(agent.group.attempt.stopped.values()),
+        }
+        found, lost = {agent.node_rank: mine}, set[int]()
+        if board is not None:
+            if not succeeded and not self._stop:
+                board.fail()
+            # a node that was told to stop gives its ranks their time before it has an account
+            patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
+            found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store)
+            lost = board.remote.lost
+        told = [found[node] for node in sorted(found)]
+        kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
+        return replace(
+            alone,
+            ends=[RankEnd.from_json(end) for entry in told for end in entry["ends"]],
+            lost=names_of(lost, found, agent.store_host),
+            stops=[Stop(**entry["stop"]) for entry in told if entry["stop"]],
+            attempts=agent.attempts,
+            pulses=[pulses for entry in told for pulses in entry["pulses"]],
+            seconds=seconds,
+            again=Again(**told[0]["again"]),  # the first node's line, so that all print the same
+            last=max(kept, key=lambda checkpoint: checkpoint.number, default=None),
+            noticed=list(dict.fromkeys(Finding.from_json(each) for entry in told for each in entry["noticed"])),
+            saving=next((entry["saving"] for entry in told if entry["saving"]), ""),
+        )
+
+    def _run_alone(self) -> account.Run:
+        """Return what this node knows of the run without its ranks."""
+        stops = [self._stop] if self._stop else []
+        if self._node.run_dir is None:
+            return account.Run(stops=stops)
+        folder = str(self._node.run_dir.root)
+        again = resume.plan(
+            self._options,
+            run_dir=folder,
+            function=self._task.kind == FUNCTION,
+            numbered=self._plan.rendezvous == "static",
+            environ=env.snapshot(),
+        )
+        last = evidence.last_checkpoint(self._node.run_dir.checkpoints)
+        return account.Run(folder=folder, stops=stops, again=again, last=last, grace_s=self._plan.grace_s)
+
+    def _half_saved(self, stopped: Iterable[tuple[str, int]]) -> str:
+        """Return the checkpoint that ranks were writing after they had been told to stop."""
+        assert self._node.run_dir is not None
+        since_ns = min((when for _, when in stopped if when), default=None)
+        if since_ns is None:
+            return ""
+        return evidence.half_saved(self._node.run_dir.checkpoints, since_ns=since_ns - _FILE_CLOCK_NS)
+
+    def _finish(self, report: Report) -> None:
+        """Let the warm process go, print the last lines, leave the outcome in the run folder."""
+        self._warm.close(leave=report.exit_status == EXIT_OK)
+        self._console.drain()
+        if self._node.run_dir is not None:
+            if self._options.nccl_debug:
+                report.lines[:0] = nccl.summarise(
+                    evidence.read_nccl_logs(self._node.run_dir, since=self._node.first_attempt)
+                )
+            self._keep_noise(self._node.run_dir)
+            self._node.event("outcome", **report.to_json())
+        self._console.write(report.framed())
+        if self._options.json:
+            print(json.dumps(report.to_json()), flush=True)
+
+    def _keep_noise(self, run_dir: RunDir) -> None:
+        self._noise.seek(0)
+        text = self._noise.read()
+        if text:
+            node = self._node.agent.node_rank if self._node.agent else 0
+            with contextlib.suppress(OSError):
+                run_dir.launcher_log(node, self._node.first_attempt).write_bytes(text)

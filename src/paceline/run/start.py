@@ -1,0 +1,103 @@
+"""From the command line to the fork: the plan is made, torch imported, the warm process split off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline import env, pulse
+from paceline.errors import EXIT_OK, Finding, SetupError
+from paceline.launcher import host, script, starter, worker
+from paceline.launcher import plan as planning
+from paceline.launcher.account import Report
+from paceline.launcher.options import Options
+from paceline.launcher.plan import Plan
+from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
+from paceline.run.conductor import Conductor
+
+
+def run(options: Options) -> int:
+    """Run ``paceline run`` to its end.
+
+    In a rank, which is a fork of this process, this does not return to the launcher's caller in any other
+    way than the script ends: it returns 0 or raises SystemExit.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        PacelineError: The run could not be started.
+    """
+    source = script.read(options)
+    facts = host.gather(env.read(env.CUDA_DEVICES))
+    if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
+        count = host.count_devices_by_torch(options.nproc_per_node)
+        if count:
+            options = replace(options, nproc_per_node=str(count))
+    plan = planning.make(options, facts, environ=env.snapshot(), source=source)
+    task = RankTask(
+        local_rank=0,
+        kind=_kind(options),
+        target=options.script,
+        args=options.script_args,
+        method=str(plan.start_method.value),
+        python=env.read(env.PYTHON_EXEC) or sys.executable,
+        numa_binding=options.numa_binding or "",
+    )
+    return conduct(options, plan, task).exit_status
+
+
+def _kind(options: Options) -> str:
+    if options.no_python:
+        return PROGRAM
+    return MODULE if options.module else PATH if options.run_path else SCRIPT
+
+
+def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None) -> Report:
+    """Start the warm process, then everything else; in a rank, run its task.
+
+    Args:
+        options: What was asked for.
+        plan: What was decided.
+        task: What every rank runs.
+        function: What a ``function`` task runs.
+    """
+    if plan.threads.value is not None:
+        env.put(env.OMP_THREADS, str(plan.threads.value))
+    handle = -1 if options.no_probe or task.method == "exec" else pulse.create(int(plan.nproc.value))
+    if task.method == "fork":
+        _warm_up(plan.warm_imports)
+    warm, mine = starter.fork_starter()
+    if mine is not None:
+        worker.run(mine, function)
+        return Report(EXIT_OK, [])
+    assert warm is not None
+    return Conductor(options, plan, task, warm, handle).run()
+
+
+def _warm_up(modules: Sequence[str]) -> None:
+    """Import what every rank needs, once; then let the collector leave it alone, so its pages stay shared."""
+    import gc
+    from importlib import import_module
+
+    try:
+        import torch.distributed
+        import torch.nn.parallel
+        import torch.utils.data  # noqa: F401
+    except ImportError as error:
+        raise _no_torch(error) from None
+    for name in modules:
+        import_module(name)
+    gc.freeze()
+
+
+def _no_torch(error: ImportError) -> SetupError:
+    return SetupError(
+        Finding(
+            "torch-missing",
+            f"torch cannot be imported by {sys.executable}: {error}",
+            where=sys.executable,
+            fix="pip install torch, in the environment that paceline is installed in",
+        )
+    )
