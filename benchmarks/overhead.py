@@ -142,8 +142,9 @@ def raw(dataset, options):
 def probe(dataset, options):
     """The loop by hand, seen by paceline's launcher; the other sides are not."""
     from paceline.launcher.probe import install
+    from paceline.pulse import SLOT_BYTES
 
-    slot = memoryview(bytearray(64)).cast("q")
+    slot = memoryview(bytearray(SLOT_BYTES)).cast("q")
     run = raw(dataset, options)
 
     def seconds_per_step(num_steps):

@@ -80,10 +80,16 @@ OMP_THREADS = _variable(
 GLOO_INTERFACE = _variable(
     "GLOO_SOCKET_IFNAME", "interface that gloo uses", "the one that carries the node's address in this run"
 )
+NCCL_INTERFACE = _variable(
+    "NCCL_SOCKET_IFNAME",
+    "interfaces that NCCL uses: a prefix, =exact or ^not; set where one was found to lead nowhere",
+    "NCCL's own choice",
+)
 DEBUG_LEVEL = _variable("TORCH_DISTRIBUTED_DEBUG", "OFF, INFO or DETAIL; DETAIL is warned of", "OFF")
 CPP_LOG_LEVEL = _variable("TORCH_CPP_LOG_LEVEL", "level of torch's C++ log; INFO with --nccl-debug", "WARNING")
 NCCL_DEBUG = _variable("NCCL_DEBUG", "NCCL's log level; INFO with --nccl-debug")
 NCCL_DEBUG_SUBSYS = _variable("NCCL_DEBUG_SUBSYS", "parts of NCCL that log; --nccl-debug: INIT,NET,GRAPH,ENV,TUNING")
+NCCL_RAS_ADDR = _variable("NCCL_RAS_ADDR", "read: where NCCL is asked about a hang", "localhost:28028")
 NCCL_DEBUG_FILE = _variable("NCCL_DEBUG_FILE", "file of NCCL's log; one per rank with --nccl-debug")
 
 # Slurm: of the step only, because the job's variables also exist in salloc shells and editors' terminals

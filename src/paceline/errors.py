@@ -56,6 +56,7 @@ CODES = {
     "interface-missing-on-node": "NET016",
     "interface-not-routed": "NET017",
     "slow-link": "NET018",
+    "master-addr-wrong": "NET019",
     "environment-differs": "ENV011",
     "code-differs": "ENV012",
     "clock-skew": "ENV013",

@@ -23,7 +23,22 @@ FIRST_STEP_NS = 4  # end of the first step: the rates leave the first, slow step
 LAST_STEP_NS = 5
 DATA_NS = 6  # waiting for the DataLoader since FIRST_STEP_NS
 OWN_NS = 7  # since FIRST_STEP_NS, outside backward: data, forward, optimizer; not the wait for other ranks
-SLOT_LENGTH = 8
+ARMED = 8  # 1: the rank stops well by itself when it is asked to
+# Loops over DataLoaders that trained, and came to the loader's end:
+LOOPS = 9
+LOOP_BATCHES = 10  # batches of the last one; -1: another loop was under way beside it
+FIRST_LOOP_BATCHES = 11  # batches of the first one; -1 likewise
+BATCHES_BEFORE = 12  # what to take off BATCHES to have the batches of the training loop that is open now
+# What the first indices of training loops showed:
+DATA_HASH = 13  # of indices and samples of the first one; 0: nothing to say
+DATA_INDICES = 14
+SAME_ORDER = 15  # number of the training loop that had the order of the one before; 0: none had
+ORDER_INDICES = 16
+# Checksums of all parameters, each a step (from 1) and a sum. Level l keeps the last check whose number is a
+# multiple of 2^l: of ranks and nodes that are looked at one after the other, some level shows the same step.
+CHECKS = 17
+CHECK_LEVELS = 16
+SLOT_LENGTH = 56  # whole cache lines: ranks do not slow each other
 SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
@@ -34,6 +49,10 @@ STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
 # RETURNED: the script came to its end without error, threads and atexit handlers may still run.
 # FINISHED: those are through too; only the interpreter's own teardown is left.
 # LEFT: the script ended itself before its end, to be resumed (exit status 75).
+
+
+# This rank's slot, None in a process that no launcher counts in; set by the worker entry.
+mine: memoryview[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,13 @@ class Pulse:
         seconds: Time from the end of the first step to the end of the last.
         data_s: Of these, waiting for data.
         own_s: Of these, outside backward (where waiting for other ranks happens).
+        loops: Loops over DataLoaders that trained and came to the loader's end.
+        loop_batches: Batches of the last of these, 0 before there was one, -1 if it cannot be told.
+        first_loop_batches: The same of the first one.
+        open_batches: Batches of the training loop that is open now.
+        beat_ns: Last sign of progress, on the machine's monotonic clock; 0 before the first.
+        step_s: Usual time of a step, 0 if unknown.
+        armed: The rank stops well by itself when it is asked to.
     """
 
     phase: int
@@ -55,11 +81,35 @@ class Pulse:
     seconds: float
     data_s: float
     own_s: float
+    loops: int = 0
+    loop_batches: int = 0
+    first_loop_batches: int = 0
+    open_batches: int = 0
+    beat_ns: int = 0
+    step_s: float = 0.0
+    armed: bool = False
 
     @property
     def steps_per_s(self) -> float:
         """Steps a second after the first; 0 with fewer than two."""
         return (self.steps - 1) / self.seconds if self.steps > 1 and self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the first indices of a rank's training loops showed.
+
+    Attributes:
+        data_hash: Of indices and samples of the first loop; 0 if there is nothing to say.
+        data_indices: Indices in it.
+        same_order: Number of the loop that had the order of the one before, 0 if none had.
+        order_indices: Indices that were compared.
+    """
+
+    data_hash: int = 0
+    data_indices: int = 0
+    same_order: int = 0
+    order_indices: int = 0
 
 
 NOTHING = Pulse(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)
@@ -96,11 +146,53 @@ class PulseBoard:
     def read(self, local_rank: int) -> Pulse:
         """Return what a rank has written."""
         slot = self.slot(local_rank)
+        steps, seconds = slot[STEPS], max(0, slot[LAST_STEP_NS] - slot[FIRST_STEP_NS]) / 1e9
         return Pulse(
             phase=slot[PHASE],
-            steps=slot[STEPS],
+            steps=steps,
             batches=slot[BATCHES],
-            seconds=max(0, slot[LAST_STEP_NS] - slot[FIRST_STEP_NS]) / 1e9,
+            seconds=seconds,
             data_s=slot[DATA_NS] / 1e9,
             own_s=slot[OWN_NS] / 1e9,
+            loops=slot[LOOPS],
+            loop_batches=slot[LOOP_BATCHES],
+            first_loop_batches=slot[FIRST_LOOP_BATCHES],
+            open_batches=slot[BATCHES] - slot[BATCHES_BEFORE],
+            beat_ns=slot[BEAT_NS],
+            step_s=seconds / (steps - 1) if steps > 1 else 0.0,
+            armed=bool(slot[ARMED]),
         )
+
+    def read_order(self, local_rank: int) -> Order:
+        """Return what a rank's training loops showed; a hash is written last, so that it is whole."""
+        slot = self.slot(local_rank)
+        data_hash, same_order = slot[DATA_HASH], slot[SAME_ORDER]
+        return Order(data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES])
+
+    def read_checks(self, local_rank: int) -> dict[int, int]:
+        """Return a rank's checksums by step; one that is being written now is left out."""
+        slot = self.slot(local_rank)
+        found = {}
+        for place in range(CHECKS, CHECKS + 2 * CHECK_LEVELS, 2):
+            step, checksum = slot[place], slot[place + 1]
+            if step and slot[place] == step:
+                found[step] = checksum
+        return found
+
+
+def write_check(slot: memoryview[int], *, number: int, step: int, checksum: int) -> None:
+    """Write a checksum of all parameters.
+
+    Args:
+        slot: The rank's.
+        number: Number of the check, from 1.
+        step: Optimizer step that it was made after.
+        checksum: The sum, signed 64 bits.
+    """
+    for level in range(CHECK_LEVELS):
+        if number % (1 << level):
+            break
+        place = CHECKS + 2 * level
+        slot[place] = 0  # whoever reads now sees none
+        slot[place + 1] = checksum
+        slot[place] = step

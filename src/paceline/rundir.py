@@ -65,9 +65,22 @@ class RunDir:
         """Python stacks of a rank that crashed in native code."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.crash"
 
+    def stacks(self, rank: int, attempt: int = 0) -> Path:
+        """Python stacks of a rank that its launcher has asked for."""
+        return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.stacks"
+
+    def parameters(self, rank: int, attempt: int = 0) -> Path:
+        """Checksums of a rank's parameters, with ``--check-replicas`` (JSON)."""
+        return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.parameters.json"
+
     def nccl(self, rank: int, attempt: int = 0) -> Path:
         """What NCCL logged, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"
+
+    @property
+    def nccl_ras(self) -> Path:
+        """What NCCL said of its communicators when the ranks hung."""
+        return self.root / "logs" / "nccl-ras.txt"
 
     @property
     def checkpoints(self) -> Path:

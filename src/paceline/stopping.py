@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from types import FrameType
 
+from paceline import pulse
+
 MEETING_EVERY_S = 1.0  # a collective takes some 100 µs, and nobody waits for a stop at a single step
 
 _newest: list[Stop] = []  # at most one: the session that signals are for
@@ -40,6 +42,8 @@ class Stop:
         if self._armed:
             return
         self._armed = True
+        if pulse.mine is not None:
+            pulse.mine[pulse.ARMED] = 1  # the launcher then waits for this rank, whatever it sits in
         self._met_at_s = time.monotonic()
         _newest[:] = [self]
         if threading.current_thread() is not threading.main_thread():

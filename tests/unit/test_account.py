@@ -91,7 +91,11 @@ def told_to_stop(rank=0):
         (Run(ends=[RankEnd(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
         (Run(ends=[RankEnd(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
         # the first signal of any node
-        (Run(ends=[], stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]), 129, "stopped-by-signal"),
+        (
+            Run(ends=[], stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]),
+            129,
+            "sighup-terminal-closed",
+        ),
     ],
 )
 def test_exit_status_and_finding(run, status, name):

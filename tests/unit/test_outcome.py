@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launcher.endings import Failure, Frame, RankEnd
+from paceline.launcher.endings import Failure, RankEnd
+from paceline.launcher.folding import fold
 from paceline.launcher.outcome import (
     CAUSE,
     DESERTER,
@@ -18,10 +19,10 @@ from paceline.launcher.outcome import (
     Verdict,
     block,
     broken_in_stop,
-    fold,
     judge,
     weigh,
 )
+from paceline.launcher.position import Frame, Position
 
 S = 1_000_000_000  # a second in nanoseconds
 
@@ -583,6 +584,7 @@ def test_a_record_survives_the_way_through_the_store():
         log_tail=("one", "two"),
         stack=("a:1 in b",),
         oom_kills=2,
+        position=Position(rank=3, frames=IN_COLLECTIVE, call="all_reduce", seq=4),
         shm="98 % of 64 MB",
     )
     usual = RankEnd(rank=0)

@@ -298,6 +298,31 @@ def test_a_plan_is_plain_data():
     assert content["start_method"] == {"value": "fork", "reason": ""}
 
 
+HANG = "hang: stop after 120 s (or 10 steps; 600 s before the first)"
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked_for", "gpus", "expected"),
+    [
+        ({}, None, False, ("hang: stop after 120 s", "or 10 steps; 600 s before the first")),
+        ({"on_hang": "report", "hang_timeout": "30"}, 30, False, ("hang: report after 30 s", "--hang-timeout")),
+        (
+            {"hang_timeout": "900"},
+            900,
+            True,
+            ("hang: stop after 900 s", "--hang-timeout; torch's own timeout of 600 s comes first"),
+        ),
+        ({"hang_timeout": "900"}, 900, False, ("hang: stop after 900 s", "--hang-timeout")),
+        ({"no_probe": True}, None, False, ("hangs are not watched", "--no-probe")),
+    ],
+)
+def test_how_long_a_run_may_stand_still(typed, asked_for, gpus, expected):
+    options = asked(**typed)
+    assert options.hang_timeout == asked_for
+    chosen = planning.choose_hang(options, gpus=gpus)
+    assert (chosen.value, chosen.reason) == expected
+
+
 @pytest.mark.parametrize(
     ("typed", "facts", "environ", "expected"),
     [
@@ -306,28 +331,28 @@ def test_a_plan_is_plain_data():
             machine(),
             {},
             "1 node x 2 ranks · gloo · 4 threads a rank (8 usable CPUs / 2 ranks) · 127.0.0.1:4711 "
-            "(chosen by the kernel) · runs/x",
+            f"(chosen by the kernel) · {HANG} · runs/x",
         ),
         (
             {},
             machine(cpus=1),
             {},
             "1 node x 1 rank (no GPU here) · gloo · 1 thread a rank (1 usable CPU / 1 rank) · 127.0.0.1:4711 "
-            "(chosen by the kernel) · runs/x",
+            f"(chosen by the kernel) · {HANG} · runs/x",
         ),
         (
             {"nnodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "h:4711", "start_method": "spawn"},
             machine(gpus=8),
             {"OMP_NUM_THREADS": "2"},
             "1-4 nodes x 8 ranks (one per GPU (GPUs of the machine)) · nccl · OMP_NUM_THREADS=2 is set · "
-            "127.0.0.1:4711 (--rdzv-endpoint) · spawn (--start-method) · runs/x",
+            f"127.0.0.1:4711 (--rdzv-endpoint) · {HANG} · spawn (--start-method) · runs/x",
         ),
         (
             {"nnodes": "2", "master_addr": "h", "nproc_per_node": "1"},
             machine(),
             {},
             "2 nodes x 1 rank · gloo · 8 threads a rank (8 usable CPUs / 1 rank) · 127.0.0.1:4711 "
-            "(torch's default) · runs/x",
+            f"(torch's default) · {HANG} · runs/x",
         ),
     ],
     ids=["two ranks", "default", "elastic", "two nodes"],

@@ -32,7 +32,7 @@ def test_what_one_maps_and_writes_another_reads(handle):
     slot[pulse.DATA_NS] = 500_000_000
     slot[pulse.OWN_NS] = 2_500_000_000
     board = PulseBoard(handle, 3)
-    assert board.read(1) == Pulse(pulse.RUNNING, 11, 12, 5.0, 0.5, 2.5)
+    assert board.read(1) == Pulse(pulse.RUNNING, 11, 12, 5.0, 0.5, 2.5, open_batches=12, step_s=0.5)
     assert board.read(1).steps_per_s == 2.0
     assert board.read(0) == board.read(2) == Pulse(0, 0, 0, 0.0, 0.0, 0.0)
 
@@ -67,6 +67,54 @@ def test_a_rank_that_has_made_only_its_first_step_has_taken_no_time(handle):
     board = PulseBoard(handle, 3)
     board.slot(0)[pulse.FIRST_STEP_NS] = 5_000_000_000  # read between the two writes of a step
     assert board.read(0).seconds == 0.0
+
+
+def test_loops_and_what_is_open_are_read(handle):
+    slot = PulseBoard(handle, 3).slot(1)
+    for place, value in {
+        pulse.BATCHES: 100,
+        pulse.LOOPS: 2,
+        pulse.LOOP_BATCHES: 40,
+        pulse.FIRST_LOOP_BATCHES: 41,
+        pulse.BATCHES_BEFORE: 93,
+        pulse.BEAT_NS: 17,
+        pulse.ARMED: 1,
+    }.items():
+        slot[place] = value
+    read = PulseBoard(handle, 3).read(1)
+    assert (read.loops, read.loop_batches, read.first_loop_batches, read.open_batches) == (2, 40, 41, 7)
+    assert (read.beat_ns, read.armed, read.step_s) == (17, True, 0.0)
+
+
+def test_what_the_order_of_the_data_showed_is_read(handle):
+    slot = PulseBoard(handle, 3).slot(2)
+    slot[pulse.DATA_HASH], slot[pulse.DATA_INDICES] = -77, 64
+    slot[pulse.SAME_ORDER], slot[pulse.ORDER_INDICES] = 2, 50
+    board = PulseBoard(handle, 3)
+    assert board.read_order(2) == pulse.Order(-77, 64, 2, 50)
+    assert board.read_order(0) == pulse.Order()
+
+
+def test_some_level_keeps_a_check_for_long(handle):
+    board = PulseBoard(handle, 3)
+    for number in range(1, 101):
+        pulse.write_check(board.slot(0), number=number, step=10 * number, checksum=-number)
+    assert board.read_checks(0) == {10 * number: -number for number in (100, 96, 64)}
+    assert board.read_checks(1) == {}
+
+
+def test_ranks_that_are_read_apart_have_a_step_in_common(handle):
+    board = PulseBoard(handle, 3)
+    for rank, last in enumerate((70, 90, 127)):
+        for number in range(1, last + 1):
+            pulse.write_check(board.slot(rank), number=number, step=number, checksum=number)
+    assert set(board.read_checks(0)) & set(board.read_checks(1)) & set(board.read_checks(2)) == {64}
+
+
+def test_a_check_that_is_being_written_is_not_read(handle):
+    board = PulseBoard(handle, 3)
+    board.slot(0)[pulse.CHECKS + 1] = 99
+    assert board.read_checks(0) == {}
 
 
 def test_the_memory_is_not_a_file_and_not_inherited_by_programs(handle):

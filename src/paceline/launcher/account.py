@@ -9,6 +9,7 @@ from typing import Any
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launcher import outcome, resume, summary
 from paceline.launcher.endings import RankEnd
+from paceline.launcher.folding import fold
 from paceline.launcher.resume import Again, Checkpoint
 
 # Signals that are sent to many processes at once reach them within this time.
@@ -84,6 +85,7 @@ class Run:
         seconds: How long the run took.
         again: How it is started again.
         last: The checkpoint that was committed last, None if there is none.
+        hang: What the ranks hung in, if they were stopped for it.
         noticed: Warnings, of all nodes.
         saving: A checkpoint that was being written when the run was stopped, and is not whole; empty if none was.
         grace_s: Seconds that ranks had to end by themselves.
@@ -98,6 +100,7 @@ class Run:
     seconds: float = 0.0
     again: Again = field(default_factory=Again)
     last: Checkpoint | None = None
+    hang: Finding | None = None
     noticed: Sequence[Finding] = ()
     saving: str = ""
     grace_s: int = 0
@@ -118,11 +121,11 @@ def tell(run: Run) -> Report:
     stop = min(run.stops, key=lambda stop: stop.time_ns, default=None)
     if stop is not None and not _failed_before(run.ends, stop):
         return _stopped(run, stop)
-    if run.ends and not run.lost and all(end.succeeded for end in run.ends):
+    if run.hang is None and run.ends and not run.lost and all(end.succeeded for end in run.ends):
         return _succeeded(run)
-    if run.to_resume:
+    if run.to_resume and run.hang is None:
         return _unfinished(run, "the script itself", where="")
-    verdict = outcome.judge(run.ends, lost=run.lost)
+    verdict = outcome.judge(run.ends, lost=run.lost, hang=run.hang, pulses=run.pulses)
     lost = verdict.lost and not verdict.causes
     again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
     lines = outcome.block(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
@@ -145,10 +148,12 @@ def _stopped(run: Run, stop: Stop) -> Report:
     if run.to_resume:
         return _unfinished(run, stop.words, where=stop.host)
     status = 128 + stop.signum
+    closed = stop.name == "SIGHUP"
     finding = Finding(
-        "stopped-by-signal",
+        "sighup-terminal-closed" if closed else "stopped-by-signal",
         f"the run was ended by {stop.words}{_how_far(run)}",
         where=stop.host,
+        fix="start it where it outlives the terminal: tmux, nohup, or a job scheduler" if closed else "",
         severity="warning",
     )
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
@@ -158,7 +163,7 @@ def _stopped(run: Run, stop: Stop) -> Report:
 
 
 def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankEnd]) -> Finding:
-    ranks = outcome.fold(end.rank for end in late)
+    ranks = fold(end.rank for end in late)
     return Finding(
         "grace-too-short",
         f"a checkpoint was not whole when the ranks were killed, {run.grace_s} s after {stop.words}{_how_far(run)}",
@@ -185,7 +190,9 @@ def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Repo
     """Return the report of a run that was stopped: the finding in a few lines, and those about going on."""
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
     if finding.severity == "error":
-        lines += [*(f"  {line}" for line in finding.evidence), f"  fix: {finding.fix}"]
+        lines += [f"  {line}" for line in finding.evidence]
+    if finding.fix and not any(finding.fix in line for line in again):
+        lines.append(f"  fix: {finding.fix}")
     lines += outcome.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
     return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
@@ -203,7 +210,7 @@ def _succeeded(run: Run) -> Report:
     if late:
         lines.insert(
             0,
-            f"note: {'rank' if len(late) == 1 else 'ranks'} {outcome.fold(late)} crashed in the interpreter's "
+            f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the interpreter's "
             "teardown, after the script's end; the run succeeded",
         )
     lines[:0] = [line for finding in run.noticed for line in finding.render().splitlines()]

@@ -7,6 +7,7 @@ all; a node that goes silent is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -22,13 +23,16 @@ from torch.distributed.elastic.multiprocessing.api import (
 )
 
 from paceline import env
-from paceline.launcher import guard
+from paceline.errors import Finding
+from paceline.launcher import arrival, guard, host, ras, rollcall
 from paceline.launcher.board import LOST_AFTER_S, Board
 from paceline.launcher.endings import RankEnd
+from paceline.launcher.observer import Observer
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan, rank_environment
 from paceline.launcher.ranks import Attempt, Machinery, RankGroup
 from paceline.launcher.rendezvous import Meeting
+from paceline.launcher.watch import Watch
 
 # torch asks DNS for the host's full name with every event that it records, which can take seconds each
 # time where names do not resolve. The short name is what the machine knows of itself.
@@ -48,12 +52,17 @@ class Agent(LocalElasticAgent):
         self.hosts_store = meeting.hosts_store
         self.store_host = str(meeting.identity["host"])
         self._talks = meeting.store is not None  # etcd's store has no clients of its own to give
+        self._meeting = meeting
+        self._has_met = False
         self._asked_to_stop: signal.Signals | None = None
         self._wait_s = machinery.options.monitor_interval
         self.board: Board | None = None
         self.group: RankGroup | None = None
-        # ends of attempts that were followed by another, and the nodes that were lost in them
-        self.earlier: list[tuple[list[RankEnd], set[int]]] = []
+        self.hang: Finding | None = None  # what the ranks of this attempt hung in, if they were stopped for it
+        self._watch: Watch | None = None
+        self._observer: Observer | None = None
+        # of attempts that were followed by another: how ranks ended, the nodes that were lost, what they hung in
+        self.earlier: list[tuple[list[RankEnd], set[int], Finding | None]] = []
         self.node_rank = 0
         self._master = ("", 0)
         self.num_nodes = 1
@@ -78,6 +87,8 @@ class Agent(LocalElasticAgent):
         # it in vain, and ranks would find the addresses that those before have left there.
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
+        if self._has_met and self._meeting.places:
+            arrival.tell_places(self._meeting.store, [])
         super()._rendezvous(worker_group)
         self.node_rank = int(worker_group.group_rank or 0)
         self.num_nodes = int(worker_group.group_world_size or 1)
@@ -86,6 +97,30 @@ class Agent(LocalElasticAgent):
             self._name_the_run()
         if self.num_nodes > 1 and self._talks:
             self.board = Board(worker_group.store, node=self.node_rank, num_nodes=self.num_nodes)
+        if self._talks and not self._machinery.options.no_check:
+            self._call_roll(worker_group)
+        self._has_met = True
+
+    def _call_roll(self, worker_group: WorkerGroup) -> None:
+        """Compare the nodes before ranks start: when this node meets others for the first time, and so do they."""
+        if self._meeting.places:
+            arrival.keep_places(self._meeting.store, worker_group.store, node=self.node_rank, num_nodes=self.num_nodes)
+        found = rollcall.compare(
+            worker_group.store,
+            self._machinery,
+            node=self.node_rank,
+            num_nodes=self.num_nodes,
+            token=str(self._meeting.identity["token"]),
+            address=self._meeting.address,
+            first=not self._has_met,
+        )
+        for finding in found.warnings:
+            self._machinery.notice(finding)
+        if found.line:
+            self._machinery.console.say(found.line)
+        self._machinery.base_env = {**self._machinery.base_env, **found.env}
+        if found.master and host.is_loopback(self._master[0]):
+            self._master = (found.master, self._master[1])
 
     def _name_the_run(self) -> None:
         """Write the run's identity where the ranks meet: c10d rendezvous opens a store of its own for them."""
@@ -125,6 +160,21 @@ class Agent(LocalElasticAgent):
         self.group = group = RankGroup(self._machinery, attempt, envs, self._tell_others)
         self._pcontext = group
         group.start()
+        self.hang = None
+        if self._machinery.pulses is not None:
+            self._watch = Watch(
+                group,
+                self.board,
+                asked_s=self._machinery.options.hang_timeout,
+                ask_nccl=self._ask_nccl if self._machinery.plan.backend == "nccl" else None,
+            )
+            self._observer = Observer(
+                group,
+                self._machinery.pulses,
+                self.board,
+                run_dir=self._machinery.run_dir,
+                notice=self._machinery.notice,
+            )
         self._machinery.on_start(restarts)
         return group.pids()
 
@@ -146,15 +196,54 @@ class Agent(LocalElasticAgent):
         if self.others_failed():
             self.group.stop("a rank on another node failed")
             return RunResult(state=WorkerState.FAILED)
-        if result.state == WorkerState.SUCCEEDED and self.board is not None:
-            self.board.post("done", True)
-            if not self.board.all_have("done"):
-                result = RunResult(state=WorkerState.HEALTHY)
+        if result.state == WorkerState.SUCCEEDED and not self._all_done():
+            result = RunResult(state=WorkerState.HEALTHY)
+        if result.state == WorkerState.HEALTHY and self._observer is not None:
+            self._observer.tick()
+        if result.state == WorkerState.HEALTHY and self._watch is not None and self._hangs(self._watch):
+            return RunResult(state=WorkerState.FAILED)
         if result.state == WorkerState.HEALTHY and self.group.left_s > self._patience_s():
             self._tell_others()
             self.group.stop("another rank had left to be resumed")
             return RunResult(state=WorkerState.FAILED)
         return result
+
+    def _all_done(self) -> bool:
+        """Tell that this node's ranks have succeeded; True once those of all nodes have.
+
+        The head says so last, when it has judged what all ranks have shown: until then the others answer it.
+        """
+        board, observer = self.board, self._observer
+        if board is None:
+            return observer is None or observer.close()
+        if board.node == 0 and not board.all_have("done", but_head=True):
+            return False
+        if observer is not None and not observer.close():
+            return False
+        board.post("done", True)
+        return board.all_have("done")
+
+    def _hangs(self, watch: Watch) -> bool:
+        """Look whether the run hangs, and if it is to be stopped for it, stop this node's ranks."""
+        found = watch.tick()
+        if found is None:
+            return False
+        if self._machinery.options.on_hang == "report":
+            self._machinery.notice(found)
+            return False
+        self.hang = found
+        self._tell_others()
+        assert self.group is not None
+        self.group.stop("the run hung")
+        return True
+
+    def _ask_nccl(self) -> list[str]:
+        """Return the gist of NCCL's own report, which is kept whole in the run folder."""
+        report = ras.ask(env.read(env.NCCL_RAS_ADDR) or ras.DEFAULT)
+        if report:
+            with contextlib.suppress(OSError):
+                self._machinery.run_dir.nccl_ras.write_text(report)
+        return ras.notable(report)
 
     def _patience_s(self) -> float:
         """How long ranks may go on after the first has left to be resumed: they do so together, and take their time.
@@ -178,7 +267,7 @@ class Agent(LocalElasticAgent):
         if self.board is not None and not self.board.answers(within_s=LOST_AFTER_S):
             # Nodes could not meet again, and would wait for it: for minutes if the head's host is silent.
             raise ConnectionError("the store of the run does not answer")
-        self.earlier.append((self.group.ends(), self.board.remote.lost if self.board else set()))
+        self.earlier.append((self.group.ends(), self.board.remote.lost if self.board else set(), self.hang))
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:

@@ -26,11 +26,13 @@ class Remote:
 
     Attributes:
         failed: Some node's ranks have failed in this attempt.
+        look: Number of the last look that some node has called for, at where all ranks stand.
         stop: Signal that some node's launcher got, 0 for none: all end as that one does.
         lost: Node ranks that have gone silent, -1 for the head's store.
     """
 
     failed: bool = False
+    look: int = 0
     stop: int = 0
     lost: set[int] = field(default_factory=set)
 
@@ -55,6 +57,7 @@ class Board:
         self._asking.set_timeout(timedelta(seconds=30))
         self._tick_s = min(2.0, max(0.25, num_nodes / 400))
         self._heard = time.monotonic()
+        self._news: dict[str, int] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
         self._stop = threading.Event()
@@ -69,9 +72,55 @@ class Board:
         """Tell all nodes that this one was told to end by a signal."""
         self._try(lambda: self._asking.set(self._key("stop"), str(int(signum))))
 
+    def call_look(self, number: int) -> None:
+        """Let all nodes look where their ranks stand; several may call for the same look."""
+        if number > self.remote.look:
+            self.remote.look = number
+            self._try(lambda: self._asking.set(self._key("look"), str(number)))
+
+    def await_head(self, kind: str, *, until_s: float) -> Any:
+        """Return what the head publishes under a kind, None if it has not after ``until_s``."""
+        deadline = time.monotonic() + until_s
+        while (content := self._get(self._key(kind, 0))) is None:
+            if -1 in self.remote.lost or time.monotonic() > deadline:
+                return None
+            time.sleep(0.05)
+        return json.loads(content)
+
     def post(self, kind: str, content: Any) -> None:
         """Publish this node's word of a kind, such as how its ranks ended."""
         self._try(lambda: self._asking.set(self._key(kind, self.node), json.dumps(content)))
+
+    def tell(self, kind: str, content: Any) -> None:
+        """Publish a new word of a kind, over the one before, so that the head's next ``hear`` returns it."""
+        self.post(kind, content)
+        self._try(lambda: self._asking.add(self._key(f"{kind}-news"), 1))
+
+    def hear(self, kind: str) -> dict[int, Any]:
+        """Return what all nodes tell, by node rank, if there is news; empty if not, or if some never told anything.
+
+        It does not wait, and asks one question where there is nothing new.
+        """
+        found: dict[int, Any] = {}
+
+        def ask() -> None:
+            news = self._asking.add(self._key(f"{kind}-news"), 0)
+            keys = [self._key(kind, node) for node in range(self.num_nodes)]
+            if news != self._news.get(kind) and self._asking.check(keys):
+                found.update(enumerate(map(json.loads, self._asking.multi_get(keys))))
+                self._news[kind] = news
+
+        self._try(ask)
+        return found
+
+    def announce(self, kind: str, number: int, content: Any) -> None:
+        """Publish a word for all nodes, the ``number``-th of a kind."""
+        self._try(lambda: self._asking.set(self._key(kind, number), json.dumps(content)))
+
+    def announced(self, kind: str, number: int) -> Any:
+        """Return the ``number``-th word of a kind, None if it was not said yet."""
+        content = self._get(self._key(kind, number))
+        return None if content is None else json.loads(content)
 
     def collect(self, kind: str, *, until_s: float) -> dict[int, Any]:
         """Return what nodes have published, by node rank; waits until all have that are not lost.
@@ -108,13 +157,18 @@ class Board:
         self.close()
         return found
 
-    def all_have(self, kind: str) -> bool:
-        """Return whether every node has published something of a kind: one question, however many they are."""
+    def all_have(self, kind: str, *, but_head: bool = False) -> bool:
+        """Return whether every node has published something of a kind: one question, however many they are.
+
+        Args:
+            kind: As given to ``post``.
+            but_head: Leave the head out.
+        """
         found = False
 
         def ask() -> None:
             nonlocal found
-            found = bool(self._asking.check([self._key(kind, node) for node in range(self.num_nodes)]))
+            found = bool(self._asking.check([self._key(kind, node) for node in range(but_head, self.num_nodes)]))
 
         self._try(ask)
         return found
@@ -183,6 +237,8 @@ class Board:
             self.remote.stop = int(self._store.get(self._key("stop")))
         if self._store.check([self._key("failed")]):
             self.remote.failed = True
+        if self._store.check([self._key("look")]):
+            self.remote.look = max(self.remote.look, int(self._store.get(self._key("look"))))
         if self.node == 0:
             self._answer_clock()
             self._watch_beats()

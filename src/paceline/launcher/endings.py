@@ -10,7 +10,8 @@ import signal
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from paceline.errors import EXIT_UNFINISHED
+from paceline.errors import EXIT_UNFINISHED, Finding
+from paceline.launcher.position import Frame, Position
 
 _CHAIN = re.compile(
     r"\n(?:The above exception was the direct cause of|During handling of the above exception, another exception)"
@@ -19,17 +20,6 @@ _CHAIN = re.compile(
 _CONTROL_FLOW = re.compile(r"(?:[\w.]+\.)?(?:StopIteration|StopAsyncIteration|Empty)(?::|$)")
 # What may happen in the interpreter's teardown, when the script's work is done.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One frame of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    code: str = ""
-    user: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +32,7 @@ class Failure:
         time_ns: When it left the script, on the head's clock.
         traceback: As Python printed it.
         frames: Its frames, outermost first.
+        finding: What it carries, if it is one of paceline's own.
     """
 
     type: str
@@ -49,6 +40,7 @@ class Failure:
     time_ns: int
     traceback: str = ""
     frames: tuple[Frame, ...] = ()
+    finding: Finding | None = None
 
     @property
     def place(self) -> Frame | None:
@@ -95,6 +87,7 @@ class RankEnd:
         log_tail: The last lines of that.
         stack: Where it stood when it crashed in native code.
         oom_kills: Kills for lack of memory that the kernel counted on its host during the run.
+        position: Where it stood when it failed, or when it was told to end; None if that is not known.
         shm: Use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full.
     """
 
@@ -113,6 +106,7 @@ class RankEnd:
     log_tail: tuple[str, ...] = ()
     stack: tuple[str, ...] = ()
     oom_kills: int = 0
+    position: Position | None = None
     shm: str = ""
 
     @property
@@ -153,9 +147,11 @@ class RankEnd:
         failure = values["failure"]
         if failure is not None:
             frames = tuple(Frame(**frame) for frame in failure["frames"])
-            failure = Failure(**{**failure, "frames": frames})
+            finding = failure["finding"] and Finding.from_json(failure["finding"])
+            failure = Failure(**{**failure, "frames": frames, "finding": finding})
+        position = values["position"] and Position.from_json(values["position"])
         lists = {name: tuple(values[name]) for name in ("log_tail", "stack")}
-        return cls(**{**values, **lists, "failure": failure})
+        return cls(**{**values, **lists, "failure": failure, "position": position})
 
     def shifted(self, offset_ns: int) -> RankEnd:
         """Return the record with its times moved from this node's clock to the head's."""

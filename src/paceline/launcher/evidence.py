@@ -12,7 +12,9 @@ import os
 import re
 from pathlib import Path
 
-from paceline.launcher.endings import Failure, Frame
+from paceline.errors import Finding
+from paceline.launcher.endings import Failure
+from paceline.launcher.position import Frame
 from paceline.launcher.resume import Checkpoint
 from paceline.rundir import MANIFEST, RunDir
 
@@ -36,6 +38,7 @@ def read_failure(path: Path) -> Failure | None:
         time_ns=ours["time_ns"],
         traceback=ours["traceback"],
         frames=tuple(Frame(**frame) for frame in ours["frames"]),
+        finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
     )
 
 

@@ -6,13 +6,20 @@ only torch can count.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import queue
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from paceline.cpus import usable_cpus
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,11 @@ def addresses() -> tuple[tuple[str, str], ...]:
     return tuple((name, address) for _, name, address in sorted(found) if not address.startswith("fe80:"))
 
 
+def is_loopback(address: str) -> bool:
+    """Return whether an address, or the name for it that all machines have, leads to this machine only."""
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
 def resolve(name: str) -> tuple[str, ...]:
     """Return the numeric addresses of a host name, IPv4 first.
 
@@ -121,6 +133,20 @@ def resolve(name: str) -> tuple[str, ...]:
     entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     ordered = sorted(entries, key=lambda entry: entry[0] == socket.AF_INET6)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
+
+
+def within(seconds: float, ask: Callable[[], _Found], otherwise: _Found) -> _Found:
+    """Return what ``ask`` returns, or ``otherwise`` if that takes too long or fails."""
+    answer: queue.SimpleQueue[_Found] = queue.SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            answer.put(ask())
+
+    thread = threading.Thread(target=work, name="paceline-ask", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return otherwise if answer.empty() else answer.get()
 
 
 def address_towards(target: str) -> str:

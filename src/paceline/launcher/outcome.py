@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.errors import EXIT_UNFINISHED, Finding
+from paceline.launcher import locate, observations
 from paceline.launcher.endings import Failure, RankEnd
+from paceline.launcher.folding import named
 
 # What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
 # they count only in a line that names the library, because a user's own connections break too.
@@ -32,6 +35,9 @@ _TIMEOUT = re.compile(
 )
 _MISMATCH = re.compile(
     r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
+)
+_OTHER_MODEL = re.compile(
+    r"params\[\d+\] in this process with sizes|DDP expects same model across all ranks|inconsistent \d+ params"
 )
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
@@ -53,6 +59,7 @@ class Verdict:
         victims: Ranks that were dragged along.
         end: The first of the causes, None if a node was lost or nothing is known.
         lost: Nodes that went silent.
+        hung: The cause is where ranks stood, not how one of them ended.
         others: Ranks that failed by themselves too, in another way; a line each.
     """
 
@@ -61,6 +68,7 @@ class Verdict:
     victims: tuple[int, ...] = ()
     end: RankEnd | None = None
     lost: tuple[str, ...] = ()
+    hung: bool = False
     others: tuple[str, ...] = ()
 
 
@@ -96,14 +104,24 @@ def _about_others(line: str) -> bool:
     return any(pattern.search(line) for pattern in (_TIMEOUT, _MISMATCH, _NO_STORE, _NOT_JOINED))
 
 
-def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
+def judge(
+    ends: Sequence[RankEnd],
+    *,
+    lost: Iterable[str] = (),
+    hang: Finding | None = None,
+    pulses: Sequence[Mapping[str, Any]] = (),
+) -> Verdict:
     """Name the likely cause.
 
     Args:
         ends: Every rank's end, of all nodes that could be heard.
         lost: Hosts (or node ranks in words) that went silent.
+        hang: What the ranks hung in, if they were stopped for it.
+        pulses: What every rank has counted.
     """
     lost = tuple(lost)
+    if hang is not None:
+        return Verdict(hang, hung=True)
     failed = [end for end in ends if end.fell]
     left = [end for end in ends if end.unfinished]
     ranked = sorted(failed + left, key=lambda end: (weigh(end), end.first_ns, end.rank))
@@ -112,6 +130,9 @@ def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
         return Verdict(_lost_node(lost), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
     if first is None:
         return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
+    out_of_step = _out_of_step(ends, first, pulses)
+    if out_of_step is not None:
+        return Verdict(out_of_step, end=first, hung=True)
     if weigh(first) == VICTIM:
         return Verdict(_only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first)
     alike = [end for end in failed + left if _same_way(end, first)]
@@ -122,8 +143,18 @@ def judge(ends: Sequence[RankEnd], *, lost: Iterable[str] = ()) -> Verdict:
     finding = _explain(first, causes=causes, num_ranks=len(ends))
     others = tuple(_failed_too(end) for end in apart)
     if left and not first.unfinished:
-        others = (f"{_named(end.rank for end in left)} had stopped to be resumed (status {EXIT_UNFINISHED})", *others)
+        others = (f"{named(end.rank for end in left)} had stopped to be resumed (status {EXIT_UNFINISHED})", *others)
     return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
+
+
+def _out_of_step(ends: Sequence[RankEnd], first: RankEnd, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Name why ranks lost each other in a collective, from where each of them stood; None if that does not tell."""
+    if weigh(first) not in (SUSPECT, VICTIM):
+        return None
+    said = [first.failure.root] if first.failure else list(first.log_tail)
+    timed_out = any(_TIMEOUT.search(line) for line in said)
+    positions = [end.position for end in ends if end.position is not None]
+    return locate.judge(positions, uneven=observations.uneven(pulses), broken=not timed_out)
 
 
 def broken_in_stop(ends: Iterable[RankEnd]) -> list[str]:
@@ -161,7 +192,7 @@ def _same_way(one: RankEnd, other: RankEnd) -> bool:
 
 
 def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
-    who = _named(causes)
+    who = named(causes)
     if end.unfinished:
         return Finding(
             "rank-ended-early",
@@ -187,6 +218,8 @@ def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Findin
 def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool) -> Finding:
     place = failure.place
     evidence = [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
+    if failure.finding is not None:
+        return replace(failure.finding, where=_where(end), evidence=(*evidence, *failure.finding.evidence))
     name = _name_of(failure, alone=alone)
     first_line, *more = failure.message.strip().splitlines() or [""]
     worker = _WORKER_ERROR.search(failure.message)
@@ -234,6 +267,7 @@ _NAMES = (
     (_TIMEOUT, "collective-timeout"),
     (_MISMATCH, "collective-mismatch"),
     (_SHM, "dataloader-shm-too-small"),
+    (_OTHER_MODEL, "ddp-model-mismatch"),
 )
 
 
@@ -353,31 +387,13 @@ def _where(end: RankEnd) -> str:
     return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"
 
 
-def _named(ranks: Iterable[int]) -> str:
-    listed = list(ranks)
-    return f"{'rank' if len(listed) == 1 else 'ranks'} {fold(listed)}"
-
-
-def fold(numbers: Iterable[int]) -> str:
-    """Fold numbers into ranges: ``0, 2-7``."""
-    ordered = sorted(set(numbers))
-    parts: list[str] = []
-    start = 0
-    for place, number in enumerate(ordered):
-        if place + 1 == len(ordered) or ordered[place + 1] != number + 1:
-            first = ordered[start]
-            parts.append(str(first) if first == number else f"{first}-{number}")
-            start = place + 1
-    return ", ".join(parts)
-
-
 def block(
     verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1, again: Sequence[str] = ()
 ) -> list[str]:
     """Return the lines of the final block, at most 15; those about going on (two at most) whole."""
     finding = verdict.finding
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
-    lines[0] = ("likely cause: " if verdict.causes else "") + lines[0]
+    lines[0] = ("likely cause: " if verdict.causes or verdict.hung else "") + lines[0]
     if finding.where:
         lines.append(f"  where: {finding.where}")
     lines += [f"  {line}" for line in finding.evidence[: 5 - len(again)]]
@@ -390,13 +406,13 @@ def block(
         lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
     if verdict.victims:
         because = (
-            f"because {_named(verdict.causes)} failed"
+            f"because {named(verdict.causes)} failed"
             if verdict.causes
             else "because the node was lost"
             if verdict.lost
             else "by a peer that is not visible"
         )
-        lines.append(f"{_named(verdict.victims)}: stopped {because}")
+        lines.append(f"{named(verdict.victims)}: stopped {because}")
     if verdict.lost and verdict.causes:
         lines.append(f"{', '.join(verdict.lost)}: not heard of since")
     tried = f" after {attempts} attempts" if attempts > 1 else ""

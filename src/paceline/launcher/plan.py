@@ -49,6 +49,7 @@ class Plan:
         warm_imports: Modules that the warm process imports beside torch.
         backend: What ranks are expected to talk through.
         grace_s: Seconds that ranks have to end by themselves.
+        hang: How long ranks may be without progress, in words.
         keep_alive_s: How often nodes say that they live (c10d).
         last_call_s: How long to wait for more nodes once the least number is there (c10d).
     """
@@ -62,6 +63,7 @@ class Plan:
     warm_imports: tuple[str, ...]
     backend: str
     grace_s: int
+    hang: Choice
     keep_alive_s: int
     last_call_s: int
 
@@ -97,6 +99,7 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
         warm_imports=("torch._dynamo",) if _TRAINS.search(source) else (),
         backend="nccl" if facts.num_gpus else "gloo",
         grace_s=grace if grace is not None else _default_grace(environ.get(env.SHUTDOWN_TIMEOUT) or "30"),
+        hang=choose_hang(options, gpus=facts.num_gpus > 0),
         keep_alive_s=choose_keep_alive(options.max_nodes),
         last_call_s=choose_last_call(options.max_nodes),
     )
@@ -214,6 +217,21 @@ def _is_environ(node: ast.expr) -> bool:
     )
 
 
+def choose_hang(options: Options, *, gpus: bool) -> Choice:
+    """Return after how long without progress a run is said to hang, in words.
+
+    torch's own timeout of collectives (10 minutes for NCCL, 30 for gloo, or what the script gives) ends a run too,
+    with less to say; it comes first if it is the shorter one.
+    """
+    if options.no_probe:
+        return Choice("hangs are not watched", "--no-probe")
+    if options.hang_timeout is None:
+        return Choice(f"hang: {options.on_hang} after 120 s", "or 10 steps; 600 s before the first")
+    torch_s = 600 if gpus else 1800
+    first = f"; torch's own timeout of {torch_s} s comes first" if options.hang_timeout > torch_s else ""
+    return Choice(f"hang: {options.on_hang} after {options.hang_timeout:g} s", f"--hang-timeout{first}")
+
+
 def choose_keep_alive(num_nodes: int) -> int:
     """Return the seconds between a node's signs of life; three missed ones make it lost.
 
@@ -288,6 +306,7 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
         if plan.threads.value is None
         else f"{_count(plan.threads.value, 'thread')} a rank ({plan.threads.reason})",
         f"{address} ({plan.port.reason})",
+        f"{plan.hang.value} ({plan.hang.reason})",
     ]
     if plan.start_method.reason:
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")

@@ -17,11 +17,14 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, R
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline import env, pulse
-from paceline.launcher import evidence, outcome
+from paceline.errors import Finding
+from paceline.launcher import evidence, outcome, stacks
 from paceline.launcher.console import Console, fill_prefix, plan_streams
-from paceline.launcher.endings import RankEnd
+from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
+from paceline.launcher.position import Position
+from paceline.launcher.stacks import Look
 from paceline.launcher.starter import Ended, Starter
 from paceline.launcher.task import RankTask
 from paceline.rundir import RunDir
@@ -32,6 +35,8 @@ from paceline.rundir import RunDir
 _SETTLE_S = 0.6
 _TERM_S = 0.7
 _REAP_S = 5.0
+# Ctrl-C: a rank whose stack has not moved for so long since cannot take it, because it sits in a native wait.
+_INTERRUPT_S = 1.5
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Machinery:
         task: What every rank runs; rank, environment and files are filled in.
         base_env: Variables for every rank beside torchrun's.
         first_attempt: Number that the first attempt of this start has in the run folder.
+        notice: Says a warning, once.
         on_start: Called with the restart count once the ranks run.
         logs: Names log files; torch's own where its options were given.
     """
@@ -63,6 +69,7 @@ class Machinery:
     task: RankTask
     base_env: Mapping[str, str]
     first_attempt: int
+    notice: Callable[[Finding], None]
     on_start: Callable[[int], None]
     logs: LogsSpecs
 
@@ -78,6 +85,7 @@ class Attempt:
         pids: Process by local rank.
         ended: How processes ended, by local rank.
         stopped: Local ranks that the launcher ended, with the reason and when, by this node's clock.
+        looks: Where local ranks stood when another had failed, or when they hung.
         oom_before: Count of the kernel's kills before it.
         log_paths: Log file by local rank.
         error_paths: Error file by local rank.
@@ -89,6 +97,7 @@ class Attempt:
     pids: dict[int, int] = field(default_factory=dict)
     ended: dict[int, Ended] = field(default_factory=dict)
     stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
+    looks: dict[int, Look] = field(default_factory=dict)
     oom_before: int = 0
     log_paths: dict[int, str] = field(default_factory=dict)
     error_paths: dict[int, str] = field(default_factory=dict)
@@ -176,8 +185,12 @@ class RankGroup(PContext):
             "env": {**made.base_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
             "crash_file": str(made.run_dir.crash(rank, self.attempt.number)),
+            "stacks_file": str(made.run_dir.stacks(rank, self.attempt.number)),
             "pulse": made.pulse_handle,
             "num_local_ranks": len(self.attempt.ranks),
+            "check_finite": made.options.check_finite,
+            "check_replicas": made.options.check_replicas,
+            "parameters_file": str(made.run_dir.parameters(rank, self.attempt.number)),
         }
         if made.options.nccl_debug:
             values["env"][env.NCCL_DEBUG_FILE] = str(made.run_dir.nccl(rank, self.attempt.number))
@@ -242,10 +255,50 @@ class RankGroup(PContext):
         """Return how each rank of this node has ended so far, times by this node's clock."""
         return [self._end(local) for local in self.attempt.ranks]
 
+    def counted(self, local: int) -> pulse.Pulse:
+        """Return what a rank has counted; zeros without the probe."""
+        return self._machinery.pulses.read(local) if self._machinery.pulses else pulse.NOTHING
+
+    def look(self) -> dict[int, Look]:
+        """Ask the living ranks where they stand."""
+        self.attempt.looks = stacks.look(*self._askable())
+        return self.attempt.looks
+
+    def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
+        """Return the processes of the living ranks, and the files that they write their stacks to."""
+        attempt, run_dir = self.attempt, self._machinery.run_dir
+        pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
+        return pids, {local: run_dir.stacks(attempt.ranks[local], attempt.number) for local in pids}
+
+    def position(self, local: int, look: Look | None) -> Position:
+        """Return where a rank stands, as far as the look at it tells."""
+        found, beat, ended = look or Look(), self.counted(local), self.attempt.ended.get(local)
+        return Position(
+            rank=self.attempt.ranks[local],
+            host=socket.gethostname(),
+            ended=ended is not None and not ended.code,
+            frames=found.frames,
+            worker=found.worker,
+            guard=found.guard,
+            steps=beat.steps,
+            batches=beat.batches,
+            **found.recorded,
+        )
+
+    def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
+        """Return where a rank stood at its end, or when another had failed."""
+        if failure is not None:
+            return self.position(local, stacks.at(failure.frames))
+        if crashed:
+            crash = self._machinery.run_dir.crash(self.attempt.ranks[local], self.attempt.number)
+            return self.position(local, stacks.at(stacks.read_crash(crash)))
+        return self.position(local, self.attempt.looks.get(local))
+
     def _end(self, local: int) -> RankEnd:
         attempt = self.attempt
         ended = attempt.ended.get(local)
-        beat = self._machinery.pulses.read(local) if self._machinery.pulses else None
+        beat = self.counted(local)
+        failure = evidence.read_failure(Path(attempt.error_paths[local]))
         log = Path(attempt.log_paths.get(local, ""))
         rank = attempt.ranks[local]
         bad = ended is not None and ended.code != 0
@@ -256,12 +309,13 @@ class RankGroup(PContext):
             pid=attempt.pids.get(local, 0),
             code=ended.code if ended else None,
             time_ns=ended.time_ns if ended else time.time_ns(),
-            finished=beat is not None and beat.phase in (pulse.RETURNED, pulse.FINISHED),
-            left=beat is not None and beat.phase == pulse.LEFT,
+            finished=beat.phase in (pulse.RETURNED, pulse.FINISHED),
+            left=beat.phase == pulse.LEFT,
             stopped=attempt.stopped.get(local, ("", 0))[0],
             stopped_ns=attempt.stopped.get(local, ("", 0))[1],
-            steps=beat.steps if beat else 0,
-            failure=evidence.read_failure(Path(attempt.error_paths[local])),
+            steps=beat.steps,
+            failure=failure,
+            position=self._last_position(local, failure, crashed),
             log=str(log),
             log_tail=evidence.read_tail(log) if bad else (),
             stack=evidence.read_stack(self._machinery.run_dir.crash(rank, attempt.number)) if crashed else (),
@@ -271,9 +325,8 @@ class RankGroup(PContext):
 
     def figures(self) -> list[dict[str, Any]]:
         """Return what each rank of this node has counted; zeros without the probe."""
-        pulses = self._machinery.pulses
         return [
-            {"rank": rank, "host": socket.gethostname(), **asdict(pulses.read(local) if pulses else pulse.NOTHING)}
+            {"rank": rank, "host": socket.gethostname(), **asdict(self.counted(local))}
             for local, rank in self.attempt.ranks.items()
         ]
 
@@ -285,12 +338,17 @@ class RankGroup(PContext):
             settle: First give ranks that are failing by themselves a moment, if all that have failed so far
                 look like victims: the cause may be a step behind.
         """
+        if not self.attempt.looks and not self._cause_is_known():
+            self.look()  # before they go: who was where tells why a collective broke
         deadline = time.monotonic() + _SETTLE_S
         while settle and self.attempt.living and time.monotonic() < deadline:
-            if any(outcome.weigh(end) == outcome.CAUSE for end in self.ends() if end.fell and end.code):
+            if self._cause_is_known():
                 break
             self._listen(0.05)
         self._end_living(signal.SIGTERM, why, wait_s=_TERM_S)
+
+    def _cause_is_known(self) -> bool:
+        return any(outcome.weigh(end) == outcome.CAUSE for end in self.ends() if end.fell and end.code)
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
         """Signal the living ranks, wait, then kill whatever is left of all."""
@@ -302,6 +360,24 @@ class RankGroup(PContext):
         starter.kill()
         self._wait_for_end(_REAP_S)
 
+    def _interrupt(self, why: str, *, wait_s: float) -> None:
+        """Hand SIGINT on; ranks that all sit in native waits, where Python cannot take it, are ended at once."""
+        before = self.look()
+        for local in self.attempt.living:
+            self.attempt.stopped.setdefault(local, (why, time.time_ns()))
+            self._machinery.starter.signal(local, signal.SIGINT, group=self._machinery.task.method == "exec")
+        self._wait_for_end(_INTERRUPT_S)
+        after = stacks.look(*self._askable())
+        if not all(self._is_deaf(local, before, after) for local in self.attempt.living):
+            self._wait_for_end(max(0.0, wait_s - _INTERRUPT_S))
+        self._machinery.starter.kill()
+        self._wait_for_end(_REAP_S)
+
+    def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
+        """It has been in the same place since before the signal, and has no handler of paceline's, which waits."""
+        old, new = before.get(local), after.get(local)
+        return not self.counted(local).armed and old is not None and new is not None and bool(old.frames) and old.frames == new.frames
+
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while self.attempt.living and (left := deadline - time.monotonic()) > 0:
@@ -309,7 +385,11 @@ class RankGroup(PContext):
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         if not self._closed and self.attempt.living:
-            self._end_living(death_sig, f"{death_sig.name} to the launcher", wait_s=timeout)
+            why = f"{death_sig.name} to the launcher"
+            if death_sig == signal.SIGINT:
+                self._interrupt(why, wait_s=timeout)
+            else:
+                self._end_living(death_sig, why, wait_s=timeout)
         self._closed = True
 
 

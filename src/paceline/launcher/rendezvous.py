@@ -6,7 +6,6 @@ addresses are numeric, and that nobody joins the store of a foreign run.
 
 from __future__ import annotations
 
-import errno
 import getpass
 import json
 import os
@@ -15,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -29,13 +28,16 @@ from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from paceline import env
 from paceline.errors import Finding, RunError, SetupError
-from paceline.launcher import guard, host
+from paceline.launcher import host, presence
+from paceline.launcher.arrival import Roll
+from paceline.launcher.notes import Note, Notes
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
-
-_STORE_TIMEOUT = timedelta(seconds=300)
-_DEFAULT_JOIN_S = 600
+from paceline.launcher.presence import Arrived
+from paceline.launcher.store import agree_on_run, join_limit_s, open_or_reach, open_store, rejoin_limit_s
+from paceline.world import expand_nodelist
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Meeting:
         address: Numeric address of this node as the others reach it.
         endpoint: ``HOST:PORT`` of the store, numeric.
         hosts_store: Whether the store lives in this process: it must outlast the others.
+        places: Whether the store is to tell later nodes who has the places of the run.
     """
 
     handler: RendezvousHandler
@@ -57,6 +60,7 @@ class Meeting:
     address: str
     endpoint: str
     hosts_store: bool
+    places: bool = False
 
 
 class HeldRendezvous(RendezvousHandler):
@@ -98,7 +102,7 @@ class HeldRendezvous(RendezvousHandler):
         prefix = f"torchelastic/{self._run_id}/{self._rounds}"
         if self._rounds and self._num_nodes == 1:
             # Ranks of the attempt before have left their addresses in the store.
-            self._for_ranks = _open_store(self._address, 0, must=True) or self._store
+            self._for_ranks = open_store(self._address, 0, must=True) or self._store
         self._rounds += 1
         store = PrefixStore(prefix, self._store)
         if self._num_nodes > 1:
@@ -116,20 +120,25 @@ class HeldRendezvous(RendezvousHandler):
         Raises:
             RunError: Another node has this node's rank, or some have not come in time.
         """
-        me = f"{socket.gethostname()} (launcher pid {os.getpid()})"
-        other = store.compare_set(f"here/{self._rank}", "", me).decode()
-        if other != me:
-            raise RunError(_same_rank_twice(self._rank, me, other))
-        start = time.monotonic()
-        told = start
-        while missing := [node for node in range(self._num_nodes) if not store.check([f"here/{node}"])]:
-            waited = time.monotonic() - start
-            if waited > self._join_s:
-                raise RunError(_nodes_missing(missing, self._num_nodes, waited))
+        me = Arrived(0, self._rank, socket.gethostname(), os.getpid(), (self._num_nodes, self._num_nodes))
+        mine = json.dumps(me.to_json())
+        other = store.compare_set(f"here/{self._rank}", "", mine).decode()
+        if other != mine:
+            raise RunError(presence.same_rank_twice(Arrived.from_json(json.loads(other)), me))
+        start = told = time.monotonic()
+        while len(present := self._present(store)) < self._num_nodes:
+            waited_s = time.monotonic() - start
+            if waited_s > self._join_s:
+                raise RunError(presence.missing(present, head=me, waited_s=waited_s, hosts=[], evidence=[]))
             if time.monotonic() - told > 5:
                 told = time.monotonic() + 25
-                self._say(f"waiting for node {_listed(missing)} of {self._num_nodes} for {waited:.0f} s")
+                self._say(f"waiting for {presence.awaited(present, head=me)} for {waited_s:.0f} s")
             time.sleep(0.05)
+
+    def _present(self, store: PrefixStore) -> list[Arrived]:
+        keys = [f"here/{rank}" for rank in range(self._num_nodes)]
+        here = keys if store.check(keys) else [key for key in keys if store.check([key])]
+        return [Arrived.from_json(json.loads(store.get(key))) for key in here]
 
     def is_closed(self) -> bool:
         return False
@@ -150,7 +159,7 @@ class HeldRendezvous(RendezvousHandler):
 def meet(
     options: Options, plan: Plan, *, script: str, run_name: str, first_attempt: int, say: Callable[[str], None]
 ) -> Meeting:
-    """Open or reach the store of the run, and return how to meet there.
+    """Open or reach the store of the run, wait for the other nodes, and return how to meet there.
 
     Args:
         options: What was asked for.
@@ -162,31 +171,85 @@ def meet(
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
-        RunError: Another run answers, or nobody does in time.
+        RunError: Another run answers, nobody does in time, or nodes are missing or disagree.
     """
     mine = {**_identity(options, script, run_name), "first_attempt": first_attempt}
     if plan.rendezvous not in ("local", "static", "c10d"):
         return _meet_elsewhere(options, plan, mine)
-    head = _resolve(plan.host)
     local = tuple(address for _, address in host.addresses())
-    port = int(plan.port.value)
-    hosts = _hosts_store(options, plan, head=head, local=local)
-    if hosts:
-        store = _open_store(head, port, must=plan.rendezvous != "c10d" or options.one_node)
-        hosts = store is not None
-    if not hosts:
-        store = _reach_store(head, port, deadline_s=_join_timeout(options), say=say)
-    assert store is not None
-    identity = _agree_on_run(store, mine, hosts=hosts, place=f"{head}:{store.port}")
-    address = options.local_addr or (head if head in local else host.address_towards(head))
+    notes = _make_notes(options, plan, mine, local=local)
+    try:
+        store, head, hosts = open_or_reach(options, plan, local=local, notes=notes, say=say)
+        place = f"{head}:{store.port}"
+        identity = agree_on_run(store, mine, hosts=hosts, place=place)
+        address = options.local_addr or (head if head in local else host.address_towards(head))
+        if not options.one_node and not options.no_check:
+            _call_roll(options, plan, store, identity, mine, hosts=hosts, notes=notes, say=say)
+    finally:
+        notes.remove()
     return Meeting(
         handler=_handler(options, plan, store, identity=identity, address=address, head=head, say=say),
         store=store,
         identity=identity,
         address=address,
-        endpoint=f"{head}:{store.port}",
+        endpoint=place,
         hosts_store=hosts,
+        places=plan.rendezvous == "c10d" and 1 < options.min_nodes == options.max_nodes and not options.no_check,
     )
+
+
+def _make_notes(options: Options, plan: Plan, mine: dict[str, Any], *, local: tuple[str, ...]) -> Notes:
+    folder = Path(options.run_dir).parent if options.run_dir is not None else Path("runs")
+    note = Note(
+        script=mine["script"],
+        run_id=options.rdzv_id,
+        rank=options.node_rank if plan.rendezvous == "static" else -1,
+        host=mine["host"],
+        pid=mine["pid"],
+        name=plan.host,
+        address="",
+        port=int(plan.port.value),
+        listens=False,
+        addresses=tuple(address for address in local if not host.is_loopback(address)),
+    )
+    return Notes(folder / ".roll-call", note)
+
+
+def _call_roll(
+    options: Options,
+    plan: Plan,
+    store: TCPStore,
+    identity: dict[str, Any],
+    mine: dict[str, Any],
+    *,
+    hosts: bool,
+    notes: Notes,
+    say: Callable[[str], None],
+) -> None:
+    static = plan.rendezvous == "static"
+
+    def arrived(who: dict[str, Any], rank: int) -> Arrived:
+        return Arrived(0, rank if static else -1, who["host"], who["pid"], tuple(who["nodes"]))
+
+    Roll(
+        store,
+        arrived(mine, options.node_rank),
+        arrived(identity, 0),
+        hosts=hosts,
+        limit_s=join_limit_s(options),
+        hosts_by_rank=_hosts_by_rank(options),
+        notes=notes,
+        say=say,
+    ).answer()
+
+
+def _hosts_by_rank(options: Options) -> list[str]:
+    """Return the host of each node rank, as far as the Slurm step that this is in has the nodes of the run."""
+    names = env.read(env.STEP_NODELIST)
+    if names is None or env.read(env.NODEID) != str(options.node_rank):
+        return []
+    found = expand_nodelist(names)
+    return found if len(found) == options.max_nodes else []
 
 
 def _identity(options: Options, script: str, run_name: str) -> dict[str, Any]:
@@ -206,197 +269,6 @@ def _identity(options: Options, script: str, run_name: str) -> dict[str, Any]:
     }
 
 
-def _resolve(name: str) -> str:
-    try:
-        return host.resolve(name)[0]
-    except OSError as error:
-        raise SetupError(
-            Finding(
-                "hostname-unresolvable",
-                f"the head's name {name} does not resolve on {socket.gethostname()}: {error.strerror}",
-                where=socket.gethostname(),
-                fix="use the head's numeric address, as `hostname -I` prints it there",
-            )
-        ) from None
-
-
-def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, ...]) -> bool:
-    """Return whether this node is to host the store.
-
-    torch compares host names, which fails for an address of a second interface: then nobody hosts.
-    """
-    if plan.rendezvous == "static":
-        return options.node_rank == 0
-    asked = dict(options.rdzv_conf).get("is_host", "").lower()
-    if asked:
-        return asked in ("1", "true", "t", "yes", "y")
-    return head in local or head.startswith("127.") or head == "::1"
-
-
-def _open_store(head: str, port: int, *, must: bool) -> TCPStore | None:
-    """Host the store on a port that is bound now; None if it is taken and somebody else may host it.
-
-    Raises:
-        SetupError: The port is taken, and nobody else could be the host.
-    """
-    try:
-        listener = host.listen(head, port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise _cannot_listen(port, error) from None
-        if not must:
-            return None
-        raise _port_in_use(port) from None
-    bound = listener.getsockname()[1]
-    store = TCPStore(
-        head,
-        bound,
-        is_master=True,
-        timeout=_STORE_TIMEOUT,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-    return store
-
-
-def _cannot_listen(port: int, error: OSError) -> SetupError:
-    return SetupError(
-        Finding(
-            "option-invalid",
-            f"cannot listen on port {port}: {error.strerror}",
-            where=socket.gethostname(),
-            fix="ports below 1024 need privileges; choose one above",
-        )
-    )
-
-
-def _port_in_use(port: int) -> SetupError:
-    holder = host.holder_of(port)
-    return SetupError(
-        Finding(
-            "port-in-use",
-            f"port {port} is held by {holder or 'another process (of another user, so it is not visible)'}",
-            where=socket.gethostname(),
-            fix="end that process, or give another port; on one node leave the port out and a free one is taken",
-        )
-    )
-
-
-def _join_timeout(options: Options) -> float:
-    settings = dict(options.rdzv_conf)
-    return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
-
-
-def _reach_store(head: str, port: int, *, deadline_s: float, say: Callable[[str], None]) -> TCPStore:
-    """Connect to the head's store as soon as it listens.
-
-    Plain sockets ask first, because torch's client prints stack traces while it waits and cannot be
-    interrupted.
-
-    Raises:
-        RunError: Nobody has answered within ``deadline_s``.
-    """
-    start = time.monotonic()
-    told = start
-    while True:
-        trouble = _try_connect(head, port)
-        if trouble is None:
-            return TCPStore(head, port, is_master=False, timeout=_STORE_TIMEOUT, wait_for_workers=False)
-        now = time.monotonic()
-        if now - start > deadline_s:
-            raise RunError(_unreachable(head, port, trouble, waited_s=now - start))
-        if now - told > 5:
-            told = now + 25
-            say(f"waiting for the head at {head}:{port} for {now - start:.0f} s: {trouble.strerror or trouble}")
-        time.sleep(0.2)
-
-
-def _try_connect(head: str, port: int) -> OSError | None:
-    try:
-        socket.create_connection((head, port), timeout=3).close()
-    except OSError as error:
-        return error
-    return None
-
-
-def _unreachable(head: str, port: int, trouble: OSError, *, waited_s: float) -> Finding:
-    refused = isinstance(trouble, ConnectionRefusedError)
-    silent = isinstance(trouble, TimeoutError)
-    name = "port-refused" if refused else "port-filtered" if silent else "master-unreachable"
-    meaning = (
-        "the host answers, nothing listens on the port"
-        if refused
-        else "packets to it vanish: a firewall, or the host is down"
-        if silent
-        else str(trouble.strerror)
-    )
-    return Finding(
-        name,
-        f"the head at {head}:{port} was not reached within {waited_s:.0f} s: {meaning}",
-        where=socket.gethostname(),
-        fix="start the head (node rank 0) with the same address and port, and open the port between the nodes",
-    )
-
-
-def _agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: str) -> dict[str, Any]:
-    """Write or read the run's identity, and refuse a run that is not this one.
-
-    Raises:
-        RunError: The store belongs to another run, or to something that is not paceline.
-    """
-    if hosts:
-        store.set(guard.IDENTITY_KEY, json.dumps(mine))
-        return mine
-    deadline = time.monotonic() + 10  # the head writes it right after it listens
-    while not store.check([guard.IDENTITY_KEY]):
-        if time.monotonic() > deadline:
-            raise RunError(guard.foreign(None, place=place))
-        time.sleep(0.05)
-    theirs: dict[str, Any] = json.loads(store.get(guard.IDENTITY_KEY))
-    alone = mine["nodes"] == [1, 1]
-    if alone or theirs["run_id"] != mine["run_id"] or theirs["script"] != mine["script"]:
-        raise RunError(guard.foreign(theirs, place=place))
-    if theirs["nodes"] != mine["nodes"]:
-        raise RunError(_sizes_differ(theirs, mine))
-    return theirs
-
-
-def _sizes_differ(theirs: dict[str, Any], mine: dict[str, Any]) -> Finding:
-    def shown(nodes: list[int]) -> str:
-        return str(nodes[0]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}"
-
-    return Finding(
-        "world-size-mismatch",
-        f"the head on {theirs['host']} expects --nnodes {shown(theirs['nodes'])}, "
-        f"this node was started with --nnodes {shown(mine['nodes'])}",
-        where=f"{theirs['host']} and {mine['host']}",
-        fix=f"--nnodes {shown(theirs['nodes'])} on every node",
-    )
-
-
-def _listed(nodes: list[int]) -> str:
-    shown = ", ".join(map(str, nodes[:10]))
-    return shown if len(nodes) <= 10 else f"{shown} and {len(nodes) - 10} more"
-
-
-def _same_rank_twice(rank: int, me: str, other: str) -> Finding:
-    return Finding(
-        "duplicate-ranks",
-        f"two nodes have node rank {rank}: {other} and {me}",
-        where=me,
-        fix="give each node its own --node-rank, from 0",
-    )
-
-
-def _nodes_missing(missing: list[int], num_nodes: int, waited_s: float) -> Finding:
-    return Finding(
-        "node-missing",
-        f"node {_listed(missing)} of {num_nodes} did not come within {waited_s:.0f} s",
-        where=socket.gethostname(),
-        fix="start paceline run there with its --node-rank; longer waits: --rdzv-conf join_timeout=1200",
-    )
-
-
 def _handler(
     options: Options,
     plan: Plan,
@@ -414,7 +286,7 @@ def _handler(
             num_nodes=options.max_nodes,
             run_id=identity["token"] if options.rdzv_id == "none" else options.rdzv_id,
             address=head,
-            join_s=_join_timeout(options),
+            join_s=rejoin_limit_s(options),
             say=say,
         )
     settings: dict[str, Any] = {

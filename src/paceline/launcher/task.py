@@ -25,8 +25,12 @@ class RankTask:
         python: The interpreter for ``spawn`` and ``exec``.
         error_file: Where to leave an exception.
         crash_file: Where faulthandler writes stacks.
+        stacks_file: Where faulthandler writes stacks when the launcher asks for them.
         pulse: Descriptor of the pulse memory, -1 for no probe.
         num_local_ranks: Ranks on this node, the number of slots in it.
+        check_finite: End the run where a loss or gradient is not finite.
+        check_replicas: Optimizer steps between two checksums of the parameters, 0 for none.
+        parameters_file: Where to leave those.
         numa_binding: Mode of ``--numa-binding``, empty for none.
     """
 
@@ -39,8 +43,12 @@ class RankTask:
     python: str = ""
     error_file: str = ""
     crash_file: str = ""
+    stacks_file: str = ""
     pulse: int = -1
     num_local_ranks: int = 1
+    check_finite: bool = False
+    check_replicas: int = 0
+    parameters_file: str = ""
     numa_binding: str = ""
 
     def to_json(self) -> str:

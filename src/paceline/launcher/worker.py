@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
-from paceline.errors import EXIT_UNFINISHED
-from paceline.launcher import guard, keep_group, probe, starter, system
+from paceline.errors import EXIT_UNFINISHED, PacelineError
+from paceline.launcher import guard, keep_group, probe, starter, system, witness
 from paceline.launcher.after_import import when_imported
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
 from paceline.rundir import write_whole
@@ -109,9 +109,14 @@ def _prepare(task: RankTask) -> memoryview[int]:
         crash = open(task.crash_file, "w")  # noqa: SIM115  # faulthandler needs it until the process ends
         _kept.append(crash)
         faulthandler.enable(file=crash)
+    if task.stacks_file:
+        stacks = open(task.stacks_file, "w")  # noqa: SIM115  # as long as the process lives, too
+        _kept.append(stacks)
+        witness.install(stacks)
     if task.pulse >= 0:
         slot = pulse.PulseBoard(task.pulse, task.num_local_ranks).slot(task.local_rank)
         slot[pulse.PHASE] = pulse.RUNNING
+        pulse.mine = slot
     else:
         slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
     # Registered first, so it runs after every handler that the script registers.
@@ -139,6 +144,16 @@ def _renew() -> None:
 def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
     if task.pulse >= 0:
         probe.install(slot)
+    if task.check_finite or task.check_replicas:
+        from paceline.launcher import checks
+
+        checks.install(
+            slot,
+            rank=int(task.env[env.RANK]),
+            check_finite=task.check_finite,
+            check_replicas=task.check_replicas,
+            file=task.parameters_file,
+        )
     if os.environ.get(env.RUN_TOKEN):
         guard.install()
     keep_group.install()
@@ -267,6 +282,7 @@ def record(task: RankTask, error: BaseException) -> None:
                 for f in traceback.extract_tb(trace)
             ]
             + _syntax_place(error),
+            "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
         },
     }
     with contextlib.suppress(OSError):  # the disk may be what failed; the exit code still speaks

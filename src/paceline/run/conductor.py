@@ -162,6 +162,7 @@ class Conductor:
             "stop": self._stop and {**self._stop.__dict__, "time_ns": self._stop.time_ns - offset_ns},
             "last": alone.last and asdict(alone.last),
             "again": asdict(alone.again),
+            "hang": agent.hang and agent.hang.to_json(),
             "noticed": [finding.to_json() for finding in self._node.noticed],
             "saving": self._half_saved(agent.group.attempt.stopped.values()),
         }
@@ -185,6 +186,7 @@ class Conductor:
             seconds=seconds,
             again=Again(**told[0]["again"]),  # the first node's line, so that all print the same
             last=max(kept, key=lambda checkpoint: checkpoint.number, default=None),
+            hang=next((Finding.from_json(entry["hang"]) for entry in told if entry["hang"]), None),
             noticed=list(dict.fromkeys(Finding.from_json(each) for entry in told for each in entry["noticed"])),
             saving=next((entry["saving"] for entry in told if entry["saving"]), ""),
         )

@@ -82,6 +82,7 @@ class Node:
             task=self._task,
             base_env=self._base_env(meeting.identity, address=meeting.address),
             first_attempt=self.first_attempt,
+            notice=self.notice,
             on_start=self._record_start,
             logs=logs.make_logs(self._options, run_dir, first_attempt=self.first_attempt),
         )
@@ -150,9 +151,9 @@ class Node:
         assert agent is not None and agent.group is not None
         group = agent.group.attempt
         if restarts:
-            ends, lost = agent.earlier[-1]
-            verdict = outcome.judge(ends, lost=names_of(lost, {}, agent.store_host))
-            told = verdict.causes or verdict.lost
+            ends, lost, hang = agent.earlier[-1]
+            verdict = outcome.judge(ends, lost=names_of(lost, {}, agent.store_host), hang=hang)
+            told = verdict.causes or verdict.lost or hang
             what = verdict.finding.what if told else "a rank on another node failed"
             self._console.say(f"{what}; ranks were started again ({restarts} of {self._options.max_restarts})")
             self.event("restart", attempt=group.number, why=verdict.finding.to_json())

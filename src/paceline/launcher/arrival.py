@@ -1,0 +1,228 @@
+"""Nodes announce themselves in the store of the run, and the one that hosts it says when all are there."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistStoreError
+
+from paceline.errors import Finding, RunError
+from paceline.launcher import presence, unreached
+from paceline.launcher.notes import Notes
+from paceline.launcher.presence import Arrived, Verdict
+
+# Raw keys, outside every prefix, as nodes meet here before there is an attempt.
+_ROLL = "paceline/roll"
+_VERDICT = f"{_ROLL}/verdict"
+_AWAITED = f"{_ROLL}/awaited"
+_PLACES = f"{_ROLL}/places"
+# Nodes give signs of life many times in this time; one that does not was interrupted.
+_GONE_S = 3.0
+# How long the store outlives a verdict: the others read it, and a node that comes just then is told.
+_LINGER_S = 1.0
+# How long a node waits for a place of a run that is complete: one of its nodes may be about to be replaced.
+_PLACE_S = 8.0
+_HOSTS_S = 3.0
+# Nodes wait for the head's verdict, which may come a little after their own limit.
+_PATIENCE_S = 10.0
+
+
+@dataclass
+class _Seen:
+    """What the head knows of one node: who it is, when it came, its last sign of life and when that came."""
+
+    who: Arrived
+    first: float
+    beat: bytes = b""
+    since: float = 0.0
+
+
+class Roll:
+    """The roll call as one node takes part in it.
+
+    Args:
+        store: The store of the run.
+        me: This node; its ticket is not known yet.
+        head: The node that hosts the store.
+        hosts: Whether that is this node.
+        limit_s: How long nodes are awaited.
+        hosts_by_rank: Host of each node rank, where a scheduler tells.
+        notes: What nodes say in the shared folder.
+        say: Prints a line.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        me: Arrived,
+        head: Arrived,
+        *,
+        hosts: bool,
+        limit_s: float,
+        hosts_by_rank: list[str],
+        notes: Notes,
+        say: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._me = me
+        self._head = head
+        self._hosts = hosts
+        self._limit_s = limit_s
+        self._hosts_by_rank = hosts_by_rank
+        self._notes = notes
+        self._say = say
+        self._seen: dict[int, _Seen] = {}
+        self._awaited = ""
+        self._tick_s = min(1.0, max(0.05, me.nodes[1] / 1000))
+
+    def answer(self) -> None:
+        """Announce this node and return when the run can begin.
+
+        Raises:
+            RunError: It cannot; all nodes that are up get the same finding.
+        """
+        verdict = self._verdict()
+        if verdict is not None:
+            self._come_late(verdict)
+            return
+        self._announce()
+        verdict = self._await_verdict()
+        if verdict.finding is not None:
+            self._leave(verdict.finding)
+        if self._me.ticket not in [member.ticket for member in verdict.members]:
+            self._come_late(verdict)
+
+    def _announce(self) -> None:
+        ticket = int(self._store.add(f"{_ROLL}/count", 1))
+        self._me = replace(self._me, ticket=ticket)
+        self._store.add(f"{_ROLL}/beat/{ticket}", 1)
+        self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(self._me.to_json()))
+
+    def _verdict(self) -> Verdict | None:
+        if not self._store.check([_VERDICT]):
+            return None
+        return Verdict.from_json(json.loads(self._store.get(_VERDICT)))
+
+    def _await_verdict(self) -> Verdict:
+        start = told = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - start
+            if self._hosts:
+                self._call(waited_s)
+            if (verdict := self._verdict()) is not None:
+                return verdict
+            if waited_s > self._limit_s + _PATIENCE_S:  # the head still lives, but does not judge
+                return Verdict(finding=self._missing([self._me], waited_s))
+            if time.monotonic() - told > 5:
+                told = time.monotonic() + 25
+                known = self._store.check([_AWAITED])
+                self._say(
+                    f"waiting for {self._store.get(_AWAITED).decode() if known else 'nodes'} for {waited_s:.0f} s"
+                )
+            time.sleep(self._tick_s)
+            self._store.add(f"{_ROLL}/beat/{self._me.ticket}", 1)
+
+    # At the head
+
+    def _call(self, waited_s: float) -> None:
+        """See who is there, and write the verdict into the store as soon as there is one."""
+        self._look()
+        gone = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
+        present = [seen.who for seen in self._seen.values() if seen.since > gone]
+        newest = max(seen.first for seen in self._seen.values())
+        sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
+        verdict = presence.judge(present, head=self._head, sure=sure)
+        if verdict is None and waited_s > self._limit_s:
+            verdict = Verdict(finding=self._missing(present, waited_s))
+        if verdict is not None:
+            self._store.set(_VERDICT, json.dumps(verdict.to_json()))
+            return
+        if waited_s > _GONE_S:
+            self._notes.leave()
+        awaited = presence.awaited(present, head=self._head)
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._store.set(_AWAITED, awaited)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for ticket in range(len(self._seen) + 1, int(self._store.add(f"{_ROLL}/count", 0)) + 1):
+            if not self._store.check([f"{_ROLL}/node/{ticket}"]):
+                break  # it has its ticket and is about to write who it is
+            who = Arrived.from_json(json.loads(self._store.get(f"{_ROLL}/node/{ticket}")))
+            self._seen[ticket] = _Seen(who, now)
+        beats = self._store.multi_get([f"{_ROLL}/beat/{ticket}" for ticket in self._seen])
+        for seen, beat in zip(self._seen.values(), beats, strict=True):
+            if bytes(beat) != seen.beat:
+                seen.beat, seen.since = bytes(beat), now
+
+    def _missing(self, present: list[Arrived], waited_s: float) -> Finding:
+        finding = presence.missing(present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=())
+        here = {(node.host, node.pid) for node in present} | {node.rank for node in present if node.rank >= 0}
+        away = [note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here]
+        return unreached.explain_missing(finding, self._notes.mine, away)
+
+    # After the verdict
+
+    def _leave(self, finding: Finding) -> None:
+        """End with what all nodes end with; the head goes last, as the store goes with it."""
+        heard = int(self._store.add(f"{_ROLL}/heard", 1))
+        if self._hosts:
+            some_may_come = finding.name == "node-missing"
+            deadline = time.monotonic() + _LINGER_S
+            while time.monotonic() < deadline and (some_may_come or heard < len(self._seen)):
+                time.sleep(0.05)
+                heard = int(self._store.add(f"{_ROLL}/heard", 0))
+        raise RunError(finding)
+
+    def _come_late(self, verdict: Verdict) -> None:
+        """Go in where torch's rendezvous may have a place for this node, else end."""
+        finding = presence.judge_newcomer(self._me, verdict, head=self._head)
+        if finding is not None:
+            raise RunError(finding)
+        least, most = self._head.nodes
+        if least < most:  # torch lets spare nodes wait for a place
+            return
+        waited_s, full = 0.0, list[str]()
+        while (taken := self._taken()) is None or taken:
+            full = taken or full
+            if waited_s > (_PLACE_S if taken else self._limit_s):
+                raise RunError(presence.too_many(self._me, full, num_nodes=most))
+            time.sleep(0.2)
+            waited_s += 0.2
+
+    def _taken(self) -> list[str] | None:
+        if not self._store.check([_PLACES]):
+            return None
+        taken: list[str] = json.loads(self._store.get(_PLACES))
+        return taken
+
+
+def tell_places(store: Any, hosts: list[str]) -> None:
+    """Say which hosts have the places of the run, for nodes that come later; none while it forms anew."""
+    store.set(_PLACES, json.dumps(hosts))
+
+
+def keep_places(store: Any, attempt: Any, *, node: int, num_nodes: int) -> None:
+    """Note who has the places of this attempt: node 0 writes down what the nodes say of themselves.
+
+    Args:
+        store: The store of the run, which later nodes read.
+        attempt: The store of the attempt.
+        node: Rank of this node.
+        num_nodes: Number of nodes.
+    """
+    attempt.set(f"paceline/host/{node}", socket.gethostname())
+    if node == 0:
+        keys = [f"paceline/host/{other}" for other in range(num_nodes)]
+        try:
+            attempt.wait(keys, timedelta(seconds=_HOSTS_S))
+            tell_places(store, [host.decode() for host in attempt.multi_get(keys)])
+        except DistStoreError:
+            tell_places(store, [f"{num_nodes} nodes"])

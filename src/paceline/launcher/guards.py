@@ -1,0 +1,90 @@
+"""Is a line of a script reached by some ranks only: the ``if`` around it that chooses ranks. Pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+
+# What a test that chooses ranks speaks of: rank == 0, is_main_process(), trainer.is_global_zero, get_rank() ...
+_CHOOSES = re.compile(r"\w*rank\w*|is_main\w*|\w*main_process\w*|is_master\w*|is_global_zero|is_chief|is_root", re.I)
+# Numbers of ranks are the same on all of them.
+_SIZES = re.compile(r"\w*(world|num|size|count)\w*", re.I)
+_DECORATORS = re.compile(r"\w*rank_zero\w*|on_main_process|on_local_main_process", re.I)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def guard_of(source: str, line: int) -> tuple[int, str] | None:
+    """Return the line and text of what lets only some ranks reach a line, such as ``if rank == 0:``; None if nothing.
+
+    Args:
+        source: Text of the file.
+        line: Number of the line, from 1.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+    return next(_guards(tree.body, line), None)
+
+
+def _guards(body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
+    """Yield the guards of a line, innermost first, of the statements of one block and those inside."""
+    for place, statement in enumerate(body):
+        if not statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+            continue
+        for block in _blocks(statement):
+            yield from _guards(block, line)
+        if isinstance(statement, ast.If | ast.While) and _is_inside(statement, line) and _chooses(statement.test):
+            word = "if" if isinstance(statement, ast.If) else "while"
+            yield statement.lineno, f"{word} {ast.unparse(statement.test)}:"
+        if isinstance(statement, _FUNCTIONS):
+            yield from ((each.lineno, f"@{ast.unparse(each)}") for each in statement.decorator_list if _decorates(each))
+        yield from (
+            (each.lineno, f"if {ast.unparse(each.test)}: {ast.unparse(each.body[-1])}")
+            for each in body[:place]
+            if isinstance(each, ast.If) and _leaves(each) and _chooses(each.test)
+        )
+
+
+def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(statement, name, None)
+        if isinstance(block, list):
+            yield block
+    for handler in getattr(statement, "handlers", ()):
+        yield handler.body
+
+
+def _is_inside(statement: ast.If | ast.While, line: int) -> bool:
+    """The line is of the block, not of the test; where both are on it, the block is meant."""
+    return line > (statement.test.end_lineno or 0) or line == statement.body[0].lineno
+
+
+def _leaves(statement: ast.If) -> bool:
+    """The block ends the function or the round of the loop, so what follows it is for the other ranks.
+
+    With ``and`` in the test it is for some of these too.
+    """
+    one_way = isinstance(statement.body[-1], ast.Return | ast.Continue | ast.Break) and not statement.orelse
+    both = isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.And)
+    return one_way and not both
+
+
+def _chooses(test: ast.expr) -> bool:
+    return any(_CHOOSES.fullmatch(name) and not _SIZES.fullmatch(name) for name in _names(test))
+
+
+def _decorates(decorator: ast.expr) -> bool:
+    return any(_DECORATORS.fullmatch(name) for name in _names(decorator))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            yield each.id
+        elif isinstance(each, ast.Attribute):
+            yield each.attr

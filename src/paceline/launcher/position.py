@@ -1,0 +1,169 @@
+"""Where a rank stands at one moment: its stack, the collective that it has begun, how far it has come. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Kinds of places. Only in the first three does a rank wait for other ranks.
+COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
+
+# Functions of torch.distributed in which ranks find each other, before there is a group to reduce over.
+_MEETING = ("init_process_group", "rendezvous", "_store_based_barrier", "_create_c10d_store")
+_MEETING_AGAIN = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "split_group")
+# file of torch (its end), functions (empty: any), kind, words; the first frame from the inside that fits decides
+_PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("torch/utils/data/dataloader.py", ("__next__",), DATA, "next(loader)"),
+    ("torch/distributed/distributed_c10d.py", _MEETING, START, "init_process_group"),
+    ("torch/distributed/distributed_c10d.py", _MEETING_AGAIN, START, "new_group"),
+    ("torch/distributed/rendezvous.py", (), START, "init_process_group"),
+    ("torch/distributed/distributed_c10d.py", (), COLLECTIVE, ""),
+    ("torch/distributed/_functional_collectives.py", (), COLLECTIVE, ""),
+    ("torch/nn/parallel/distributed.py", ("__init__",), START, "DistributedDataParallel(...)"),
+    ("torch/nn/parallel/distributed.py", (), COLLECTIVE, "the forward of DistributedDataParallel"),
+    ("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD, "backward"),
+    ("paceline/once.py", (), START, "once"),
+)
+# Words of a test that chooses ranks: rank == 0, is_main_process(), trainer.is_global_zero, dist.get_rank() ...
+_RANK_WORDS = re.compile(r"rank|is_main|main_process|is_master|is_global_zero|is_chief|is_root", re.I)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a stack or a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    user: bool = False
+
+
+@dataclass(frozen=True)
+class Position:
+    """What is known of one rank at one moment.
+
+    Attributes:
+        rank: Global rank.
+        host: Its host.
+        idle_s: Seconds since its last sign of progress.
+        late: That is longer than it may be while others are waiting.
+        late_alone: That is longer than it may be if nobody waits for anybody.
+        still: It uses no CPU and its stack has not changed between two looks.
+        ended: Its script has come to its end.
+        frames: Its main thread's stack, outermost first; empty if it is not visible.
+        worker: Place of the user's code in a DataLoader worker that it waits for, as text.
+        guard: The ``if`` around its place that chooses ranks, as text; empty if there is none.
+        call: The collective that it has begun last, by torch's Flight Recorder.
+        seq: Number of that in its process group; -1 if it is not known.
+        flying: Whether that collective has not come back.
+        steps: Optimizer steps.
+        batches: Batches taken.
+    """
+
+    rank: int
+    host: str = ""
+    idle_s: float = 0.0
+    late: bool = False
+    late_alone: bool = False
+    still: bool = False
+    ended: bool = False
+    frames: tuple[Frame, ...] = ()
+    worker: str = ""
+    guard: str = ""
+    call: str = ""
+    seq: int = -1
+    flying: bool = False
+    steps: int = 0
+    batches: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Kind of its place, from the stack."""
+        return classify(self.frames)[0]
+
+    @property
+    def waits(self) -> bool:
+        """It waits for other ranks, as far as can be seen."""
+        if self.ended:
+            return False
+        return self.kind in (COLLECTIVE, START) or (self.flying and self.kind != DATA) or self.kind == BACKWARD
+
+    @property
+    def place(self) -> str:
+        """``train.py:91`` of the user's own code; empty if none is visible."""
+        frame = next((frame for frame in reversed(self.frames) if frame.user), None)
+        return f"{shown_path(frame.file)}:{frame.line}" if frame else ""
+
+    @property
+    def doing(self) -> str:
+        """What it does and where: ``all_reduce #812, backward, train.py:91``."""
+        if self.ended:
+            return f"its script has ended, after {self.steps} steps" if self.steps else "its script has ended"
+        return ", ".join(part for part in (*self._words(), self.worker or self.place) if part) or "not visible"
+
+    def _words(self) -> list[str]:
+        kind, words = classify(self.frames)
+        if self.flying and kind != DATA:
+            call = f"{self.call} #{self.seq}"
+            return [call] if words in ("", self.call) or kind == CODE else [call, words]
+        if kind == CODE:
+            frame = next((frame for frame in reversed(self.frames) if frame.user), None)
+            return [frame.code or frame.function] if frame else []
+        return [words]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Position:
+        """Return the position that ``to_json`` made."""
+        return cls(**{**values, "frames": tuple(Frame(**frame) for frame in values["frames"])})
+
+
+def classify(frames: Sequence[Frame]) -> tuple[str, str]:
+    """Return the kind of a stack's place and words for it.
+
+    What counts is what the user's innermost line has called: torch's forward and backward run the user's code too.
+    A dataset is the exception, as it is called by the loader that it belongs to.
+
+    Args:
+        frames: Outermost first.
+    """
+    called = True  # no frame of the user's has been passed yet, from the inside out
+    for frame in reversed(frames):
+        if frame.user:
+            called = False
+            continue
+        path = frame.file.replace("\\", "/")
+        for end, functions, kind, words in _PLACES:
+            if path.endswith(end) and (not functions or frame.function in functions) and (called or kind == DATA):
+                return kind, words or frame.function
+    return CODE, ""
+
+
+def shown_path(path: str) -> str:
+    """Return a path as short as it can be told: below the working folder without that."""
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return path if relative.startswith("..") else relative
+
+
+def parse(dump: str) -> tuple[tuple[str, int, str], ...]:
+    """Return ``(file, line, function)`` of the main thread, outermost first.
+
+    It is the current one where a signal was sent to the process. Where a library's own thread has crashed, it is the
+    one that no other thread has started.
+
+    Args:
+        dump: One dump of all threads by faulthandler.
+    """
+    threads = re.split(r"^(?=Thread |Current thread )", dump, flags=re.M)
+    stacks = [(text, re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)) for text in threads]
+    main = [frames for _, frames in stacks if frames and frames[-1][2] != "_bootstrap"]
+    current = [frames for text, frames in stacks if frames and text.startswith("Current")]
+    chosen = (main or current or [[]])[-1]
+    return tuple((file, int(line), function) for file, line, function in reversed(chosen))

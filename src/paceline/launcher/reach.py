@@ -1,0 +1,116 @@
+"""Trying the addresses of other nodes: a small server that says who and when it is, and those who ask it.
+
+The server speaks first and closes, so no client can hold it up; what it says lets a client tell this node from
+another one that has the same address, as docker's bridge has on every host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+_LIMIT_S = 1.0
+_THREADS = 32
+
+
+class Echo:
+    """The server of this node, on a port that the kernel chooses.
+
+    Args:
+        token: The run's token; only a hash of it is shown.
+        node: Rank of this node.
+    """
+
+    def __init__(self, token: str, *, node: int) -> None:
+        self._words = f"{shown(token)} {node}"
+        try:
+            dual = socket.has_dualstack_ipv6()
+            self._socket = socket.create_server(
+                ("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=1024, dualstack_ipv6=dual
+            )
+        except OSError:  # IPv6 is switched off
+            self._socket = socket.create_server(("", 0), backlog=1024)
+        self.port = int(self._socket.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, name="paceline-echo", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), client:
+                client.sendall(f"{self._words} {time.time_ns()}\n".encode())
+
+    def close(self) -> None:
+        """Stop to answer."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+        self._thread.join(1)
+
+
+def shown(token: str) -> str:
+    """Return what may be seen of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of trying one address.
+
+    Attributes:
+        ok: Whether the node that was meant has answered.
+        ahead_s: By how much this node's clock is ahead of that one's.
+        trip_s: How long the answer took.
+    """
+
+    ok: bool
+    ahead_s: float = 0.0
+    trip_s: float = 0.0
+
+
+def try_all(
+    peers: Mapping[int, tuple[int, Sequence[str]]], *, token: str, own: Sequence[str]
+) -> dict[int, dict[str, Answer]]:
+    """Try addresses of other nodes, all at once.
+
+    Args:
+        peers: Port and addresses of each node to try.
+        token: The run's token.
+        own: Addresses of this node: where another has the same, packets to it stay here.
+    """
+    tasks = [(node, port, address) for node, (port, addresses) in peers.items() for address in addresses]
+    answers: dict[int, dict[str, Answer]] = {node: {} for node in peers}
+    if not tasks:
+        return answers
+    with ThreadPoolExecutor(min(_THREADS, len(tasks)), thread_name_prefix="paceline-try") as pool:
+        jobs = [
+            pool.submit(lambda: Answer(False)) if address in own else pool.submit(ask, address, port, token, node)
+            for node, port, address in tasks
+        ]
+        for (node, _, address), job in zip(tasks, jobs, strict=True):
+            answers[node][address] = job.result()
+    return answers
+
+
+def ask(address: str, port: int, token: str, node: int) -> Answer:
+    """Try one address, for a second at most."""
+    try:
+        with socket.create_connection((address, port), timeout=_LIMIT_S) as client:
+            client.settimeout(_LIMIT_S)
+            asked, begun = time.time_ns(), time.monotonic()
+            words = client.makefile("rb").readline().decode("ascii", "replace").split()
+            trip_s, heard = time.monotonic() - begun, time.time_ns()
+    except OSError:
+        return Answer(False)
+    if len(words) != 3 or words[:2] != [shown(token), str(node)]:
+        return Answer(False)
+    return Answer(True, ahead_s=((asked + heard) / 2 - int(words[2])) / 1e9, trip_s=trip_s)

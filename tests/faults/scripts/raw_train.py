@@ -1,0 +1,76 @@
+"""Training in native DistributedDataParallel. What a fault is made of goes to the places marked "at:"."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+rank = int(os.environ["RANK"])
+world_size = int(os.environ["WORLD_SIZE"])
+length, batch_size, epochs, workers, shuffle, shared = 128, 8, 3, 0, True, True
+
+
+def leave(name, text):
+    """Write a file whole: a test waits for its line feed."""
+    with open(name, "w") as file:
+        file.write(f"{text}\n")
+
+
+def broke():
+    """Leave the moment from which the fault can be known."""
+    leave(f"broke-{rank}", time.time())
+
+
+# at: settings
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return length
+
+    def __getitem__(self, index):
+        # at: sample
+        return torch.full((16,), (index % 7) / 7), index % 4
+
+
+def main():
+    # at: start
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    # at: model
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    samples = Samples()
+    # at: data
+    sampler = DistributedSampler(samples, shuffle=shuffle) if shared else None
+    loader = DataLoader(
+        samples, batch_size, sampler=sampler, shuffle=shuffle if sampler is None else None, num_workers=workers
+    )
+
+    step = 0
+    for epoch in range(epochs):
+        if shared:
+            sampler.set_epoch(epoch)
+        for x, y in loader:
+            # at: step
+            loss = nn.functional.cross_entropy(model(x), y)
+            # at: loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if step == 3:
+                leave(f"up-{rank}", os.getpid())
+        # at: epoch
+    # at: end
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

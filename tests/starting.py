@@ -1,0 +1,134 @@
+"""Starts of real commands, each in a folder of its own, and a look at which processes are left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+_MARK = "PACELINE_TEST_MARK"
+
+
+@dataclass
+class Ended:
+    """A command that has ended: its status, what it printed, how long it took."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def block(self) -> str:
+        """The final block, without the rule above it."""
+        return self.err.rpartition("── paceline")[2]
+
+    @property
+    def run_dir(self) -> str:
+        return re.findall(r"run folder (\S+)", self.err)[-1]
+
+
+@dataclass
+class Running:
+    """A command that is running."""
+
+    process: subprocess.Popen
+    started: float = field(default_factory=time.monotonic)
+
+    def wait(self, timeout: float = 50) -> Ended:
+        out, err = self.process.communicate(timeout=timeout)
+        return Ended(self.process.returncode, out, err, time.monotonic() - self.started)
+
+    def signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+
+@dataclass
+class Command:
+    """Starts commands in one folder and remembers them."""
+
+    folder: Path
+    mark: str
+    running: list[Running] = field(default_factory=list)
+
+    def script(self, text: str, name: str = "train.py") -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def start(self, *args, program: str = "paceline", env: dict | None = None, stdin=None, cwd=None) -> Running:
+        first = [str(BIN / program)] + (["run"] if program == "paceline" else [])
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "OMP_", "SLURM_"))}
+        process = subprocess.Popen(
+            [*first, *map(str, args)],
+            cwd=cwd or self.folder,
+            env={**environ, _MARK: self.mark, **(env or {})},
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(Running(process))
+        return self.running[-1]
+
+    def run(self, *args, timeout: float = 50, **kwargs) -> Ended:
+        return self.start(*args, **kwargs).wait(timeout)
+
+    def survivors(self, within_s: float = 0.0) -> list[str]:
+        """Processes that still carry this test's mark after ``within_s``, as text."""
+        deadline = time.monotonic() + within_s
+        while True:
+            found = marked(self.mark)
+            if not found or time.monotonic() > deadline:
+                return [f"{pid} {line}" for pid, line in found.items()]
+            time.sleep(0.05)
+
+    def wait_for(self, path: Path, timeout: float = 30) -> str:
+        """Wait until a rank has written a file whole (it ends with a line feed)."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if path.exists() and path.read_text().endswith("\n"):
+                return path.read_text()
+            time.sleep(0.02)
+        raise AssertionError(f"{path} was not written within {timeout} s")
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Living processes whose environment carries the mark."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            pass  # it ended, or is a zombie
+    return found
+
+
+@contextmanager
+def commands(folder: Path) -> Iterator[Command]:
+    """Start commands in a folder; at the end all are ended, and it is an error if one has left a process behind."""
+    made = Command(folder, uuid.uuid4().hex)
+    try:
+        yield made
+    finally:
+        for running in made.running:
+            running.process.kill()  # does nothing if it has ended
+            running.process.wait()
+            running.process.stdout.close()
+            running.process.stderr.close()
+        left = made.survivors(within_s=1.0)
+        for line in left:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+    assert not left, f"processes were left behind: {left}"

@@ -1,0 +1,159 @@
+"""Why a node did not reach the head: knocks, and the notes of others, to findings."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.launcher import unreached
+from paceline.launcher.knock import Icmp, Knock
+from paceline.launcher.knock import judge as judge_knock
+from paceline.launcher.notes import Note, Notes
+from paceline.launcher.presence import Arrived, missing
+
+AT = "10.77.0.1"
+MINE = Note("train.py", "none", 1, "host-b", 102, name="head", address=AT, port=29500, listens=False)
+HEAD = replace(MINE, rank=0, host="host-a", pid=101, listens=True, addresses=(AT, "192.168.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("number", "icmp", "kind"),
+    [
+        (0, None, "open"),
+        (errno.ECONNREFUSED, None, "refused"),
+        (errno.ECONNREFUSED, Icmp(2, 3, 3, AT), "rejected"),  # port unreachable, REJECT's default
+        (errno.EHOSTUNREACH, Icmp(2, 3, 10, AT), "rejected"),  # host prohibited
+        (errno.EHOSTUNREACH, Icmp(2, 3, 13, "10.0.0.254"), "rejected"),  # a router's filter
+        (errno.EHOSTUNREACH, Icmp(2, 3, 1, AT), "rejected"),  # a host is there that says it is not
+        (errno.EHOSTUNREACH, Icmp(2, 3, 1, "10.77.0.2"), "silent"),  # no neighbour answers
+        (errno.ENETUNREACH, Icmp(2, 3, 0, "10.0.0.254"), "silent"),
+        (errno.EACCES, Icmp(3, 1, 1, "fd00::1"), "rejected"),
+        (errno.EHOSTUNREACH, Icmp(3, 1, 3, "fd00::2"), "silent"),
+        (errno.ETIMEDOUT, None, "dropped"),
+        (errno.ENETUNREACH, None, "no-route"),
+        (errno.EHOSTUNREACH, None, "silent"),
+    ],
+)
+def test_what_came_of_a_knock(number, icmp, kind):
+    assert judge_knock(number, icmp, address=AT)[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("refused", "port-refused", "nothing listens"),
+        ("rejected", "port-filtered", "rejected"),
+        ("dropped", "port-filtered", "dropped"),
+        ("silent", "master-unreachable", "does not answer"),
+        ("no-route", "master-unreachable", "no route"),
+    ],
+)
+def test_each_way_of_not_reaching_the_head_has_its_name_and_one_line(kind, name, words):
+    finding = unreached.judge(Knock(kind, AT), MINE, [], waited_s=30)
+    assert finding.name == name
+    assert finding.what.startswith(f"the head at head:29500 ({AT}) was not reached from host-b within 30 s: ")
+    assert words in finding.what
+    assert finding.fix
+
+
+def test_a_name_that_does_not_resolve():
+    finding = unreached.judge(Knock("unresolved", detail="Name or service not known"), MINE, [HEAD], waited_s=6)
+    assert finding.name == "hostname-unresolvable"
+    assert finding.what == "the head's name head does not resolve on host-b"
+
+
+def test_another_port_is_told_with_both():
+    finding = unreached.judge(Knock("refused", AT), replace(MINE, port=29501), [HEAD], waited_s=30)
+    assert finding.name == "port-refused"
+    assert finding.evidence == ("node 0 on host-a is up and listens on port 29500, this node knocks at port 29501",)
+
+
+def test_a_name_with_two_meanings_is_told_with_both():
+    mine = replace(MINE, address="10.99.0.9", trouble="no route to the host")
+    finding = unreached.judge(Knock("no-route", "10.99.0.9"), mine, [HEAD], waited_s=30)
+    assert finding.name == "address-resolves-differently"
+    assert finding.what == f"head means 10.99.0.9 on host-b and {AT} on the head, host-a"
+
+
+def test_another_address_of_the_head_is_not_another_meaning():
+    mine = replace(MINE, address="192.168.0.1")
+    assert unreached.judge(Knock("dropped", "192.168.0.1"), mine, [HEAD], waited_s=30).name == "port-filtered"
+
+
+def test_a_name_that_means_the_node_itself():
+    finding = unreached.judge(Knock("refused", "127.0.1.1"), replace(MINE, address="127.0.1.1"), [], waited_s=30)
+    assert finding.name == "master-addr-wrong"
+    local = replace(MINE, name="localhost", address="127.0.0.1")
+    assert unreached.judge(Knock("refused", "127.0.0.1"), local, [], waited_s=30).name == "port-refused"
+
+
+ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "host-a", 101, (2, 2)),
+                 waited_s=30, hosts=[], evidence=[])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [
+        (replace(MINE, port=29501), f"node 1 on host-b is up and knocks at {AT}:29501, the head listens on 29500"),
+        (replace(MINE, address="10.99.0.9"), f"knocks at 10.99.0.9:29500: head means 10.99.0.9 there and {AT} here"),
+        (replace(MINE, trouble="rejected by a firewall"), f"knocks at {AT}:29500: rejected by a firewall"),
+        (replace(MINE, name=AT, address="", trouble="the name does not resolve"), "the name does not resolve"),
+    ],
+)
+def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
+    finding = unreached.explain_missing(ABSENT, HEAD, [note])
+    assert finding.name == "node-missing"
+    assert words in finding.evidence[-1]
+
+
+def test_two_stores_because_the_name_means_loopback_on_one_host():
+    """With c10d a node whose own name is the head's takes itself for the head."""
+    alone = replace(MINE, rank=-1, address="127.0.1.1", listens=True)
+    other = replace(HEAD, rank=-1)
+    for mine, note in ((other, alone), (alone, other)):
+        finding = unreached.explain_missing(ABSENT, mine, [note])
+        assert finding.name == "master-addr-wrong"
+        assert "head means 127.0.1.1 on host-b: that is host-b itself" in finding.what
+
+
+# ------------------------------------------------------------------------------------------------------ notes
+
+
+def test_a_note_is_read_by_others_of_the_run_only(tmp_path):
+    folder = tmp_path / "notes"
+    head = Notes(folder, replace(HEAD, pid=os.getpid()))
+    node = Notes(folder, replace(MINE, pid=os.getpid()))
+    foreign = Notes(folder, replace(MINE, pid=7, script="other.py", host="host-c"))
+    for notes in (head, node, foreign):
+        notes.leave(trouble="waits")
+    assert [note.host for note in head.read()] == ["host-b"]
+    assert head.read()[0].trouble == "waits"
+    for notes in (head, node, foreign):
+        notes.remove()
+    assert not folder.exists()
+
+
+def test_notes_of_the_killed_are_passed_over_and_old_ones_removed(tmp_path):
+    head = Notes(tmp_path, HEAD)
+    left = Notes(tmp_path, replace(MINE, host=HEAD.host, pid=2**22 + 1))
+    left.leave(trouble="waits")
+    assert head.read() == []
+    left.leave(ended=True)  # it had given up by itself: that may be why it is missing
+    assert [note.rank for note in head.read()] == [1]
+    left.remove()
+    (path,) = (path for path in tmp_path.glob("*.json") if json.loads(path.read_text())["rank"] == 1)
+    os.utime(path, (0, 0))
+    assert head.read() == []
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_written_means_no_notes():
+    notes = Notes(Path("/proc/nowhere"), MINE)
+    notes.leave(trouble="waits")
+    assert notes.read() == []
+    notes.remove()
