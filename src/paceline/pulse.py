@@ -29,6 +29,7 @@ LOOPS = 9
 LOOP_BATCHES = 10  # batches of the last one; -1: another loop was under way beside it
 FIRST_LOOP_BATCHES = 11  # batches of the first one; -1 likewise
 BATCHES_BEFORE = 12  # what to take off BATCHES to have the batches of the training loop that is open now
+LOOP_LENGTH = 17  # batches that the loader of the last training loop says it has; 0: it does not
 # What the first indices of training loops showed:
 DATA_HASH = 13  # of indices and samples of the first one; 0: nothing to say
 DATA_INDICES = 14
@@ -36,7 +37,7 @@ SAME_ORDER = 15  # number of the training loop that had the order of the one bef
 ORDER_INDICES = 16
 # Checksums of all parameters, each a step (from 1) and a sum. Level l keeps the last check whose number is a
 # multiple of 2^l: of ranks and nodes that are looked at one after the other, some level shows the same step.
-CHECKS = 17
+CHECKS = 18
 CHECK_LEVELS = 16
 SLOT_LENGTH = 56  # whole cache lines: ranks do not slow each other
 SLOT_BYTES = SLOT_LENGTH * 8
@@ -70,6 +71,7 @@ class Pulse:
         loop_batches: Batches of the last of these, 0 before there was one, -1 if it cannot be told.
         first_loop_batches: The same of the first one.
         open_batches: Batches of the training loop that is open now.
+        loop_length: Batches that the loader of the training loop that began last says it has, 0 if it does not.
         beat_ns: Last sign of progress, on the machine's monotonic clock; 0 before the first.
         step_s: Usual time of a step, 0 if unknown.
         armed: The rank stops well by itself when it is asked to.
@@ -85,6 +87,7 @@ class Pulse:
     loop_batches: int = 0
     first_loop_batches: int = 0
     open_batches: int = 0
+    loop_length: int = 0
     beat_ns: int = 0
     step_s: float = 0.0
     armed: bool = False
@@ -158,6 +161,7 @@ class PulseBoard:
             loop_batches=slot[LOOP_BATCHES],
             first_loop_batches=slot[FIRST_LOOP_BATCHES],
             open_batches=slot[BATCHES] - slot[BATCHES_BEFORE],
+            loop_length=slot[LOOP_LENGTH],
             beat_ns=slot[BEAT_NS],
             step_s=seconds / (steps - 1) if steps > 1 else 0.0,
             armed=bool(slot[ARMED]),

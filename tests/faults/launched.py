@@ -103,8 +103,13 @@ class Launched:
         for line in reversed(self.out):
             if line.text.startswith("{") and '"findings"' in line.text:
                 return json.loads(line.text)["findings"]
+        return [{"name": name, "what": ""} for name in self.printed]
+
+    @property
+    def printed(self) -> list[str]:
+        """The names of all findings that were printed."""
         named = [match[1] or match[2] for line in self.err if (match := _PRINTED.search(line.text))]
-        return [{"name": name, "what": ""} for name in dict.fromkeys(named)]
+        return list(dict.fromkeys(named))
 
     def finding(self, name: str) -> dict | None:
         return next((each for each in self.findings if each["name"] == name), None)

@@ -38,7 +38,7 @@ RESULTS = Path(os.environ.get("PACELINE_FAULT_RESULTS", Path(__file__).parents[2
 FRAMEWORKS = ("raw", "fabric", "lightning", "accelerate")
 MOST_LINES = 15
 PORT = 29500  # every host has its own
-START_S = 50  # so long may a script take to come to its fault
+START_S = 90  # so long may a script take to come to its fault, where much else runs
 CATALOGUE: list[Fault] = []
 
 
@@ -98,7 +98,7 @@ def fault(title: str, *, mounts: bool = False, timeout_s: float = 0, **expected)
             stage.check()
 
         needs = pytest.mark.namespaces if mounts or this.num_hosts > 1 else pytest.mark.slow
-        test.__doc__ = play.__doc__
+        test.__doc__, test.fault = play.__doc__, this
         return needs(test)
 
     return made
@@ -250,10 +250,14 @@ class Stage:
         ready = max(launched.ready_s or launched.started_s for launched in self.launched)
         return self._broken_s or min(said, default=ready)
 
-    def wait(self, limit_s: float) -> bool:
-        """Wait until all launchers have ended, at most ``limit_s`` and a little after the fault can be known."""
+    def _known(self) -> bool:
+        """Whether the moment is sure; launchers may still start, or their script come to it."""
+        return bool(self._broken_s or any(self.folder.glob("broke-*")))
+
+    def wait(self, limit_s: float, *, grace_s: float = 8.0) -> bool:
+        """Wait until all launchers have ended, at most until ``limit_s`` and a little after the fault can be known."""
         while not all(launched.ended() for launched in self.launched):
-            if time.time() > max(self.launched[-1].started_s + START_S, self.moment_s() + limit_s + 8):
+            if time.time() > self.moment_s() + max(START_S * (not self._known()), limit_s + grace_s):
                 return False
             time.sleep(0.05)
         for launched in self.launched:
@@ -287,8 +291,8 @@ class Stage:
         if launched.status != status:
             yield f"exit status {launched.status}, not {status}"
         if not name:
-            if launched.findings:
-                yield f"found {launched.findings}, where nothing is to be found"
+            if found := [each["name"] for each in launched.findings] or launched.printed:
+                yield f"found {found}, where nothing is to be found"
             return
         if launched.finding(name) is None:
             yield f"{name} was not found, but {[each['name'] for each in launched.findings]}"

@@ -94,7 +94,11 @@ TOO_MANY = {
 }
 
 
-@fault("a node too many", **TOO_MANY)
+@fault(
+    "a node too many",
+    **TOO_MANY
+    | {"finding": {2: "option-invalid"}, "names": {2: ("node-rank 2", "nnodes 2")}, "status": {0: 0, 1: 0, 2: 2}},
+)
 def test_the_run_of_the_two_goes_on_without_the_third(stage):
     third_comes(stage)
 

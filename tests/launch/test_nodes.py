@@ -6,7 +6,10 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -223,20 +226,23 @@ def test_a_rank_that_meets_a_foreign_store_names_the_run_and_ends(command):
     assert "Traceback" not in first.err if hasattr(first, "err") else True
 
 
-def test_nodes_that_disagree_about_their_number_are_told_both(command):
+@pytest.mark.parametrize("kind", ["static", "c10d"])
+def test_nodes_that_disagree_about_their_number_are_all_told_both(command, kind):
     command.script("print('never')")
     port = free_port()
-    head = command.start(
-        "--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
-    )
-    other = command.start(
-        "--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"
-    )
-    ended = other.wait()
-    assert ended.status == 1
-    assert "expects --nnodes 2, this node was started with --nnodes 3" in ended.err
-    head.signal(signal.SIGTERM)
-    assert head.wait().status == 143
+    (head,) = nodes(command, [1], "--nnodes", "2", kind=kind, port=port)
+    where = ["--node-rank", 1, "--master-addr", "127.0.0.1", "--master-port", port] if kind == "static" else [
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}"
+    ]  # fmt: skip
+    other = command.start("--nnodes", 3, *where, "train.py")
+    ended = [head.wait(), other.wait()]
+    assert [end.status for end in ended] == [1, 1]
+    assert ended[0].block == ended[1].block
+    sizes = set(re.findall("--nnodes [23]", ended[0].block.splitlines()[1]))
+    assert "world-size-mismatch" in ended[0].block
+    assert sizes == {"--nnodes 2", "--nnodes 3"}
+    assert all(f"launcher pid {running.process.pid}" in ended[0].block for running in (head, other))
+    assert max(end.seconds for end in ended) < 20
 
 
 def test_the_plan_is_one_line_with_reasons(command):
@@ -245,7 +251,7 @@ def test_the_plan_is_one_line_with_reasons(command):
     plan = ended.err.splitlines()[0]
     assert re.fullmatch(
         r"paceline: 1 node x 2 ranks · gloo · \d+ threads? a rank \(\d+ usable CPUs? / 2 ranks\) · "
-        r"127\.0\.0\.1:\d+ \(chosen by the kernel\) · runs/\d{8}-\d{6}-train-\w{4}",
+        r"127\.0\.0\.1:\d+ \(chosen by the kernel\) · hang: stop after 120 s \([^)]+\) · runs/\d{8}-\d{6}-train-\w{4}",
         plan,
     )
     threads = re.search(r"(\d+) threads? a rank", plan)[1]
@@ -255,30 +261,112 @@ def test_the_plan_is_one_line_with_reasons(command):
     assert "OMP_NUM_THREADS=3 is set" in kept.err
 
 
-def test_a_node_that_does_not_come_is_named(command):
+def test_a_node_that_does_not_come_is_named_by_all(command):
     command.script("print('never')")
-    (head,) = nodes(command, [1], "--nnodes", "3", "--rdzv-conf", "join_timeout=3")
-    ended = head.wait()
-    assert ended.status == 1
-    assert "node-missing: node 1, 2 of 3 did not come within 3 s" in ended.err
+    started = nodes(command, [1, 1], "--nnodes", "3", "--roll-call-timeout", "4")
+    ended = [running.wait() for running in started]
+    assert [end.status for end in ended] == [1, 1]
+    assert ended[0].block == ended[1].block
+    assert "node-missing: node 2 of 3 did not come within 4 s" in ended[0].block
+    assert "here: node 0 on" in ended[0].block
+    assert not (command.folder / "runs" / ".roll-call").exists()
 
 
-def test_two_nodes_with_one_rank_are_both_named(command):
+def test_a_typed_join_timeout_is_the_limit(command):
+    command.script("print('never')")
+    (head,) = nodes(command, [1], "--nnodes", "2", "--rdzv-conf", "join_timeout=1")
+    assert "did not come within 1 s" in head.wait().err
+
+
+def test_without_a_roll_call_the_ranks_start_at_once(command):
+    command.script(REDUCE)
+    ended = [running.wait() for running in nodes(command, [1, 1], "--no-check")]
+    assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
+    assert "roll call" not in ended[0].err + ended[1].err
+
+
+def test_healthy_nodes_print_one_line_about_it(command):
+    command.script(REDUCE)
+    ended = [running.wait() for running in nodes(command, [1, 1])]
+    assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
+    for end in ended:
+        told = [line for line in end.err.splitlines() if "roll call" in line]
+        assert len(told) == 1
+        taken_s = re.fullmatch(r"paceline: roll call: 2 nodes alike, ([0-9.]+) s", told[0])[1]
+        assert float(taken_s) < 3
+        assert "warning" not in end.err
+
+
+def test_nodes_with_another_script_do_not_begin(command):
+    command.script("print('never')")
+    (command.folder / "other").mkdir()
+    command.script("print('never, ever')", name="other/train.py")
+    port = free_port()
+    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--run-dir", command.folder / "run"]
+    head = command.start(*where, "train.py")
+    other = command.start(*where, "--node-rank", 1, "train.py", cwd=command.folder / "other")
+    ended = [head.wait(), other.wait()]
+    assert [end.status for end in ended] == [1, 1]
+    assert ended[0].block == ended[1].block
+    assert "code-differs: train.py is not the same file on all nodes" in ended[0].block
+
+
+def test_an_interface_that_does_not_exist_is_told_on_all_nodes(command):
+    command.script("print('never')")
+    ended = [running.wait() for running in nodes(command, [1, 1], env={"GLOO_SOCKET_IFNAME": "nope7"})]
+    assert [end.status for end in ended] == [1, 1]
+    assert ended[0].block == ended[1].block
+    assert "interface-missing-on-node: GLOO_SOCKET_IFNAME=nope7: node 0" in ended[0].block
+    assert "lo (127.0.0.1)" in ended[0].block
+    alone = command.run("--check", "train.py", env={"GLOO_SOCKET_IFNAME": "nope7"})
+    assert alone.status == 1
+    assert "interface-missing-on-node" in alone.block
+
+
+def test_one_node_is_checked_when_asked_to(command):
+    command.script("print('here')")
+    ended = command.run("--check", "train.py", env={"GLOO_SOCKET_IFNAME": "lo"})
+    assert ended.status == 0, ended.err
+    assert re.search(r"roll call: 1 node, runs/\S+ can be written, GLOO_SOCKET_IFNAME=lo is here", ended.err)
+
+
+def test_two_nodes_with_one_rank_are_told_on_all(command):
     command.script("import time; time.sleep(60)")
     port = free_port()
-    same = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"]
-    head = command.start("--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", port, "train.py")
-    first = command.start(*same)
-    time.sleep(6)
-    ended = command.start(*same).wait()
+    same = ["--nnodes", "3", "--master-addr", "127.0.0.1", "--master-port", port, "train.py"]
+    head = command.start(*same)
+    twins = [command.start("--node-rank", "1", *same) for _ in range(2)]
+    ended = [running.wait() for running in (head, *twins)]
+    assert [end.status for end in ended] == [1, 1, 1]
+    assert len({end.block for end in ended}) == 1
+    assert "duplicate-ranks: two nodes have node rank 1" in ended[0].block
+    assert all(f"launcher pid {twin.process.pid}" in ended[0].block for twin in twins)
+
+
+def test_a_node_too_many_is_sent_away_and_the_run_goes_on(command):
+    command.script(
+        "import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\n"
+        "while not os.path.exists('end'): time.sleep(.05)\n"
+    )
+    port = free_port()
+    started = nodes(command, [1, 1], kind="c10d", port=port)
+    for rank in range(2):
+        command.wait_for(command.folder / f"up-{rank}")
+    (third,) = nodes(command, [1], "--nnodes", "2", kind="c10d", port=port)
+    ended = third.wait()
+    (command.folder / "end").touch()
     assert ended.status == 1
-    assert "duplicate-ranks: two nodes have node rank 1" in ended.err
-    assert f"launcher pid {first.process.pid}" in ended.err
-    head.signal(signal.SIGTERM)
-    assert head.wait().status == 143
-    left = first.wait()  # it still waited for the third
-    assert left.status == 1
-    assert "agent-died: the head, which hosts the run's store, has gone" in left.err
+    assert "extra-node: the run has its 2 nodes already" in ended.block
+    assert [running.wait().status for running in started] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_thousand_nodes_are_compared_within_20_s():
+    script = Path(__file__).parents[2] / "benchmarks" / "roll_call.py"
+    environ = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    ended = subprocess.run([sys.executable, script], env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_a_node_that_comes_later_is_taken_in(command):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -89,6 +91,31 @@ def test_two_hosts_train_together_by_hand(command, hosts, kind):
     trained = {(command.folder / f"trained-{rank}").read_text() for rank in range(3)}
     assert len(trained) == 1  # the replicas agree
     assert "master 10.77.0." in ended[0].out + ended[1].out  # numeric, never a name
+    for end in ended:
+        told = [line for line in end.err.splitlines() if "roll call" in line]
+        assert len(told) == 1
+        assert re.search(r"roll call: 2 nodes alike, link [0-9.]+ [GM]bit/s, [0-9.]+ ms, [0-2]\.\d s", told[0]), told
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("DROP", "dropped by a firewall"),
+        ("REJECT", "rejected by a firewall"),
+        ("REJECT --reject-with tcp-reset", "nothing listens there"),
+    ],
+)
+@pytest.mark.skipif(shutil.which("iptables") is None, reason="iptables is not installed")
+def test_a_node_says_why_it_does_not_reach_the_head(command, hosts, rule, words):
+    command.script("print('never')")
+    ip("netns", "exec", hosts[0], "iptables", *f"-A INPUT ! -i lo -p tcp --dport 29500 -j {rule}".split())
+    where = ("--nnodes", 2, "--master-addr", HEAD, "--master-port", 29500, "--roll-call-timeout", 5)
+    head, other = (start_in(command, host, *where, "--node-rank", node, "train.py") for node, host in enumerate(hosts))
+    ended = [head.wait(), other.wait()]
+    assert [end.status for end in ended] == [1, 1]
+    assert words in ended[1].block
+    assert "node-missing: node 1 of 2" in ended[0].block
+    assert f"node 1 on {socket.gethostname()} is up and knocks at {HEAD}:29500" in ended[0].block
 
 
 def test_a_host_whose_network_goes_is_named_within_15_s(command, hosts):

@@ -133,6 +133,35 @@ def test_all_have_waits_for_the_last(make):
     assert not head.all_have("ends")
 
 
+def test_the_head_hears_news_of_all_once(make):
+    head, other = make(0, 1)
+    assert head.hear("facts") == {}
+    head.tell("facts", {"a": 1})
+    assert head.hear("facts") == {}  # the other has told nothing yet
+    other.tell("facts", {"b": 2})
+    assert head.hear("facts") == {0: {"a": 1}, 1: {"b": 2}}
+    assert head.hear("facts") == {}  # no news
+    other.tell("facts", {"b": 3})
+    assert head.hear("facts") == {0: {"a": 1}, 1: {"b": 3}}
+
+
+def test_what_is_announced_is_read_by_number(make):
+    head, other = make(0, 1)
+    assert other.announced("word", 0) is None
+    head.announce("word", 0, {"x": 1})
+    head.announce("word", 1, [2])
+    assert (other.announced("word", 0), other.announced("word", 1)) == ({"x": 1}, [2])
+    assert other.announced("word", 2) is None
+
+
+def test_all_but_the_head_can_be_asked_for(make):
+    head, other = make(0, 1)
+    assert not head.all_have("done", but_head=True)
+    other.post("done", True)
+    assert head.all_have("done", but_head=True)
+    assert not head.all_have("done")
+
+
 def silent_for(board, node, seconds):
     """As if the head had last seen something new of a node so long ago; real waiting tests the machine's load."""
     beat, since = board._beats[node]

@@ -15,7 +15,7 @@ In the launcher
     observer  looks at pulses while ranks run (hand)           observations   what they show (pure)
 In a rank
     worker    the entry around the user's script    probe     counts steps and times data
-    loops     orders and ends of loops over loaders            checks, finite, replicas, parameters   on demand
+    loops, orders   what loops over loaders show               checks, finite, replicas, parameters   on demand
     guard     is the store this run's               keep_group, after_import, system   small print
 At the end
     evidence  how ranks ended (hand)                endings, outcome   why (pure)

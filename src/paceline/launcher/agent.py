@@ -221,7 +221,10 @@ class Agent(LocalElasticAgent):
         if observer is not None and not observer.close():
             return False
         board.post("done", True)
-        return board.all_have("done")
+        all_done = board.all_have("done")
+        if all_done and observer is not None:
+            observer.listen()
+        return all_done
 
     def _hangs(self, watch: Watch) -> bool:
         """Look whether the run hangs, and if it is to be stopped for it, stop this node's ranks."""

@@ -20,6 +20,7 @@ from paceline.launcher.presence import Arrived, Verdict
 # Raw keys, outside every prefix, as nodes meet here before there is an attempt.
 _ROLL = "paceline/roll"
 _VERDICT = f"{_ROLL}/verdict"
+_WHOLE = f"{_ROLL}/whole-verdict"
 _AWAITED = f"{_ROLL}/awaited"
 _PLACES = f"{_ROLL}/places"
 # Nodes give signs of life many times in this time; one that does not was interrupted.
@@ -87,16 +88,15 @@ class Roll:
         Raises:
             RunError: It cannot; all nodes that are up get the same finding.
         """
-        verdict = self._verdict()
-        if verdict is not None:
-            self._come_late(verdict)
+        if self._store.check([_VERDICT]):
+            self._come_late()
             return
         self._announce()
-        verdict = self._await_verdict()
-        if verdict.finding is not None:
-            self._leave(verdict.finding)
-        if self._me.ticket not in [member.ticket for member in verdict.members]:
-            self._come_late(verdict)
+        finding, tickets = self._await_verdict()
+        if finding is not None:
+            self._leave(finding)
+        if self._me.ticket not in tickets:
+            self._come_late()
 
     def _announce(self) -> None:
         ticket = int(self._store.add(f"{_ROLL}/count", 1))
@@ -104,21 +104,18 @@ class Roll:
         self._store.add(f"{_ROLL}/beat/{ticket}", 1)
         self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(self._me.to_json()))
 
-    def _verdict(self) -> Verdict | None:
-        if not self._store.check([_VERDICT]):
-            return None
-        return Verdict.from_json(json.loads(self._store.get(_VERDICT)))
-
-    def _await_verdict(self) -> Verdict:
+    def _await_verdict(self) -> tuple[Finding | None, list[int]]:
+        """Return why there is no run, or the tickets of the nodes that begin it."""
         start = told = time.monotonic()
         while True:
             waited_s = time.monotonic() - start
             if self._hosts:
                 self._call(waited_s)
-            if (verdict := self._verdict()) is not None:
-                return verdict
+            if self._store.check([_VERDICT]):
+                found = json.loads(self._store.get(_VERDICT))
+                return found["finding"] and Finding.from_json(found["finding"]), found["tickets"]
             if waited_s > self._limit_s + _PATIENCE_S:  # the head still lives, but does not judge
-                return Verdict(finding=self._missing([self._me], waited_s))
+                return self._missing([self._me], waited_s), []
             if time.monotonic() - told > 5:
                 told = time.monotonic() + 25
                 known = self._store.check([_AWAITED])
@@ -134,14 +131,14 @@ class Roll:
         """See who is there, and write the verdict into the store as soon as there is one."""
         self._look()
         gone = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
-        present = [seen.who for seen in self._seen.values() if seen.since > gone]
+        present = [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone]
         newest = max(seen.first for seen in self._seen.values())
         sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
         verdict = presence.judge(present, head=self._head, sure=sure)
         if verdict is None and waited_s > self._limit_s:
             verdict = Verdict(finding=self._missing(present, waited_s))
         if verdict is not None:
-            self._store.set(_VERDICT, json.dumps(verdict.to_json()))
+            self._publish(verdict)
             return
         if waited_s > _GONE_S:
             self._notes.leave()
@@ -150,13 +147,20 @@ class Roll:
             self._awaited = awaited
             self._store.set(_AWAITED, awaited)
 
+    def _publish(self, verdict: Verdict) -> None:
+        """Write the verdict, in short for those who wait: a thousand nodes read it at once."""
+        self._store.set(_WHOLE, json.dumps(verdict.to_json()))
+        tickets = [member.ticket for member in verdict.members]
+        told = verdict.finding and verdict.finding.to_json()
+        self._store.set(_VERDICT, json.dumps({"finding": told, "tickets": tickets}))
+
     def _look(self) -> None:
         now = time.monotonic()
-        for ticket in range(len(self._seen) + 1, int(self._store.add(f"{_ROLL}/count", 0)) + 1):
-            if not self._store.check([f"{_ROLL}/node/{ticket}"]):
-                break  # it has its ticket and is about to write who it is
-            who = Arrived.from_json(json.loads(self._store.get(f"{_ROLL}/node/{ticket}")))
-            self._seen[ticket] = _Seen(who, now)
+        count = int(self._store.add(f"{_ROLL}/count", 0))
+        for ticket in set(range(1, count + 1)) - set(self._seen):
+            if self._store.check([f"{_ROLL}/node/{ticket}"]):  # else it is about to write who it is
+                who = Arrived.from_json(json.loads(self._store.get(f"{_ROLL}/node/{ticket}")))
+                self._seen[ticket] = _Seen(who, now)
         beats = self._store.multi_get([f"{_ROLL}/beat/{ticket}" for ticket in self._seen])
         for seen, beat in zip(self._seen.values(), beats, strict=True):
             if bytes(beat) != seen.beat:
@@ -181,8 +185,9 @@ class Roll:
                 heard = int(self._store.add(f"{_ROLL}/heard", 0))
         raise RunError(finding)
 
-    def _come_late(self, verdict: Verdict) -> None:
+    def _come_late(self) -> None:
         """Go in where torch's rendezvous may have a place for this node, else end."""
+        verdict = Verdict.from_json(json.loads(self._store.get(_WHOLE)))
         finding = presence.judge_newcomer(self._me, verdict, head=self._head)
         if finding is not None:
             raise RunError(finding)

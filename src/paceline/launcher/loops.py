@@ -7,20 +7,18 @@ and at its end. The sampler stays as lazy as it is, and its random numbers are d
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import operator
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline import pulse
+from paceline.launcher.orders import FIRST, digest, fingerprint, is_mixed, means_to_shuffle, whole_numbers
 
-FIRST = 64  # indices that tell one order from another
-_SAMPLED = 256  # values of a tensor that tell one batch from another
-_DISTINCT = 3  # with fewer values, two batches may well look alike
+_ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and one for each step has no time
+_NEVER = sys.maxsize
+_OF_LOOPS = (pulse.LOOPS, pulse.LOOP_BATCHES, pulse.FIRST_LOOP_BATCHES, pulse.BATCHES_BEFORE)
 # Ranks that split one model take the same samples, and are right to.
 _SPLIT_MODELS = ("torch.distributed.pipelining", "torch.distributed.tensor.experimental", "megatron.core")
 
@@ -29,8 +27,12 @@ class Loop:
     """One loop over a DataLoader.
 
     Attributes:
-        is_new: Its first batch has not come yet.
+        due: At which number of batches, of all loaders, it is to be looked at again.
+        length: Batches that its loader says it has; 0 if it does not, None before the first has come.
         trains: A step of an optimizer has followed one of its batches.
+        has_ended: It has come to its loader's end, or is one that nobody follows.
+        yielded: Batches that it had yielded then.
+        before: What the pulse said of loops before that, if it trained.
         indices: The first ones; None if they are not whole numbers, or there are none.
         is_known: No more of them will come.
         content: Hash of the first batch, 0 if it has too little to tell.
@@ -39,13 +41,19 @@ class Loop:
         shuffles: Its order is meant to change.
     """
 
-    __slots__ = ("content", "dataset", "indices", "is_known", "is_new", "sampler", "shuffles", "trains")
+    __slots__ = (
+        *("before", "content", "dataset", "due", "has_ended", "indices", "is_known", "length"),
+        *("sampler", "shuffles", "trains", "yielded"),
+    )
 
-    def __init__(self, sampler: Any = None, dataset: Any = None, *, is_new: bool = False) -> None:
-        self.is_new, self.trains, self.is_known, self.content = is_new, False, False, 0
+    def __init__(self, sampler: Any = None, dataset: Any = None, *, due: int = _NEVER) -> None:
+        self.due, self.yielded, self.content = due, 0, 0
+        self.length: int | None = None
+        self.trains = self.is_known = self.has_ended = False
+        self.before: list[int] = []
         self.indices: list[int] | None = []
         self.sampler, self.dataset = _weakly(sampler), _weakly(dataset)
-        self.shuffles = is_new and means_to_shuffle(sampler)
+        self.shuffles = means_to_shuffle(sampler)
 
     def take(self, asked: Any) -> None:
         """Note the indices of a batch."""
@@ -74,10 +82,11 @@ class Loops:
 
         if iterator._dataset_kind != _DatasetKind.Map:
             iterator._paceline_loop = Loop()
-            return
-        loop = Loop(iterator._index_sampler, iterator._dataset, is_new=True)
-        iterator._paceline_loop = loop
-        iterator._sampler_iter = self._noting(iterator._sampler_iter, loop)
+        elif self._published >= _ENOUGH:
+            iterator._paceline_loop = Loop(due=0)
+        else:
+            iterator._paceline_loop = loop = Loop(iterator._index_sampler, iterator._dataset, due=0)
+            iterator._sampler_iter = self._noting(iterator._sampler_iter, loop)
 
     def _noting(self, indices: Iterator[Any], loop: Loop) -> Iterator[Any]:
         """Yield what a sampler yields; when enough is known of its order, stand aside."""
@@ -92,16 +101,35 @@ class Loops:
             self._publish(loop)
         yield from indices
 
-    def meet(self, loop: Loop, batch: Any) -> None:
-        """See the first batch of a loop."""
-        loop.is_new = False
-        if self._published == 0:
-            loop.content = fingerprint(batch)
+    def look(self, loop: Loop, iterator: Any, batch: Any, *, batches: int) -> None:
+        """Look at a loop with its first batch, and with its last: not everybody asks for one more.
+
+        Args:
+            loop: The loop.
+            iterator: The iterator that it goes over.
+            batch: The batch that it has just yielded.
+            batches: Batches that the rank has taken from all loaders.
+        """
+        if loop.length is None:
+            loop.length = _length(iterator)
+            if self._published == 0:
+                loop.content = fingerprint(batch)
+        elif loop.has_ended:
+            self._take_back(loop)  # the length was a guess
+        left = loop.length - iterator._num_yielded
+        loop.due = batches + left if left > 0 else _NEVER
+        if left == 0:
+            self.end(loop, yielded=loop.length, batches=batches)
+            loop.due = 0
 
     def train(self, loop: Loop, optimizer: Any) -> None:
         """Learn that a loop's batch was followed by a step."""
         if not loop.trains:
             loop.trains = True
+            self._slot[pulse.LOOP_LENGTH] = loop.length or 0
+            if loop.yielded:  # it had yielded its last batch before anybody knew
+                self._take_back(loop)
+                self.end(loop, yielded=loop.yielded, batches=self._slot[pulse.BATCHES])
             if self._published == 0 and _splits_model(optimizer):
                 loop.content = 0
             self._publish(loop)
@@ -115,15 +143,29 @@ class Loops:
             batches: Batches that the rank has taken from all loaders.
         """
         slot = self._slot
+        if loop.has_ended:
+            return  # asked for a batch once more
+        loop.has_ended, loop.yielded = True, yielded
         if not loop.trains:
             slot[pulse.BATCHES_BEFORE] += yielded
             return
+        loop.before = [slot[place] for place in _OF_LOOPS]
         alone = batches - slot[pulse.BATCHES_BEFORE] == yielded
         slot[pulse.LOOP_BATCHES] = yielded if alone else -1
         if not slot[pulse.LOOPS]:
             slot[pulse.FIRST_LOOP_BATCHES] = slot[pulse.LOOP_BATCHES]
         slot[pulse.BATCHES_BEFORE] = batches
         slot[pulse.LOOPS] += 1
+
+    def _take_back(self, loop: Loop) -> None:
+        """Let a loop not have ended."""
+        if loop.before:
+            for place, value in zip(_OF_LOOPS, loop.before, strict=True):
+                self._slot[place] = value
+        else:
+            self._slot[pulse.BATCHES_BEFORE] -= loop.yielded
+        loop.has_ended, loop.before = False, []
+        self._slot[pulse.LOOP_LENGTH] = 0
 
     def _publish(self, loop: Loop) -> None:
         """Write what a loop shows, once it is known that it trains and in which order."""
@@ -170,7 +212,8 @@ def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
         loops.begin(self)
 
     iterators.__init__, iterators._reset = followed_make, followed_reset
-    iterators._paceline_loop = Loop()  # of iterators that were made before, or go around both
+    iterators._paceline_loop = outside = Loop()  # of iterators that were made before, or go around both
+    outside.has_ended = True
 
     def end() -> None:
         iterators.__init__, iterators._reset = make, reset
@@ -179,67 +222,12 @@ def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
     return end
 
 
-def digest(numbers: list[int]) -> int:
-    """Return 64 bits, signed and never 0, that stand for a list of numbers, the same in every process."""
-    return _hash(repr(numbers))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True) or 1
-
-
-def whole_numbers(asked: Any) -> list[int] | None:
-    """Return what a sampler asked for as indices, None if it is something else."""
+def _length(iterator: Any) -> int:
+    """Return how many batches a loader says it has, 0 if it does not."""
     try:
-        listed = asked.tolist() if hasattr(asked, "tolist") else asked
-        return [operator.index(each) for each in ([listed] if isinstance(listed, int) else listed[:FIRST])]
+        return len(iterator._index_sampler)
     except Exception:
-        return None  # keys of another kind, or a whole request
-
-
-def is_mixed(indices: list[int]) -> bool:
-    """Return whether an order looks shuffled: not sorted, nor sorted and padded from the front."""
-    falls = sum(later < earlier for earlier, later in itertools.pairwise(indices))
-    return len(indices) >= 10 and falls >= 3
-
-
-def means_to_shuffle(sampler: Any) -> bool:
-    """Return whether a sampler, or one inside it, is there to shuffle; of an unknown one nobody can tell."""
-    from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-
-    for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
-        if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
-            return True
-        if isinstance(sampler, DistributedSampler) or callable(getattr(sampler, "set_epoch", None)):
-            return bool(getattr(sampler, "shuffle", True))
-        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
-        if sampler is None:
-            return False
-    return False
-
-
-def fingerprint(batch: Any) -> int:
-    """Return a hash of values sampled from a batch that lies in the CPU's memory; 0 if it has too little to tell."""
-    values: list[Any] = []
-    try:
-        _sample(batch, values)
-        return _hash(repr(values)) if len(set(values)) >= _DISTINCT else 0
-    except Exception:
-        return 0  # whatever users put in a batch, their run goes on
-
-
-def _sample(part: Any, values: list[Any], depth: int = 0) -> None:
-    if hasattr(part, "tolist") and hasattr(part, "reshape"):
-        if getattr(getattr(part, "device", None), "type", "cpu") != "cpu":
-            return  # reading it would wait for the device
-        flat = part.reshape(-1)
-        values.extend(flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].tolist())
-    elif isinstance(part, (int, float, str, bytes)):
-        values.append(part)
-    elif depth < 4:
-        inner = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, (list, tuple)) else []
-        for each in inner[:FIRST]:
-            _sample(each, values, depth + 1)
+        return 0  # a sampler may not know
 
 
 def _in_group() -> bool:

@@ -106,7 +106,7 @@ def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Judge whether ranks have different numbers of batches, at the moment of a hang or a failure.
 
     Args:
-        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches`` of every rank.
+        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of every rank.
     """
     furthest = max((entry["loops"] for entry in pulses), default=0)
     ended = {entry["rank"]: entry["loop_batches"] for entry in pulses if entry["loops"] == furthest}
@@ -115,6 +115,10 @@ def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
         return None  # a count that is not sure, or ranks that are far apart for another reason
     if behind and min(behind.values()) > max(ended.values()):
         return _uneven(ended, behind, "had taken", furthest)
+    lengths = {entry["rank"]: entry["loop_length"] for entry in pulses if entry["rank"] in behind}
+    if behind and min(behind.values()) == max(ended.values()) < min(lengths.values()):
+        # they hang before they take one more
+        return _uneven(ended, lengths, "has" if len(behind) == 1 else "have", furthest)
     if not behind and len(set(ended.values())) > 1:
         return _uneven_ended(ended, furthest)
     first = {entry["rank"]: entry["first_loop_batches"] for entry in pulses if entry["loops"]}
@@ -136,7 +140,7 @@ def _uneven(fewer: Mapping[int, int], more: Mapping[int, int], verb: str, loop: 
     counts = f"{theirs[0]}" if len(theirs) == 1 else f"{theirs[0]} to {theirs[-1]}"
     return Finding(
         "uneven-inputs",
-        f"{_whose(fewer)} loader ended after {count} batches, {named(more)} {verb} {counts}",
+        f"{_loader_of(fewer)} ended after {count} batches, {named(more)} {verb} {counts}",
         where=f"training loop {loop} of {named(fewer)}",
         why="a rank without a batch does not come to the collective that the others wait in",
         fix="give all ranks as many: DistributedSampler or drop_last=True, session.loader(...), "
@@ -144,8 +148,8 @@ def _uneven(fewer: Mapping[int, int], more: Mapping[int, int], verb: str, loop: 
     )
 
 
-def _whose(ranks: Mapping[int, int]) -> str:
-    return f"{named(ranks)}'s" if len(ranks) == 1 else f"{named(ranks)}'"
+def _loader_of(ranks: Mapping[int, int]) -> str:
+    return f"{named(ranks)}'s loader" if len(ranks) == 1 else f"the loaders of {named(ranks)}"
 
 
 def slowest(paces: Sequence[Pace]) -> Pace | None:

@@ -86,10 +86,8 @@ class Observer:
         elif facts != self._told:
             self._told = facts
             self._board.tell("facts", facts)
-        if self._board is not None and self._board.node:
-            self._listen(self._board)
-            return
-        if self._board is not None:
+        self.listen()
+        if self._board is not None and not self._board.node:
             self._all = self._board.hear("facts") or self._all
         if self._all:
             self._judge()
@@ -109,8 +107,11 @@ class Observer:
             self._board.announce("word", self._heard, word)
             self._heard += 1
 
-    def _listen(self, board: Board) -> None:
-        while (word := board.announced("word", self._heard)) is not None:
+    def listen(self) -> None:
+        """Hear what the head has said since; the head itself, and a node alone, hear nobody."""
+        if self._board is None or not self._board.node:
+            return
+        while (word := self._board.announced("word", self._heard)) is not None:
             self._heard += 1
             if "finding" in word:
                 self._notice(Finding.from_json(word["finding"]))

@@ -35,6 +35,7 @@ _TIMEOUT = re.compile(
 )
 _MISMATCH = re.compile(
     r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
+    r"|Invalid mt19937 state"  # Accelerate has taken what another collective sent for a random state
 )
 _OTHER_MODEL = re.compile(
     r"params\[\d+\] in this process with sizes|DDP expects same model across all ranks|inconsistent \d+ params"

@@ -92,14 +92,14 @@ def _count(
         try:
             batch = fetch(self)
         except StopIteration:
-            loops.end(loop, yielded=self._num_yielded, batches=batches)
+            loops.end(loop, yielded=getattr(self, "_num_yielded", 0), batches=batches)
             raise
         now = clock()
         data += now - start
         batches += 1
         write_batch(slot, place, now, batches)
-        if loop.is_new:
-            loops.meet(loop, batch)
+        if batches >= loop.due:
+            loops.look(loop, self, batch, batches=batches)
         return batch
 
     return after_step, timed_backward, timed_fetch

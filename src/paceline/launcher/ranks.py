@@ -376,7 +376,13 @@ class RankGroup(PContext):
     def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
         """It has been in the same place since before the signal, and has no handler of paceline's, which waits."""
         old, new = before.get(local), after.get(local)
-        return not self.counted(local).armed and old is not None and new is not None and bool(old.frames) and old.frames == new.frames
+        return (
+            not self.counted(local).armed
+            and old is not None
+            and new is not None
+            and bool(old.frames)
+            and old.frames == new.frames
+        )
 
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s

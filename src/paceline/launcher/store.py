@@ -26,6 +26,8 @@ _DEFAULT_JOIN_S = 600
 # A name that does not resolve is mostly misspelt; of a service that is just starting it comes a little later.
 _NAME_S = 6.0
 _NOTE_AFTER_S = 3.0
+# torch's server begins with a client of its own, which a firewall can keep out for minutes.
+_OWN_S = 10.0
 
 
 def open_or_reach(
@@ -95,15 +97,30 @@ def open_store(head: str, port: int, *, must: bool) -> TCPStore | None:
             return None
         raise _port_in_use(port) from None
     bound = listener.getsockname()[1]
-    store = TCPStore(
-        head,
-        bound,
-        is_master=True,
-        timeout=STORE_TIMEOUT,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+
+    def make() -> TCPStore | None:
+        return TCPStore(
+            head,
+            bound,
+            is_master=True,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    store = host.within(_OWN_S, make, None)
+    if store is None:
+        raise RunError(_not_to_itself(head, bound))
     return store
+
+
+def _not_to_itself(head: str, port: int) -> Finding:
+    return Finding(
+        "port-filtered",
+        f"this node, the head, does not reach its own port {port} at {head}: a firewall drops or rejects it",
+        where=socket.gethostname(),
+        fix="let all packets of this machine to itself pass: iptables -I INPUT -i lo -j ACCEPT",
+    )
 
 
 def _cannot_listen(port: int, error: OSError) -> SetupError:

@@ -22,7 +22,8 @@ def leave(name, text):
 
 def broke():
     """Leave the moment from which the fault can be known."""
-    leave(f"broke-{rank}", time.time())
+    if not os.path.exists(f"broke-{rank}"):
+        leave(f"broke-{rank}", time.time())
 
 
 # at: settings

@@ -1,0 +1,209 @@
+"""What pulses show: facts in, a Finding or nothing out."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.launcher import observations
+from paceline.launcher.observations import Pace, Parameters
+
+
+@pytest.mark.parametrize(
+    ("hashes", "told"),
+    [
+        ([7, 7], True),
+        ([7] * 100, True),
+        ([7], False),
+        ([], False),
+        ([7, 8], False),
+        ([7, 7, 0], False),
+        ([0, 0], False),
+    ],
+)
+def test_the_same_data_on_all_ranks(hashes, told):
+    found = observations.same_data(hashes, indices=64)
+    assert (found is not None) is told
+
+
+def test_the_same_data_is_told_with_what_to_do():
+    found = observations.same_data([7, 7], indices=64)
+    assert (found.name, found.severity, found.where) == ("same-data-on-all-ranks", "warning", "ranks 0-1")
+    assert "first 64 samples" in found.evidence[0]
+    assert "DistributedSampler" in found.fix and "session.loader" in found.fix
+    assert "the first sample of" in observations.same_data([7, 7], indices=1).evidence[0]
+
+
+def test_the_same_order():
+    assert observations.same_order({}) is None
+    found = observations.same_order({0: (2, 64), 1: (2, 64), 3: (3, 64)})
+    assert (found.name, found.severity, found.where) == ("same-order-each-epoch", "warning", "ranks 0-1, 3")
+    assert found.evidence == ("the first 64 indices of training loops 1 and 2 are the same, and not sorted",)
+    assert "set_epoch" in found.fix
+
+
+def rank(number, loops=0, last=0, first=0, opened=0, length=0):
+    return {
+        "rank": number,
+        "loops": loops,
+        "loop_batches": last,
+        "first_loop_batches": first or last,
+        "open_batches": opened,
+        "loop_length": length,
+    }
+
+
+@pytest.mark.parametrize(
+    ("pulses", "what"),
+    [
+        (
+            [rank(0, opened=41), rank(1, loops=1, last=40)],
+            "rank 1's loader ended after 40 batches, rank 0 had taken 41",
+        ),
+        (
+            [rank(0, opened=41), rank(1, loops=1, last=40), rank(2, opened=42)],
+            "rank 1's loader ended after 40 batches, ranks 0, 2 had taken 41 to 42",
+        ),
+        (
+            [rank(0, loops=4, last=41, opened=41), rank(1, loops=5, last=40), rank(2, loops=5, last=40, opened=3)],
+            "the loaders of ranks 1-2 ended after 40 batches, rank 0 had taken 41",
+        ),
+        (
+            [rank(0, loops=1, last=41), rank(1, loops=1, last=40), rank(2, loops=1, last=40)],
+            "the loaders of ranks 1-2 ended after 40 batches, rank 0 ended after 41",
+        ),
+        (
+            [rank(0, loops=2, last=41, opened=39), rank(1, loops=3, last=40)],
+            "rank 1's loader ended after 40 batches, rank 0 ended after 41",
+        ),
+        (
+            [rank(0, opened=40, length=48), rank(1, loops=1, last=40, length=40)],
+            "rank 1's loader ended after 40 batches, rank 0 has 48",
+        ),
+        ([rank(0, opened=40, length=40), rank(1, loops=1, last=40)], None),
+        ([rank(0, opened=39, length=48), rank(1, loops=1, last=40)], None),
+        ([], None),
+        ([rank(0), rank(1)], None),
+        ([rank(0, opened=3), rank(1, opened=40)], None),
+        ([rank(0, loops=1, last=40), rank(1, loops=1, last=40)], None),
+        ([rank(0, loops=1, last=40), rank(1, opened=40)], None),
+        ([rank(0, loops=1, last=40), rank(1, opened=39)], None),
+        ([rank(0, loops=1, last=-1), rank(1, opened=99)], None),
+        ([rank(0, loops=1, last=-1), rank(1, loops=1, last=40)], None),
+        ([rank(0, loops=3, last=40), rank(1, loops=1, last=40, opened=50)], None),
+        ([rank(0, loops=2, last=40, first=41), rank(1, loops=2, last=40, first=40)], None),
+    ],
+)
+def test_uneven_batches(pulses, what):
+    found = observations.uneven(pulses)
+    assert (found and found.what) == what
+
+
+def test_uneven_batches_are_told_with_place_and_fix():
+    found = observations.uneven([rank(0, opened=41), rank(1, loops=1, last=40)])
+    assert (found.name, found.severity, found.where) == ("uneven-inputs", "error", "training loop 1 of rank 1")
+    assert all(word in found.fix for word in ("drop_last", "DistributedSampler", "session.loader", "Join"))
+    drifted = observations.uneven([rank(0, loops=2, last=41, opened=39), rank(1, loops=3, last=40)])
+    assert drifted.where == "training loop 1 of rank 1"
+
+
+def pace(node, own_ms, *, data_ms=0.0, step_ms=50.0):
+    return Pace(f"host-{node}", node, own_ms / 1e3, data_ms / 1e3, step_ms / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("paces", "node"),
+    [
+        ([pace(0, 10), pace(1, 20)], 1),
+        ([pace(0, 30), pace(1, 20), pace(2, 21)], 0),
+        ([pace(0, 10), pace(1, 11.9)], None),  # not 1.2 times
+        ([pace(0, 1), pace(1, 1.9, step_ms=2)], None),  # less than 1 ms
+        ([pace(0, 10), pace(1, 13, step_ms=100)], None),  # less than 5 % of a step
+        ([pace(0, 10), pace(1, 20), pace(2, 20), pace(3, 20)], None),  # most of them
+        ([pace(0, 20)], None),
+        ([], None),
+    ],
+)
+def test_the_slowest_of_a_window(paces, node):
+    found = observations.slowest(paces)
+    assert (found and found.node) == node
+
+
+SLOW, EVEN, OTHER = [pace(0, 10), pace(1, 30)], [pace(0, 10), pace(1, 10)], [pace(0, 30), pace(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "told"),
+    [
+        ([SLOW] * 3, True),
+        ([EVEN, SLOW, SLOW, SLOW], True),
+        ([SLOW] * 2, False),
+        ([SLOW, SLOW, EVEN], False),
+        ([SLOW, EVEN, SLOW, SLOW], False),
+        ([SLOW, OTHER, SLOW], False),
+        ([], False),
+    ],
+)
+def test_a_straggler_is_slow_for_three_windows_in_a_row(windows, told):
+    assert (observations.straggler(windows) is not None) is told
+
+
+def test_a_straggler_is_told_with_its_figures():
+    found = observations.straggler([SLOW] * 3)
+    assert (found.name, found.severity, found.where) == ("straggler", "warning", "host-1 (node 1)")
+    assert found.what.endswith("holds the others up: 30.0 ms of its own work a step, theirs 10.0 ms (3.0x)")
+    assert found.evidence[0] == "of it 0.0 ms waiting for data, theirs 0.0 ms"
+    assert found.evidence[1] == "the others wait 40% of each step, which takes 50.0 ms"
+    assert "top" in found.fix
+
+
+def test_of_a_straggler_that_waits_for_data_the_storage_is_suspected():
+    found = observations.straggler([[pace(0, 0), pace(1, 30, data_ms=25)]] * 3)
+    assert "storage" in found.fix
+    assert "25.0 ms waiting for data" in found.evidence[0]
+    assert "x)" not in found.what
+
+
+NAMES = ("0.weight [4, 8]", "0.bias [4]", "1.weight [1, 4]")
+
+
+def test_replicas_that_are_alike():
+    assert observations.replicas([Parameters((0, 1), NAMES, (1, 2, 3))], step=5) is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "what", "evidence"),
+    [
+        (
+            [Parameters((0, 2, 3), NAMES, (1, 2, 3)), Parameters((1,), NAMES, (1, 9, 9))],
+            "after step 5 rank 1 has other parameters than ranks 0, 2-3, first in 0.bias",
+            ("first: 0.bias [4]", "2 of 3 parameters differ"),
+        ),
+        (
+            [Parameters((1,), NAMES, (1, 9, 3)), Parameters((0,), NAMES, (1, 2, 3))],
+            "after step 5 rank 1 has other parameters than rank 0, first in 0.bias",
+            ("first: 0.bias [4]", "1 of 3 parameters differ"),
+        ),
+        (
+            [Parameters((0,), NAMES, (1, 2, 3)), Parameters((1,), NAMES[:2], (1, 2))],
+            "after step 5 rank 1 has other parameters than rank 0, first in 1.weight",
+            ("first: 1.weight [1, 4]",),
+        ),
+        (
+            [Parameters((0,), NAMES, (1, 2, 3)), Parameters((1,), (), ())],
+            "after step 5 rank 1 has other parameters than rank 0, first in 0.weight",
+            ("first: 0.weight [4, 8]",),
+        ),
+        (
+            [
+                Parameters((0, 1), NAMES, (1, 2, 3)),
+                Parameters((2,), NAMES, (1, 2, 4)),
+                Parameters((3,), NAMES, (0, 2, 3)),
+            ],
+            "after step 5 ranks 2-3 have other parameters than ranks 0-1, first in 0.weight",
+            ("first: 0.weight [4, 8]", "1 of 3 parameters differ"),
+        ),
+    ],
+)
+def test_replicas_that_differ(groups, what, evidence):
+    found = observations.replicas(groups, step=5)
+    assert (found.name, found.severity, found.what, found.evidence) == ("replicas-differ", "warning", what, evidence)
