@@ -16,7 +16,7 @@ from starting import Running
 
 _WARM = "paceline-warm"
 RULE = "── paceline"
-_PRINTED = re.compile(r"(?:error|warning|hint) [A-Z]{3}\d{3} ([a-z0-9-]+):|\[[A-Z]{3}\d{3} ([a-z0-9-]+)\]")
+_PRINTED = re.compile(r"(?:error|warning|hint) [A-Z]{3}\d{3} ([a-z0-9-]+): (.*)|\[[A-Z]{3}\d{3} ([a-z0-9-]+)\]")
 
 
 @dataclass
@@ -103,13 +103,13 @@ class Launched:
         for line in reversed(self.out):
             if line.text.startswith("{") and '"findings"' in line.text:
                 return json.loads(line.text)["findings"]
-        return [{"name": name, "what": ""} for name in self.printed]
+        return [{"name": name, "what": what} for name, what in self.printed.items()]
 
     @property
-    def printed(self) -> list[str]:
-        """The names of all findings that were printed."""
-        named = [match[1] or match[2] for line in self.err if (match := _PRINTED.search(line.text))]
-        return list(dict.fromkeys(named))
+    def printed(self) -> dict[str, str]:
+        """The findings that were printed, by name; what they say, where it stands behind the name."""
+        matches = [match for line in self.err if (match := _PRINTED.search(line.text))]
+        return {match[1] or match[3]: match[2] or "" for match in matches}
 
     def finding(self, name: str) -> dict | None:
         return next((each for each in self.findings if each["name"] == name), None)

@@ -291,7 +291,7 @@ class Stage:
         if launched.status != status:
             yield f"exit status {launched.status}, not {status}"
         if not name:
-            if found := [each["name"] for each in launched.findings] or launched.printed:
+            if found := [each["name"] for each in launched.findings] or list(launched.printed):
                 yield f"found {found}, where nothing is to be found"
             return
         if launched.finding(name) is None:

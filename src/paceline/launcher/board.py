@@ -8,6 +8,7 @@ silent for too long. Nothing blocks for long on the main path: the thread has a 
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -37,6 +38,30 @@ class Remote:
     lost: set[int] = field(default_factory=set)
 
 
+class _Question:
+    """Something that is asked of the store.
+
+    Attributes:
+        done: It was answered, or the store is gone.
+        failed: The store is gone.
+    """
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.action = action
+        self.done = threading.Event()
+        self.failed = False
+
+
+def _answer(questions: queue.SimpleQueue[_Question | None]) -> None:
+    """Carry out questions one after the other, until there is None."""
+    while (question := questions.get()) is not None:
+        try:
+            question.action()
+        except RuntimeError:  # torch raises it for a store that is gone
+            question.failed = True
+        question.done.set()
+
+
 class Board:
     """One node's view of the others, for one attempt of a run.
 
@@ -53,8 +78,10 @@ class Board:
         self.clock_offset_ns = 0
         self._store = store.clone()
         self._store.set_timeout(timedelta(seconds=30))
-        self._asking = store.clone()  # for the caller's thread
+        self._asking = store.clone()  # for what callers want to know
         self._asking.set_timeout(timedelta(seconds=30))
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        threading.Thread(target=_answer, args=(self._questions,), name="paceline-questions", daemon=True).start()
         self._tick_s = min(2.0, max(0.25, num_nodes / 400))
         self._heard = time.monotonic()
         self._news: dict[str, int] = {}
@@ -189,8 +216,9 @@ class Board:
         return True
 
     def close(self) -> None:
-        """Stop to say that this node lives."""
+        """Stop to say that this node lives, and to talk to the others."""
         self._stop.set()
+        self._questions.put(None)
 
     def _key(self, kind: str, node: int | None = None) -> str:
         return f"paceline/{kind}" if node is None else f"paceline/{kind}/{node}"
@@ -207,12 +235,19 @@ class Board:
         return found
 
     def _try(self, action: Callable[[], object]) -> None:
-        """Talk to the store, once it has not answered never again."""
-        if -1 in self.remote.lost:
+        """Talk to the store; once it has not answered, never again.
+
+        In a thread of its own, because a host that has gone silent does not even refuse: the caller would wait for
+        as long as TCP tries.
+        """
+        if -1 in self.remote.lost or self._stop.is_set():
             return
-        try:
-            action()
-        except RuntimeError:
+        question = _Question(action)
+        self._questions.put(question)
+        while not question.done.wait(0.2):
+            if self.silent_s > LOST_AFTER_S:
+                break
+        if question.failed or not question.done.is_set():
             self.remote.lost.add(-1)
 
     def _live(self) -> None:
