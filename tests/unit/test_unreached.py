@@ -152,6 +152,18 @@ def test_notes_of_the_killed_are_passed_over_and_old_ones_removed(tmp_path):
     assert not path.exists()
 
 
+def test_who_had_given_up_before_this_try_is_passed_over(tmp_path):
+    folder = tmp_path / "notes"
+    node = Notes(folder, replace(MINE, pid=os.getpid()))
+    node.leave(ended=True)
+    head = Notes(folder, replace(HEAD, pid=os.getpid()))
+    assert [note.host for note in head.read()] == [MINE.host]
+    (left,) = (path for path in folder.glob("*.json") if MINE.host in path.name)
+    before = left.stat().st_mtime - 10
+    os.utime(left, (before, before))
+    assert head.read() == []
+
+
 def test_a_folder_that_cannot_be_written_means_no_notes():
     notes = Notes(Path("/proc/nowhere"), MINE)
     notes.leave(trouble="waits")

@@ -19,6 +19,8 @@ from typing import Any
 _RENEW_S = 5.0
 _STALE_S = 20.0
 _OURS_TO_REMOVE_S = 120.0
+# A node writes its first note a few seconds after its start; who had given up before that was in an earlier try.
+_FIRST_NOTE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Notes:
         self._folder = folder
         self.mine = mine
         self._written = 0.0
+        self._first_mtime = 0.0  # of this node's first note, by the clock of the file server
         name = re.sub(r"[^\w.-]+", "-", f"{mine.script}-{mine.host}-{mine.pid}")
         self._path = folder / f"{name}.json"
 
@@ -92,6 +95,7 @@ class Notes:
             partial = self._path.with_suffix(".part")
             partial.write_text(json.dumps({**asdict(changed), "time_s": time.time()}), encoding="utf-8")
             os.replace(partial, self._path)
+            self._first_mtime = self._first_mtime or self._path.stat().st_mtime
 
     def read(self) -> list[Note]:
         """Return the notes that other nodes of this run have left lately; removes stale ones."""
@@ -100,11 +104,12 @@ class Notes:
         with contextlib.suppress(OSError):
             now = self._path.stat().st_mtime  # by the clock of the file server, as the others' times
             for path in sorted(self._folder.glob("*.json")):
-                age_s = now - path.stat().st_mtime
-                if age_s > _OURS_TO_REMOVE_S:
+                written = path.stat().st_mtime
+                if now - written > _OURS_TO_REMOVE_S:
                     path.unlink()
-                elif age_s < _STALE_S and path != self._path and (note := _parse(path)) is not None:
-                    found.append(note)
+                elif now - written < _STALE_S and path != self._path and (note := _parse(path)) is not None:
+                    if not note.ended or written > self._first_mtime - _FIRST_NOTE_S:
+                        found.append(note)
         run = (self.mine.script, self.mine.run_id)
         return [note for note in found if (note.script, note.run_id) == run and not self._is_dead(note)]
 
