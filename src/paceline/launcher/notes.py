@@ -107,9 +107,10 @@ class Notes:
                 written = path.stat().st_mtime
                 if now - written > _OURS_TO_REMOVE_S:
                     path.unlink()
-                elif now - written < _STALE_S and path != self._path and (note := _parse(path)) is not None:
-                    if not note.ended or written > self._first_mtime - _FIRST_NOTE_S:
-                        found.append(note)
+                    continue
+                note = _parse(path) if now - written < _STALE_S and path != self._path else None
+                if note is not None and (not note.ended or written > self._first_mtime - _FIRST_NOTE_S):
+                    found.append(note)
         run = (self.mine.script, self.mine.run_id)
         return [note for note in found if (note.script, note.run_id) == run and not self._is_dead(note)]
 
