@@ -33,6 +33,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/roll_call.py
 
 clean:
 	rm -rf $(VENV) .make-* runs .pytest_cache .mypy_cache .ruff_cache

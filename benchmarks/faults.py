@@ -2,7 +2,8 @@
 
     python benchmarks/faults.py [--list] [--limit 60] [--json] [--out FILE] [PATTERN ...]
 
-PATTERN chooses faults by a part of their title; without one all are played, which takes an hour or two. Each fault is
+PATTERN chooses faults by a part of their title, and what the file has of others is kept; without one all are played,
+which takes an hour. Each fault is
 broken in the same way under both launchers, in its first script (mostly raw DistributedDataParallel). "silent" is a
 launcher that has printed no line about an error within the limit; it is killed then. A cause counts as named on a host
 if the text there has all words that the fault's test asks of paceline's report; "partly" is named on one host only.
@@ -131,10 +132,11 @@ def main() -> int:
             continue
         ours, theirs = (shown(results[fault.title][program]) for program in LAUNCHERS)
         print(f"{fault.title[:60]:60} {ours:44} {theirs}", file=sys.stderr, flush=True)
-    content = json.dumps({"header": header(options.limit), "faults": results}, indent=1)
-    options.out.write_text(content + "\n")
     if options.json:
-        print(content)
+        print(json.dumps(results, indent=1))
+    kept = json.loads(options.out.read_text())["faults"] if options.patterns and options.out.exists() else {}
+    content = {"header": header(options.limit), "faults": kept | results}
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 
