@@ -3,11 +3,10 @@
     python benchmarks/faults.py [--list] [--limit 60] [--json] [--out FILE] [PATTERN ...]
 
 PATTERN chooses faults by a part of their title, and what the file has of others is kept; without one all are played,
-which takes an hour. Each fault is
-broken in the same way under both launchers, in its first script (mostly raw DistributedDataParallel). "silent" is a
-launcher that has printed no line about an error within the limit; it is killed then. A cause counts as named on a host
-if the text there has all words that the fault's test asks of paceline's report; "partly" is named on one host only.
-Warnings about faults that end no run (the same data on all ranks, a straggler) count like errors.
+which takes an hour. Each fault is broken in the same way under both launchers, in its first script (mostly raw
+DistributedDataParallel). "silent" is a launcher that has printed no line about an error within the limit; it is killed
+then. A cause counts as named on a host if the text there has all words that the fault's test asks of paceline's report;
+"partly" is named on one host only. Warnings about faults that end no run (such as a straggler) count like errors.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import argparse
 import contextlib
 import importlib
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,13 +30,15 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from faults import stage as stages
+from faults.launched import Line
 from faults.stage import Fault, Stage
 
 LAUNCHERS = ("paceline", "torchrun")
 RAW = ROOT / "docs" / "raw" / "faults.json"
 # The first line that tells a reader that something is wrong, whoever printed it.
 _ERROR = re.compile(
-    r"error|exception|traceback|fail|warning [A-Z]{3}\d|refused|timed out|killed|signal|could not|cannot", re.I
+    r"likely cause|error|exception|traceback|fail|warning [A-Z]{3}\d|refused|timed out|killed|signal|could not|cannot",
+    re.I,
 )
 # torchrun and torch speak so in runs where nothing is wrong, too.
 _TALK = re.compile(r"OMP_NUM_THREADS|client socket cannot be retrieved|destroy_process_group|\*{10}")
@@ -61,6 +64,9 @@ def play(fault: Fault, program: str, limit_s: float) -> dict:
             launched.running.process.kill()
             launched.running.process.wait()
             launched.finish()
+        left = stage.command.survivors(within_s=3)
+        for line in left:  # of a launcher that had to be killed
+            os.kill(int(line.split()[0]), signal.SIGKILL)
         told = [judge(fault, stage, number, moment_s) for number in range(len(stage.launched))]
     heard = [host for host in told if host is not None]
     named = [host["named"] for host in heard]
@@ -69,17 +75,20 @@ def play(fault: Fault, program: str, limit_s: float) -> dict:
         "named": "yes" if named and all(named) else "partly" if any(named) else "no",
         "lines": max((host["lines"] for host in heard), default=0),
         "ended": ended,
+        "left": len(left),
     }
 
 
 def judge(fault: Fault, stage: Stage, number: int, moment_s: float) -> dict | None:
     """Return when a host's launcher first spoke of an error and whether its text names the cause."""
     launched = stage.launched[number]
-    names = fault.of("names", number)
-    if launched.killed or not fault.of("finding", number) or names is None:
+    name, names = fault.of("finding", number), fault.of("names", number)
+    if launched.killed or not name or names is None:
         return None
     lines = [line for line in launched.err if not _TALK.search(line.text)]
     first = next((line for line in lines if line.time_s >= moment_s - 1 and _ERROR.search(line.text)), None)
+    if stage.program == "paceline" and launched.told_s(name):  # another warning may stand before it
+        first = Line("", launched.told_s(name))
     text = _as_ours("\n".join(line.text for line in lines))
     return {
         "seconds": None if first is None else round(max(0.0, first.time_s - moment_s), 1),

@@ -126,9 +126,10 @@ def commands(folder: Path) -> Iterator[Command]:
         for running in made.running:
             running.process.kill()  # does nothing if it has ended
             running.process.wait()
-            running.process.stdout.close()
-            running.process.stderr.close()
         left = made.survivors(within_s=1.0)
         for line in left:
             os.kill(int(line.split()[0]), signal.SIGKILL)
+        for running in made.running:  # now, because whoever is left holds them open, and a reader would wait for that
+            running.process.stdout.close()
+            running.process.stderr.close()
     assert not left, f"processes were left behind: {left}"

@@ -10,7 +10,13 @@ from paceline.launcher.guards import guard_of
 
 CASES = {
     "in the block": ("if rank == 0:\n    total()  # here", "if rank == 0:"),
-    "in the other block": ("if rank == 0:\n    pass\nelse:\n    total()  # here", "if rank == 0:"),
+    "in the other block": ("if rank == 0:\n    pass\nelse:\n    total()  # here", "else of if rank == 0:"),
+    "by the environment": ("if os.environ['RANK'] == '0':\n    total()  # here", "if os.environ['RANK'] == '0':"),
+    "of Accelerate": ("if accelerator.is_main_process:\n    total()  # here", "if accelerator.is_main_process:"),
+    "another kind of rank": ("if args.lora_rank > 0:\n    total()  # here", ""),
+    "a word with rank in it": ("if args.rerank:\n    total()  # here", ""),
+    "whether there are ranks": ("if args.local_rank != -1:\n    total()  # here", ""),
+    "whether a rank is known": ("if rank is not None:\n    total()  # here", ""),
     "of a method": ("if trainer.is_global_zero:\n    total()  # here", "if trainer.is_global_zero:"),
     "of a function": ("if dist.get_rank() == 0:\n    total()  # here", "if dist.get_rank() == 0:"),
     "deep inside": (

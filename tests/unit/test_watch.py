@@ -42,7 +42,8 @@ class Group:
 
     def position(self, local, look):
         ended = local not in self.attempt.living
-        return Position(rank=self.attempt.ranks[local], frames=look.frames if look else (), ended=ended)
+        recorded = look.recorded if look else {}
+        return Position(rank=self.attempt.ranks[local], frames=look.frames if look else (), ended=ended, **recorded)
 
     def figures(self):
         return [{"rank": rank, **vars(self.beat[local])} for local, rank in self.attempt.ranks.items()]
@@ -84,7 +85,7 @@ def until_told(watch, clock, *, within_s):
 def watched(clock, *, asked_s=None, ranks=2):
     group = Group(*range(ranks))
     group.beat = {local: stepped(clock) for local in range(ranks)}
-    return group, Watch(group, None, asked_s=asked_s)
+    return group, Watch(group, None, asked_s=asked_s, give_up=bool)
 
 
 def test_ranks_that_make_progress_are_not_looked_at(clock):
@@ -180,9 +181,47 @@ def test_a_hang_is_told_once_until_there_is_progress(clock):
 
 def test_what_nccl_says_is_evidence(clock):
     group, _ = watched(clock)
-    watch = Watch(group, None, asked_s=4, ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"])
+    watch = Watch(group, None, asked_s=4, give_up=bool, ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"])
     clock.s += 5
     assert watch.tick().evidence[-1] == "NCCL RAS: 1 rank INCOMPLETE"
+
+
+class Calling(dict):
+    """Ranks without a DataLoader or an optimizer, which begin another collective now and then."""
+
+    def __getitem__(self, local):
+        self.looks = getattr(self, "looks", 0) + 1
+        recorded = {"call": "all_reduce", "seq": self.looks // 2, "group": "0", "flying": True}
+        return Look(WAITING.frames if local else (user(5),), recorded, cpu_s=1.0)
+
+
+@pytest.mark.parametrize("asked_s", [None, 5])
+def test_another_collective_is_progress(clock, asked_s):
+    group, watch = watched(clock, asked_s=asked_s)
+    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
+    group.at = Calling()
+    assert until_told(watch, clock, within_s=3000) is None
+
+
+def test_servers_that_wait_for_requests_are_left_alone(clock):
+    group, watch = watched(clock)
+    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
+    group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
+    assert until_told(watch, clock, within_s=3000) is None
+
+
+def test_a_script_that_lets_its_group_wait_for_hours_is_taken_at_its_word(clock):
+    group, watch = watched(clock)
+    group.at[1] = Look((user(5),), {"call": "all_reduce", "seq": 3, "timeout_s": 7200.0}, cpu_s=1.0)
+    assert until_told(watch, clock, within_s=7000) is None
+
+
+def test_a_rank_whose_children_work_has_ten_minutes(clock):
+    group, watch = watched(clock)
+    copied = iter(range(10**6))
+    group.look = lambda: {0: WAITING, 1: Look((user(5),), cpu_s=1.0, io_bytes=next(copied) << 20)}
+    _, after_s = until_told(watch, clock, within_s=900)
+    assert 600 < after_s < 620
 
 
 class Board:
@@ -191,7 +230,7 @@ class Board:
     kept: ClassVar[dict] = {}
 
     def __init__(self, node):
-        self.node, self.remote = node, SimpleNamespace(look=0)
+        self.node, self.num_nodes, self.remote = node, 2, SimpleNamespace(look=0)
 
     def call_look(self, number):
         for board in self.boards:
@@ -200,10 +239,10 @@ class Board:
     def post(self, kind, content):
         self.kept[kind, self.node] = content
 
-    def collect(self, kind, *, until_s):
+    def collect(self, kind, *, until_s, give_up):
         return {node: content for (name, node), content in self.kept.items() if name == kind}
 
-    def await_head(self, kind, *, until_s):
+    def await_head(self, kind, *, until_s, give_up):
         return self.kept.get((kind, 0))
 
 
@@ -212,7 +251,8 @@ def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
     Board.kept = {}
     groups = [Group(0), Group(1)]
     groups[1].at[0] = Look((user(5),), cpu_s=1.0)
-    head, other = (Watch(group, board, asked_s=4) for group, board in zip(groups, boards, strict=True))
+    head, other = (Watch(group, board, asked_s=4, give_up=bool) for group, board in zip(groups, boards, strict=True))
+    groups[0].position = lambda local, look: Position(rank=0, frames=look.frames)
     clock.s += 4.5
     other.tick()  # it is the first to be late, and calls for a look; the head has not answered yet
     assert boards[0].remote.look == 1

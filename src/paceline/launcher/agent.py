@@ -12,6 +12,7 @@ import json
 import signal
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -157,7 +158,7 @@ class Agent(LocalElasticAgent):
             ranks={worker.local_rank: worker.global_rank for worker in workers},
             world_size=workers[0].world_size,
         )
-        self.group = group = RankGroup(self._machinery, attempt, envs, self._tell_others)
+        self.group = group = RankGroup(self._machinery, attempt, envs, self._tell_others, self._is_hurried)
         self._pcontext = group
         group.start()
         self.hang = None
@@ -166,6 +167,7 @@ class Agent(LocalElasticAgent):
                 group,
                 self.board,
                 asked_s=self._machinery.options.hang_timeout,
+                give_up=lambda: self._asked_to_stop is not None,
                 ask_nccl=self._ask_nccl if self._machinery.plan.backend == "nccl" else None,
             )
             self._observer = Observer(
@@ -181,6 +183,9 @@ class Agent(LocalElasticAgent):
     def _tell_others(self) -> None:
         if self.board is not None:
             self.board.fail()
+
+    def _is_hurried(self) -> bool:
+        return self.board is not None and self.board.remote.hurry
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         assert self.group is not None
@@ -211,20 +216,22 @@ class Agent(LocalElasticAgent):
     def _all_done(self) -> bool:
         """Tell that this node's ranks have succeeded; True once those of all nodes have.
 
-        The head says so last, when it has judged what all ranks have shown: until then the others answer it.
+        The head says so last, when it has judged what all ranks have shown: until then the others answer it, and
+        need to ask for nothing but its word.
         """
         board, observer = self.board, self._observer
-        if board is None:
-            return observer is None or observer.close()
-        if board.node == 0 and not board.all_have("done", but_head=True):
+        if board is not None and board.node == 0 and not board.all_have("done", but_head=True):
             return False
         if observer is not None and not observer.close():
             return False
+        if board is None:
+            return True
         board.post("done", True)
-        all_done = board.all_have("done")
-        if all_done and observer is not None:
+        if board.node and board.announced("done", 0) is None:
+            return False
+        if observer is not None:
             observer.listen()
-        return all_done
+        return True
 
     def _hangs(self, watch: Watch) -> bool:
         """Look whether the run hangs, and if it is to be stopped for it, stop this node's ranks."""
@@ -232,7 +239,7 @@ class Agent(LocalElasticAgent):
         if found is None:
             return False
         if self._machinery.options.on_hang == "report":
-            self._machinery.notice(found)
+            self._machinery.notice(replace(found, severity="warning"))
             return False
         self.hang = found
         self._tell_others()

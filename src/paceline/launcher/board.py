@@ -28,12 +28,14 @@ class Remote:
     Attributes:
         failed: Some node's ranks have failed in this attempt.
         look: Number of the last look that some node has called for, at where all ranks stand.
+        hurry: Somebody has insisted: what is left of the ranks is ended at once.
         stop: Signal that some node's launcher got, 0 for none: all end as that one does.
         lost: Node ranks that have gone silent, -1 for the head's store.
     """
 
     failed: bool = False
     look: int = 0
+    hurry: bool = False
     stop: int = 0
     lost: set[int] = field(default_factory=set)
 
@@ -99,17 +101,21 @@ class Board:
         """Tell all nodes that this one was told to end by a signal."""
         self._try(lambda: self._asking.set(self._key("stop"), str(int(signum))))
 
+    def hurry(self) -> None:
+        """Tell all nodes to end at once what is left of their ranks."""
+        self._try(lambda: self._asking.set(self._key("hurry"), "1"))
+
     def call_look(self, number: int) -> None:
         """Let all nodes look where their ranks stand; several may call for the same look."""
         if number > self.remote.look:
             self.remote.look = number
             self._try(lambda: self._asking.set(self._key("look"), str(number)))
 
-    def await_head(self, kind: str, *, until_s: float) -> Any:
-        """Return what the head publishes under a kind, None if it has not after ``until_s``."""
+    def await_head(self, kind: str, *, until_s: float, give_up: Callable[[], bool]) -> Any:
+        """Return what the head publishes under a kind, None if it has not after ``until_s``, or ``give_up()``."""
         deadline = time.monotonic() + until_s
         while (content := self._get(self._key(kind, 0))) is None:
-            if -1 in self.remote.lost or time.monotonic() > deadline:
+            if -1 in self.remote.lost or time.monotonic() > deadline or give_up():
                 return None
             time.sleep(0.05)
         return json.loads(content)
@@ -149,12 +155,13 @@ class Board:
         content = self._get(self._key(kind, number))
         return None if content is None else json.loads(content)
 
-    def collect(self, kind: str, *, until_s: float) -> dict[int, Any]:
+    def collect(self, kind: str, *, until_s: float, give_up: Callable[[], bool] = lambda: False) -> dict[int, Any]:
         """Return what nodes have published, by node rank; waits until all have that are not lost.
 
         Args:
             kind: As given to ``post``.
             until_s: How long to wait at most; nodes that are silent until then are left out.
+            give_up: Returns whether to wait no longer; called several times a second.
         """
         found: dict[int, Any] = {}
         deadline = time.monotonic() + until_s
@@ -164,20 +171,23 @@ class Board:
                 if content is not None:
                     found[node] = json.loads(content)
             missing = set(range(self.num_nodes)) - set(found) - self.remote.lost
-            if not missing or -1 in self.remote.lost or time.monotonic() > deadline:
+            if not missing or -1 in self.remote.lost or time.monotonic() > deadline or give_up():
                 return found
             time.sleep(0.05)
 
-    def exchange(self, content: Any, *, until_s: float, linger: bool) -> dict[int, Any]:
+    def exchange(
+        self, content: Any, *, until_s: float, linger: bool, give_up: Callable[[], bool] = lambda: False
+    ) -> dict[int, Any]:
         """Publish this node's account and return everybody's; the last thing that nodes do together.
 
         Args:
             content: This node's account.
             until_s: How long to wait for the others' at most.
             linger: Wait until the others have read, because the store goes with this process.
+            give_up: Returns whether to wait no longer; called several times a second.
         """
         self.post("account", content)
-        found = self.collect("account", until_s=until_s)
+        found = self.collect("account", until_s=until_s, give_up=give_up)
         self.post("bye", True)
         if linger:
             self.collect("bye", until_s=until_s)
@@ -272,6 +282,8 @@ class Board:
             self.remote.stop = int(self._store.get(self._key("stop")))
         if self._store.check([self._key("failed")]):
             self.remote.failed = True
+        if self.remote.stop and self._store.check([self._key("hurry")]):
+            self.remote.hurry = True
         if self._store.check([self._key("look")]):
             self.remote.look = max(self.remote.look, int(self._store.get(self._key("look"))))
         if self.node == 0:

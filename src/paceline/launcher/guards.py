@@ -7,10 +7,13 @@ import re
 import warnings
 from collections.abc import Iterator
 
-# What a test that chooses ranks speaks of: rank == 0, is_main_process(), trainer.is_global_zero, get_rank() ...
-_CHOOSES = re.compile(r"\w*rank\w*|is_main\w*|\w*main_process\w*|is_master\w*|is_global_zero|is_chief|is_root", re.I)
-# Numbers of ranks are the same on all of them.
-_SIZES = re.compile(r"\w*(world|num|size|count)\w*", re.I)
+# What a test that chooses ranks speaks of: rank == 0, is_main_process(), trainer.is_global_zero, os.environ["RANK"] ...
+# Whole words only: lora_rank, ranking or num_ranks are the same on all ranks.
+_CHOOSES = re.compile(
+    r"((get|global|local|node|my|this|dp|ddp|data_parallel|proc|process|world)_)*_?rank(_zero|_id)?"
+    r"|is_(main|master|root|chief|global_zero|local_zero|rank_zero|rank0)(_\w+)?|(main|local_main)_process|process_index",
+    re.I,
+)
 _DECORATORS = re.compile(r"\w*rank_zero\w*|on_main_process|on_local_main_process", re.I)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -40,7 +43,8 @@ def _guards(body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
             yield from _guards(block, line)
         if isinstance(statement, ast.If | ast.While) and _is_inside(statement, line) and _chooses(statement.test):
             word = "if" if isinstance(statement, ast.If) else "while"
-            yield statement.lineno, f"{word} {ast.unparse(statement.test)}:"
+            other = statement.orelse and line >= statement.orelse[0].lineno
+            yield statement.lineno, f"{'else of ' if other else ''}{word} {ast.unparse(statement.test)}:"
         if isinstance(statement, _FUNCTIONS):
             yield from ((each.lineno, f"@{ast.unparse(each)}") for each in statement.decorator_list if _decorates(each))
         yield from (
@@ -75,7 +79,16 @@ def _leaves(statement: ast.If) -> bool:
 
 
 def _chooses(test: ast.expr) -> bool:
-    return any(_CHOOSES.fullmatch(name) and not _SIZES.fullmatch(name) for name in _names(test))
+    """Whether ranks get different answers: a comparison with -1 or None asks if there are several, not which."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and any(map(_is_none_or_negative, node.comparators)):
+            return False
+    return any(_CHOOSES.fullmatch(name) for name in _names(test))
+
+
+def _is_none_or_negative(node: ast.expr) -> bool:
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    return negative or (isinstance(node, ast.Constant) and node.value is None)
 
 
 def _decorates(decorator: ast.expr) -> bool:
@@ -88,3 +101,5 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield each.id
         elif isinstance(each, ast.Attribute):
             yield each.attr
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value  # os.environ["RANK"]

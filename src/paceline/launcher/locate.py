@@ -6,6 +6,7 @@ in a collective is never the cause by itself: the cause is who is not there, or 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -55,10 +56,10 @@ def judge(positions: Sequence[Position], *, uneven: Finding | None = None, broke
     if not broken and absent and (waiting or all(each.late_alone for each in absent)):
         return _stuck(absent, waiting, positions)
     guarded = [each for each in waiting if each.guard]
-    if guarded and len(guarded) < len(positions):
-        return _conditional(guarded, positions)
     if uneven is not None:
         return replace(uneven, evidence=(*uneven.evidence, *_lines(positions))[:5])
+    if guarded and len(guarded) < len(positions):
+        return _conditional(guarded, positions)
     ended = [each for each in positions if each.ended]
     if waiting and ended:
         return _some_have_ended(ended, waiting, positions)
@@ -79,8 +80,13 @@ def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: S
         evidence=_lines(positions),
         why="the others wait for it in a collective" if waiting else "no rank makes progress or uses the CPU",
         fix="look at what that line waits for: a file, a lock, a queue, a worker; "
-        "if it may take so long: --hang-timeout with more seconds",
+        f"if it may take so long: --hang-timeout {_longer(longest.idle_s)}",
     )
+
+
+def _longer(seconds: float) -> int:
+    """Return a round number of seconds, at least twice as long."""
+    return next(each for each in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if each >= 2 * seconds)
 
 
 def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> Finding:
@@ -143,9 +149,12 @@ def _all_together(waiting: Sequence[Position]) -> Finding:
 
 def _groups(positions: Iterable[Position]) -> list[list[Position]]:
     """Group ranks by what they do and where, in the order of their ranks."""
+    listed = sorted(positions, key=lambda each: each.rank)
+    # collectives are counted in each process group, so numbers of different ones cannot be compared
+    one_group = len({each.group for each in listed if each.flying}) < 2
     found: dict[str, list[Position]] = {}
-    for each in sorted(positions, key=lambda each: each.rank):
-        found.setdefault(each.doing, []).append(each)
+    for each in listed:
+        found.setdefault(each.doing if one_group else re.sub(r" #\d+", "", each.doing), []).append(each)
     return list(found.values())
 
 

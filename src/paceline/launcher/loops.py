@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline import pulse
+from paceline.launcher import witness
 from paceline.launcher.orders import FIRST, digest, fingerprint, is_mixed, means_to_shuffle, whole_numbers
 
 _ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and one for each step has no time
@@ -234,6 +235,8 @@ def _in_group() -> bool:
     """Return whether this rank belongs to a group of several that share no model among fewer of them."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():
+        return False
+    if not witness.averages_gradients():
         return False
     size = distributed.get_world_size()
     groups = getattr(getattr(distributed, "_world", None), "pg_group_ranks", {})

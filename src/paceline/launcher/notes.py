@@ -6,6 +6,7 @@ the head's name means another address there. Where the folder cannot be written 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -78,6 +79,7 @@ class Notes:
         self._first_mtime = 0.0  # of this node's first note, by the clock of the file server
         name = re.sub(r"[^\w.-]+", "-", f"{mine.script}-{mine.host}-{mine.pid}")
         self._path = folder / f"{name}.json"
+        atexit.register(self.remove)  # a signal may end the launcher while its node still waits
 
     def leave(self, **changes: Any) -> None:
         """Write or renew this node's note.

@@ -27,8 +27,8 @@ _PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD, "backward"),
     ("paceline/once.py", (), START, "once"),
 )
-# Words of a test that chooses ranks: rank == 0, is_main_process(), trainer.is_global_zero, dist.get_rank() ...
-_RANK_WORDS = re.compile(r"rank|is_main|main_process|is_master|is_global_zero|is_chief|is_root", re.I)
+# Of a line of the user's, so much is shown.
+_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Position:
         guard: The ``if`` around its place that chooses ranks, as text; empty if there is none.
         call: The collective that it has begun last, by torch's Flight Recorder.
         seq: Number of that in its process group; -1 if it is not known.
+        group: That process group.
+        timeout_s: Timeout of that collective, as the script has chosen it; 0 if it is not known.
         flying: Whether that collective has not come back.
         steps: Optimizer steps.
         batches: Batches taken.
@@ -76,6 +78,8 @@ class Position:
     guard: str = ""
     call: str = ""
     seq: int = -1
+    group: str = ""
+    timeout_s: float = 0.0
     flying: bool = False
     steps: int = 0
     batches: int = 0
@@ -112,7 +116,8 @@ class Position:
             return [call] if words in ("", self.call) or kind == CODE else [call, words]
         if kind == CODE:
             frame = next((frame for frame in reversed(self.frames) if frame.user), None)
-            return [frame.code or frame.function] if frame else []
+            code = (frame.code or frame.function) if frame else ""
+            return [code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"]
         return [words]
 
     def to_json(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline import env, pulse
 from paceline.errors import Finding
-from paceline.launcher import evidence, outcome, stacks
+from paceline.launcher import evidence, outcome, position, stacks
 from paceline.launcher.console import Console, fill_prefix, plan_streams
 from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.options import Options
@@ -117,6 +117,7 @@ class RankGroup(PContext):
         attempt: Attempt,
         envs: dict[int, dict[str, str]],
         on_failure: Callable[[], None],
+        is_hurried: Callable[[], bool],
     ) -> None:
         super().__init__(
             name=machinery.options.role,
@@ -130,6 +131,7 @@ class RankGroup(PContext):
         self._machinery = machinery
         self.attempt = attempt
         self._on_failure = on_failure
+        self._is_hurried = is_hurried  # whether somebody wants all ranks of all nodes ended at once
         self._closed = False
 
     def start(self) -> None:
@@ -358,7 +360,7 @@ class RankGroup(PContext):
             starter.signal(local, signum, group=self._machinery.task.method == "exec")
         self._wait_for_end(wait_s)
         starter.kill()
-        self._wait_for_end(_REAP_S)
+        self._reap()
 
     def _interrupt(self, why: str, *, wait_s: float) -> None:
         """Hand SIGINT on; ranks that all sit in native waits, where Python cannot take it, are ended at once."""
@@ -371,7 +373,7 @@ class RankGroup(PContext):
         if not all(self._is_deaf(local, before, after) for local in self.attempt.living):
             self._wait_for_end(max(0.0, wait_s - _INTERRUPT_S))
         self._machinery.starter.kill()
-        self._wait_for_end(_REAP_S)
+        self._reap()
 
     def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
         """It has been in the same place since before the signal, and has no handler of paceline's, which waits."""
@@ -380,13 +382,20 @@ class RankGroup(PContext):
             not self.counted(local).armed
             and old is not None
             and new is not None
+            and position.classify(new.frames)[0] in (position.COLLECTIVE, position.BACKWARD, position.START)
+            and old.recorded == new.recorded
             and bool(old.frames)
             and old.frames == new.frames
         )
 
+    def _reap(self) -> None:
+        deadline = time.monotonic() + _REAP_S
+        while self.attempt.living and time.monotonic() < deadline:
+            self._listen(0.1)
+
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        while self.attempt.living and (left := deadline - time.monotonic()) > 0:
+        while self.attempt.living and (left := deadline - time.monotonic()) > 0 and not self._is_hurried():
             self._listen(min(left, 0.1))
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:

@@ -78,8 +78,9 @@ class RollCall:
             first: Whether this node has not met others before.
         """
         if self._node == 0:
-            with contextlib.suppress(OSError):
-                self._mark.touch()
+            if first:
+                with contextlib.suppress(OSError):
+                    self._mark.touch()
             self._store.set(_key("held"), "1" if first else "0")
             return first
         return self._wait("held", _HELD_S) and self._store.get(_key("held")) == b"1"

@@ -83,7 +83,10 @@ class Signals:
         """Return the next signal, None if none comes within ``timeout_s``."""
         if self._fetch is not None:
             info = self._fetch(self._numbers, timeout_s)
-            return info and Caught(signal.Signals(info.si_signo), info.si_pid)
+            # A process that was stopped and goes on (Ctrl-Z and fg) may be handed an answer that nobody has filled in.
+            if not info or info.si_signo not in self._numbers:
+                return None
+            return Caught(signal.Signals(info.si_signo), info.si_pid)
         if not self._noted:
             time.sleep(timeout_s)
         return Caught(signal.Signals(self._noted.popleft()), None) if self._noted else None

@@ -26,6 +26,7 @@ _ANSWER_S = 0.5
 _QUIET_S = 0.02
 # Of a rank that waits for its loader, so many workers are looked at.
 _WORKERS = 4
+_WORKERS_S = 1.0  # for those of all ranks together
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Look:
         worker: Place of the user's code in a DataLoader worker, as text; empty if there is none to see.
         guard: The ``if`` around its place that chooses ranks; empty if there is none.
         cpu_s: CPU time that it and its children have used so far.
+        io_bytes: Bytes that they have read and written so far.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -45,6 +47,7 @@ class Look:
     worker: str = ""
     guard: str = ""
     cpu_s: float = 0.0
+    io_bytes: int = 0
 
 
 def look(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, Look]:
@@ -61,8 +64,13 @@ def look(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, Look]:
     found = {}
     for local, pid in pids.items():
         frames = _frames(_dump(files[local], starts[local], deadline)) if local in asked else ()
-        worker = _worker_place(pid, files[local]) if position.classify(frames)[0] == position.DATA else ""
-        found[local] = Look(frames, recorded.get(local, {}), worker, _guard(frames), _cpu_s(pid))
+        worker = (
+            _worker_place(pid, files[local], deadline + _WORKERS_S)
+            if position.classify(frames)[0] == position.DATA
+            else ""
+        )
+        cpu_s, io_bytes = _work(pid)
+        found[local] = Look(frames, recorded.get(local, {}), worker, _guard(frames), cpu_s, io_bytes)
     return found
 
 
@@ -143,7 +151,7 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-def _worker_place(pid: int, file: Path) -> str:
+def _worker_place(pid: int, file: Path, deadline: float) -> str:
     """Return where the first worker stands that is in the user's code: ``data.py:40``."""
     import psutil
 
@@ -151,7 +159,7 @@ def _worker_place(pid: int, file: Path) -> str:
         for child in psutil.Process(pid).children()[:_WORKERS]:
             start = _size(file)  # workers are forked, and share the rank's file
             if _ask(child.pid):
-                stack = _frames(_dump(file, start, time.monotonic() + _ANSWER_S))
+                stack = _frames(_dump(file, start, deadline))
                 # a forked worker's stack begins with that of the rank that forked it
                 inside = [n for n, frame in enumerate(stack) if frame.function == "_worker_loop"]
                 place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
@@ -160,13 +168,18 @@ def _worker_place(pid: int, file: Path) -> str:
     return ""
 
 
-def _cpu_s(pid: int) -> float:
+def _work(pid: int) -> tuple[float, int]:
+    """Return the CPU seconds and the bytes of a process and those below it."""
     import psutil
 
+    cpu_s, io_bytes = 0.0, 0
     with contextlib.suppress(psutil.Error):
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        return sum(sum(each.cpu_times()[:2]) for each in family)
-    return 0.0
+        for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            cpu_s += sum(each.cpu_times()[:4])  # its own, and those of its children that have ended
+            if hasattr(each, "io_counters"):
+                counts = each.io_counters()
+                io_bytes += getattr(counts, "read_chars", 0) + getattr(counts, "write_chars", 0)
+    return cpu_s, io_bytes
 
 
 def _ask_witnesses(pids: Mapping[int, int]) -> dict[int, dict[str, Any]]:

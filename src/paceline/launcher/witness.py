@@ -53,22 +53,39 @@ def recorded() -> dict[str, Any]:
     """Return the last collective that this process has begun, as torch's Flight Recorder has it.
 
     Returns:
-        ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``flying`` (it has not come back);
-        empty if there is none. Of several process groups, the one whose collective has not come back.
+        ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``, ``timeout_s``, ``flying``
+        (it has not come back); empty if there is none. Of several process groups, the one whose collective has not
+        come back.
     """
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return {}
-    try:
-        entries = json.loads(dump(True, False)).get("entries", [])
-    except (RuntimeError, ValueError):
-        return {}
     last: dict[str, Any] = {}
-    for entry in entries:
+    for entry in entries():
         if not last or not entry["retired"] or last["retired"]:
             last = entry
     if not last:
         return {}
-    call = str(last["profiling_name"]).rpartition(":")[2]
-    return {"call": call, "seq": int(last["collective_seq_id"]), "flying": not last["retired"]}
+    return {
+        "call": str(last["profiling_name"]).rpartition(":")[2],
+        "seq": int(last["collective_seq_id"]),
+        "group": str(next(iter(last.get("process_group", ())), "")),
+        "timeout_s": int(last.get("timeout_ms", 0)) / 1000,
+        "flying": not last["retired"],
+    }
+
+
+def entries() -> list[dict[str, Any]]:
+    """Return what the Flight Recorder has kept of collectives, oldest first; NCCL's are kept apart from gloo's."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    found: list[dict[str, Any]] = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            with contextlib.suppress(RuntimeError, ValueError, TypeError):
+                found += json.loads(dump(True, False)).get("entries", [])
+    return found
+
+
+def averages_gradients() -> bool:
+    """Return whether ranks have reduced something together, and sent nothing to single ones as pipelines do."""
+    kept = entries()
+    reduced = any("reduce" in str(entry["profiling_name"]) for entry in kept)
+    return reduced and not any(entry.get("is_p2p") for entry in kept)

@@ -54,6 +54,7 @@ class Conductor:
         self._console = Console(err=os.dup(2))
         self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._stop: Stop | None = None
+        self._taken: Signals
         self._insistence = signals.Insistence()
         self._node = Node(options, plan, task, warm=warm, handle=handle, console=self._console)
         self._started_s = time.monotonic()
@@ -64,11 +65,14 @@ class Conductor:
         # in the run folder, the console is for what is meant for people.
         os.dup2(self._noise.fileno(), 2)
         handled = [getattr(signal, name) for name in (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)]
-        taken = Signals(list(dict.fromkeys(handled)))
+        self._taken = Signals(list(dict.fromkeys(handled)))
         try:
             threading.Thread(target=self._work, name="paceline-agent", daemon=True).start()
-            report = self._attend(taken)
+            report = self._attend()
             self._finish(report)
+        except BaseException:
+            self._warm.kill()  # whatever it is, no rank outlives its launcher
+            raise
         finally:
             os.dup2(self._console.err, 2)
         return report
@@ -85,12 +89,12 @@ class Conductor:
 
     # The main thread
 
-    def _attend(self, taken: Signals) -> Report:
+    def _attend(self) -> Report:
         """Listen to signals, to the clock and to the agent until the run has ended one way or the other."""
         deadline = float("inf")
         limit = self._started_s + (self._options.max_time or float("inf"))
         while True:
-            got = taken.next(0.05)
+            got = self._taken.next(0.05)
             if got is not None and got.number == signal.SIGWINCH:
                 self._console.resize()
             elif got is not None:
@@ -98,7 +102,7 @@ class Conductor:
                 if self._stop is None:
                     deadline = self._obey_signal(got)
                 elif at_once:
-                    self._warm.kill()
+                    self._end_at_once()
             elif time.monotonic() > limit and self._stop is None:
                 self._insistence.hears("", time.monotonic())
                 deadline = self._obey_clock()
@@ -110,6 +114,20 @@ class Conductor:
                     self._warm.kill()
                     return self._account("ended", False)
                 deadline = float("inf")
+
+    def _end_at_once(self) -> None:
+        """Somebody insists: what is left of the ranks is killed, here and on all other nodes."""
+        self._warm.kill()
+        board = self._node.agent.board if self._node.agent is not None else None
+        if board is not None:
+            board.hurry()
+
+    def _hears_insistence(self) -> bool:
+        """Listen to signals while the other nodes' accounts are awaited; never a reason not to wait for them."""
+        got = self._taken.next(0.0)
+        if got is not None and self._stop is not None and self._insistence.hears(got.number.name, time.monotonic()):
+            self._end_at_once()
+        return False
 
     def _obey_signal(self, got: Caught) -> float:
         sender = "an unknown sender" if got.sender is None else "the terminal"
@@ -172,7 +190,7 @@ class Conductor:
                 board.fail()
             # a node that was told to stop gives its ranks their time before it has an account
             patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
-            found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store)
+            found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store, give_up=self._hears_insistence)
             lost = board.remote.lost
         told = [found[node] for node in sorted(found)]
         kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
