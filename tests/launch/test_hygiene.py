@@ -147,7 +147,8 @@ def test_a_signal_while_nodes_are_awaited_ends_the_launcher_at_once(command):
     running = command.start(
         "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", "9", "train.py"
     )
-    time.sleep(5)
+    waiting = running.process.stderr.readline()  # after 5 s it says whom it waits for
+    assert "waiting for the head" in waiting
     running.signal(signal.SIGTERM)
     begun = time.monotonic()
     assert running.wait().status == 143

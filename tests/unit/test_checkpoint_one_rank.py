@@ -25,7 +25,7 @@ def here(tmp_path):
     made = Checkpoints(tmp_path / "run" / "checkpoints", world=World(), device=CPU)
     yield made
     made.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("paceline")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("paceline-check")]
 
 
 @pytest.fixture
