@@ -214,13 +214,18 @@ def test_on_one_machine_nothing_has_to_be_reached():
         (4e8, {0: 10_000, 1: 10_000}, True),
         (4e8, {0: 1_000, 1: 10_000}, False),
         (1e9, {0: 400_000, 1: 400_000}, False),  # one connection of gloo is no measure of such a link
-        (1e6, {0: 0, 1: 10_000}, False),
+        (4e8, {0: 0, 1: 10_000}, False),  # a rate is not known
     ],
 )
 def test_a_link_is_slow_by_what_its_interfaces_could_carry(bits_s, rates, slow):
     finding = link.judge(Speed(bits_s, 1e-3), [node(0), node(1)], rates)
     assert (finding is not None) == slow
-    assert finding is None or "400 Mbit/s" in finding.what
+    assert finding is None or "400 Mbit/s, and their interfaces are rated at 10 Gbit/s" in finding.what
+
+
+def test_a_link_of_unknown_rate_is_slow_when_it_is_slow_for_any_training():
+    finding = link.judge(Speed(2e7, 1e-3), [node(0), node(1)], {0: 0, 1: 0})
+    assert finding.what == "the link between the nodes carried 20 Mbit/s"
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,8 @@ def _interfaces() -> tuple[Interface, ...]:
         Interface(
             name,
             tuple(found),
-            mbit=stats[name].speed if name in stats else 0,
+            # of a virtual one (a bridge, a container's) the kernel tells a rate that means nothing
+            mbit=stats[name].speed if name in stats and Path(f"/sys/class/net/{name}/device").exists() else 0,
             loopback=all(map(host.is_loopback, found)),
         )
         for name, found in addresses.items()

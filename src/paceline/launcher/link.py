@@ -28,6 +28,7 @@ _GROUP = 8
 _ONE_GROUP = 16  # up to so many nodes measure together
 # Below this share of what the link could carry something is wrong with it.
 _SLOW = 1 / 20
+_LEAST_MBIT = 100  # below it a link is slow, whatever its rate is
 _KNOWN_MBIT = 10_000  # what gloo reaches on one connection is no measure of faster links
 
 
@@ -117,22 +118,21 @@ def _time(gloo: Any, count: int) -> float:
 
 
 def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | None:
-    """Return the finding that the link is slow; None where its rate is not known.
+    """Return the finding that the link is slow, by its rate or, where that is not known, for any training.
 
     Args:
         speed: What was measured, of the slowest group.
         nodes: The facts of all nodes.
         mbit: The rate of each node's chosen interface.
     """
-    known = {node: rate for node, rate in mbit.items() if rate > 0}
-    if len(known) < len(nodes) or not known:
+    rate = min((mbit.get(node.node, 0) for node in nodes), default=0)
+    least_mbit = _SLOW * min(rate, _KNOWN_MBIT) if rate > 0 else _LEAST_MBIT
+    if speed.bits_s >= least_mbit * 1e6:
         return None
-    rate = min(known.values())
-    if speed.bits_s >= _SLOW * min(rate, _KNOWN_MBIT) * 1e6:
-        return None
+    rated = f", and their interfaces are rated at {rate / 1000:g} Gbit/s" if rate > 0 else ""
     return Finding(
         "slow-link",
-        f"the link between the nodes carried {speed.rate}, and their interfaces are rated at {rate / 1000:g} Gbit/s",
+        f"the link between the nodes carried {speed.rate}{rated}",
         where=", ".join(node.words for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""),
         why="every step waits for its gradients to cross this link",
         fix="measure it with iperf3; another interface: export GLOO_SOCKET_IFNAME=NAME, for GPUs NCCL_SOCKET_IFNAME",
