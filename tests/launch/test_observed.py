@@ -10,6 +10,8 @@ from textwrap import dedent, indent
 
 import pytest
 
+pytestmark = pytest.mark.slow  # some forty real runs
+
 START = """
 import os, sys, time
 import torch, torch.distributed as dist

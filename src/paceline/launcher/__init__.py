@@ -12,11 +12,14 @@ In the launcher
     starter   the warm process that forks and reaps ranks; task: what a rank is to run
     signals, rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
     console, logs                     log files and what is shown
+    watch, stacks, ras   where ranks stand when nothing moves (hands)
+    locate, position, guards, folding   what that means (pure)
     observer  looks at pulses while ranks run (hand)           observations   what they show (pure)
 In a rank
     worker    the entry around the user's script    probe     counts steps and times data
     loops, orders   what loops over loaders show               checks, finite, replicas, parameters   on demand
-    guard     is the store this run's               keep_group, after_import, system   small print
+    witness   answers where the rank stands         guard     is the store this run's
+    keep_group, after_import, system   small print
 At the end
     evidence  how ranks ended (hand)                endings, outcome   why (pure)
     account, summary, nccl            what is told (pure)
