@@ -122,7 +122,7 @@ class Board:
 
     def post(self, kind: str, content: Any) -> None:
         """Publish this node's word of a kind, such as how its ranks ended."""
-        self._try(lambda: self._asking.set(self._key(kind, self.node), json.dumps(content)))
+        self.announce(kind, self.node, content)
 
     def tell(self, kind: str, content: Any) -> None:
         """Publish a new word of a kind, over the one before, so that the head's next ``hear`` returns it."""

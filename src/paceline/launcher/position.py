@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Kinds of places. Only in the first three does a rank wait for other ranks.
+# Kinds of places, and those in which a rank waits for other ranks.
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
+WAITING = (COLLECTIVE, BACKWARD, START)
 
 # Functions of torch.distributed in which ranks find each other, before there is a group to reduce over.
 _MEETING = ("init_process_group", "rendezvous", "_store_based_barrier", "_create_c10d_store")
@@ -92,9 +93,7 @@ class Position:
     @property
     def waits(self) -> bool:
         """It waits for other ranks, as far as can be seen."""
-        if self.ended:
-            return False
-        return self.kind in (COLLECTIVE, START) or (self.flying and self.kind != DATA) or self.kind == BACKWARD
+        return not self.ended and (self.kind in WAITING or (self.flying and self.kind != DATA))
 
     @property
     def place(self) -> str:

@@ -350,30 +350,24 @@ class RankGroup(PContext):
         self._end_living(signal.SIGTERM, why, wait_s=_TERM_S)
 
     def _cause_is_known(self) -> bool:
-        return any(outcome.weigh(end) == outcome.CAUSE for end in self.ends() if end.fell and end.code)
+        ends = map(self._end, self.attempt.ended)
+        return any(outcome.weigh(end) == outcome.CAUSE for end in ends if end.fell and end.code)
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
         """Signal the living ranks, wait, then kill whatever is left of all."""
-        starter = self._machinery.starter
-        for local in self.attempt.living:
-            self.attempt.stopped.setdefault(local, (why, time.time_ns()))
-            starter.signal(local, signum, group=self._machinery.task.method == "exec")
+        self._signal_living(signum, why)
         self._wait_for_end(wait_s)
-        starter.kill()
-        self._reap()
+        self._kill()
 
     def _interrupt(self, why: str, *, wait_s: float) -> None:
         """Hand SIGINT on; ranks that all sit in native waits, where Python cannot take it, are ended at once."""
         before = self.look()
-        for local in self.attempt.living:
-            self.attempt.stopped.setdefault(local, (why, time.time_ns()))
-            self._machinery.starter.signal(local, signal.SIGINT, group=self._machinery.task.method == "exec")
+        self._signal_living(signal.SIGINT, why)
         self._wait_for_end(_INTERRUPT_S)
         after = stacks.look(*self._askable())
         if not all(self._is_deaf(local, before, after) for local in self.attempt.living):
             self._wait_for_end(max(0.0, wait_s - _INTERRUPT_S))
-        self._machinery.starter.kill()
-        self._reap()
+        self._kill()
 
     def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
         """It has been in the same place since before the signal, and has no handler of paceline's, which waits."""
@@ -382,13 +376,20 @@ class RankGroup(PContext):
             not self.counted(local).armed
             and old is not None
             and new is not None
-            and position.classify(new.frames)[0] in (position.COLLECTIVE, position.BACKWARD, position.START)
+            and position.classify(new.frames)[0] in position.WAITING
             and old.recorded == new.recorded
             and bool(old.frames)
             and old.frames == new.frames
         )
 
-    def _reap(self) -> None:
+    def _signal_living(self, signum: int, why: str) -> None:
+        for local in self.attempt.living:
+            self.attempt.stopped.setdefault(local, (why, time.time_ns()))
+            self._machinery.starter.signal(local, signum, group=self._machinery.task.method == "exec")
+
+    def _kill(self) -> None:
+        """Kill whatever is left of the ranks and of what they started, and see them go."""
+        self._machinery.starter.kill()
         deadline = time.monotonic() + _REAP_S
         while self.attempt.living and time.monotonic() < deadline:
             self._listen(0.1)

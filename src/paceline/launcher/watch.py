@@ -155,9 +155,8 @@ class Watch:
         """Its stack has moved since the look before, or it or its children have used CPU or disk; or there was none."""
         if look is None or local not in self._before:
             return True
-        before = self._before[local][1]
-        busy = look.io_bytes - before.io_bytes > _MOVING_BYTES or look.frames != before.frames
-        return busy or not self._is_still(local, look, now)
+        copies = look.io_bytes - self._before[local][1].io_bytes > _MOVING_BYTES
+        return copies or not self._is_still(local, look, now)
 
     def _is_still(self, local: int, look: Look | None, now: float) -> bool:
         if look is None or local not in self._before:
