@@ -127,7 +127,7 @@ class Launched:
         places = [place for place, text in enumerate(texts) if name and name in text]
         if not places:
             return []
-        first, last = places[-1], places[-1] + 1
+        first, last = places[0], places[0] + 1  # at the end it is only named again
         while last < len(texts) and texts[last].removeprefix("paceline:").startswith("  "):
             last += 1
         return texts[first:last]

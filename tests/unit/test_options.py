@@ -254,7 +254,7 @@ def test_misuse_is_one_finding_with_a_fix(typed, name, says):
         ({"numa_binding": "nodes"}, "--numa-binding node"),
         (
             {"rdzv_backend": "c10d", "nnodes": "2", "master_addr": "head", "master_port": "7"},
-            "--rdzv-endpoint head:7",
+            "--rdzv-endpoint head:7, the same on all nodes",
         ),
     ],
     ids=["nproc", "start method", "signal", "numa", "endpoint"],

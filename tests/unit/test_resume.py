@@ -66,7 +66,9 @@ def test_a_function_is_called_again():
     assert after_loss(LAST, found) == [f"resume from step 450: {found.line}"]
 
 
-JOB = "in the job script, after that line: [ $? -eq 75 ] && scontrol requeue $SLURM_JOB_ID"
+JOB = (
+    "in the job script, after that line: status=$?; [ $status -ne 75 ] || scontrol requeue $SLURM_JOB_ID; exit $status"
+)
 
 
 @pytest.mark.parametrize(

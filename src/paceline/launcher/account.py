@@ -153,7 +153,7 @@ def _stopped(run: Run, stop: Stop) -> Report:
         "sighup-terminal-closed" if closed else "stopped-by-signal",
         f"the run was ended by {stop.words}{_how_far(run)}",
         where=stop.host,
-        fix="start it where it outlives the terminal: tmux, nohup, or a job scheduler" if closed else "",
+        fix="start it where it outlives the terminal: tmux, setsid, or a job scheduler" if closed else "",
         severity="warning",
     )
     late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
@@ -193,6 +193,7 @@ def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Repo
         lines += [f"  {line}" for line in finding.evidence]
     if finding.fix and not any(finding.fix in line for line in again):
         lines.append(f"  fix: {finding.fix}")
+    lines.append(f"  {finding.more}")
     lines += outcome.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
     return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
@@ -213,7 +214,8 @@ def _succeeded(run: Run) -> Report:
             f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the interpreter's "
             "teardown, after the script's end; the run succeeded",
         )
-    lines[:0] = [line for finding in run.noticed for line in finding.render().splitlines()]
+    # said in full when it was noticed; by now that has scrolled away
+    lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
     return Report(EXIT_OK, lines, list(run.noticed), summary=figures)
 
 

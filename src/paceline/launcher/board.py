@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,7 @@ class Remote:
         hurry: Somebody has insisted: what is left of the ranks is ended at once.
         stop: Signal that some node's launcher got, 0 for none: all end as that one does.
         lost: Node ranks that have gone silent, -1 for the head's store.
+        hosts: Host of each that has gone silent, where it had been heard before.
     """
 
     failed: bool = False
@@ -38,6 +40,7 @@ class Remote:
     hurry: bool = False
     stop: int = 0
     lost: set[int] = field(default_factory=set)
+    hosts: dict[int, str] = field(default_factory=dict)
 
 
 class _Question:
@@ -270,7 +273,7 @@ class Board:
             while not self._stop.wait(self._tick_s / 10 if asking else self._tick_s):
                 asking = asking and not self._hear_clock()
                 count += 1
-                self._store.set(self._key("beat", self.node), str(count))
+                self._store.set(self._key("beat", self.node), f"{count} {socket.gethostname()}")
                 self._heard = time.monotonic()
                 self._look()
         except RuntimeError:  # torch raises it for a store that is gone
@@ -290,7 +293,7 @@ class Board:
             self._answer_clock()
             self._watch_beats()
         elif self._store.check([self._key("lost")]):
-            self.remote.lost |= set(json.loads(self._store.get(self._key("lost"))))
+            self._hear_lost(dict(json.loads(self._store.get(self._key("lost")))))
 
     def _watch_beats(self) -> None:
         """The head compares each node's beat with the one that it saw before, on its own clock."""
@@ -301,8 +304,13 @@ class Board:
             seen, since = self._beats.get(node, (b"", now))
             self._beats[node] = (beat, now if beat != seen else since)
             if now - self._beats[node][1] > LOST_AFTER_S and node not in self.remote.lost:
-                self.remote.lost.add(node)
-                self._store.set(self._key("lost"), json.dumps(sorted(self.remote.lost)))
+                self._hear_lost({node: beat.decode().partition(" ")[2]})
+                told = [(each, self.remote.hosts[each]) for each in sorted(self.remote.hosts)]
+                self._store.set(self._key("lost"), json.dumps(told))
+
+    def _hear_lost(self, hosts: Mapping[int, str]) -> None:
+        self.remote.hosts.update(hosts)
+        self.remote.lost |= set(hosts)
 
     def _hear_clock(self) -> bool:
         """Learn by how much this node's clock is ahead of the head's; False if the head has not answered yet.

@@ -7,7 +7,6 @@ only torch can count.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import socket
@@ -184,17 +183,6 @@ def listen(address: str, port: int) -> socket.socket:
         server.close()
         raise
     return server
-
-
-def port_is_free(address: str, port: int) -> bool:
-    """Return whether ``listen`` would succeed."""
-    try:
-        listen(address, port).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return False
-        raise
-    return True
 
 
 def holder_of(port: int) -> str:

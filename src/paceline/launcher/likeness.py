@@ -48,8 +48,10 @@ class Difference:
 
     @property
     def usual(self) -> str:
-        """The value that most nodes have."""
-        return self.groups[-1][0]
+        """The value that most nodes have; of two as common as each other the head's."""
+        most = len(self.groups[-1][1])
+        as_common = [group for group in self.groups if len(group[1]) == most]
+        return min(as_common, key=lambda group: group[1][0].node)[0]
 
 
 def compare(nodes: Sequence[Facts]) -> list[Difference]:
@@ -117,7 +119,8 @@ def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding |
 
 
 def _same(differences: Sequence[Difference]) -> str:
-    pip = [f"{each.name}=={each.usual}" for each in differences if each.name in ("torch", "paceline")]
+    # what stands behind a plus names a build, which an index may not have under that name
+    pip = [f"{each.name}=={each.usual.split('+')[0]}" for each in differences if each.name in ("torch", "paceline")]
     if pip:
         return f"on every node: pip install {' '.join(pip)}"
     return f"activate the same environment on every node, one with {differences[0].name} {differences[0].usual}"

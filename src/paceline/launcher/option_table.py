@@ -94,6 +94,12 @@ OPTIONS: tuple[Option, ...] = (
         metavar="TIME",
     ),
     Option("check", "hold the roll call on one node too", flag=True, ours=True),
+    Option(
+        "check_only",
+        "hold the roll call, let the doctor examine every node, and end; a script need not be named",
+        flag=True,
+        ours=True,
+    ),
     Option("no_check", "start without a roll call: nodes are not compared, interfaces not tried", flag=True, ours=True),
     Option(
         "roll_call_timeout", "how long nodes are awaited before the start, in seconds", "30", ours=True, metavar="S"

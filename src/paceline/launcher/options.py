@@ -66,6 +66,7 @@ class Options:
     nccl_debug: bool = False
     max_time: float | None = None  # seconds
     check: bool = False
+    check_only: bool = False
     no_check: bool = False
     roll_call_timeout: float = 30.0  # seconds
     hang_timeout: float | None = None  # seconds; None: chosen by how long steps take
@@ -150,6 +151,8 @@ def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
         raise _contradiction("--run-path", "--module", "a module is not a path")
     if _truth(raw.get("check", False)) and _truth(raw.get("no_check", False)):
         raise _contradiction("--check", "--no-check", "one asks for the roll call, the other leaves it out")
+    if _truth(raw.get("check_only", False)) and _truth(raw.get("no_check", False)):
+        raise _contradiction("--check-only", "--no-check", "one asks for the checks alone, the other leaves them out")
     if _truth(raw.get("no_check", False)) and "roll_call_timeout" in typed:
         raise _contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
     if _truth(raw.get("no_probe", False)):
@@ -176,13 +179,14 @@ def _check_nodes(options: Options, typed: set[str]) -> Options:
         if clash:
             raise _contradiction("--standalone", _long(min(clash)), "standalone chooses it itself")
     if not static and not options.rdzv_endpoint and not options.one_node:
+        head = options.master_addr if options.head_named else "HOST_OF_THE_FIRST_NODE"
         raise UsageError(
             Finding(
                 "c10d-without-rdzv-endpoint",
                 f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint: without it each node "
                 "would wait for itself",
                 where="command line",
-                fix=f"--rdzv-endpoint {options.master_addr}:{options.master_port or DEFAULT_C10D_PORT}",
+                fix=f"--rdzv-endpoint {head}:{options.master_port or DEFAULT_C10D_PORT}, the same on all nodes",
             )
         )
     unused = ("node_rank", "master_addr", "master_port") if not static else ("master_addr", "master_port")

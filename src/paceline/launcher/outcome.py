@@ -46,8 +46,18 @@ _SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|ou
 # What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
+# What the name of a node says that is lost with the store.
+STORE = "the host of the run's store"
+_SILENCE = {
+    False: "no sign of life through the run's store for 10 s",
+    True: "the run's store, which it hosts, does not answer any more",
+}
+
 # How far an ending is from being a cause; smaller is nearer.
 CAUSE, UNCLEAR, DESERTER, SUSPECT, VICTIM = range(5)
+
+# A block fits on a screen with the last lines of the script above it.
+MOST_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -378,7 +388,7 @@ def _lost_node(lost: tuple[str, ...]) -> Finding:
         "agent-died",
         f"the launcher on {', '.join(lost)} has gone silent: killed, or its host or network is down",
         where=", ".join(lost),
-        evidence=("no sign of life through the run's store for 10 s",),
+        evidence=(_SILENCE[any(STORE in name for name in lost)],),
         fix="look at that host, and start the run again",
     )
 
@@ -391,18 +401,24 @@ def _where(end: RankEnd) -> str:
 def block(
     verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1, again: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines of the final block, at most 15; those about going on (two at most) whole."""
+    """Return the lines of the final block, at most ``MOST_LINES``; those about going on (two at most) whole."""
     finding = verdict.finding
-    lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
-    lines[0] = ("likely cause: " if verdict.causes or verdict.hung else "") + lines[0]
+    first = f"{finding.what}   [{finding.code} {finding.name}]"
+    before = [("likely cause: " if verdict.causes or verdict.hung else "") + first]
     if finding.where:
-        lines.append(f"  where: {finding.where}")
-    lines += [f"  {line}" for line in finding.evidence[: 5 - len(again)]]
-    if finding.why:
-        lines.append(f"  why: {finding.why}")
-    if finding.fix:
-        lines.append(f"  fix: {finding.fix}")
-    lines += verdict.others[:2]
+        before.append(f"  where: {finding.where}")
+    after = [f"  {word}: {text}" for word, text in (("why", finding.why), ("fix", finding.fix)) if text]
+    after += [f"  {finding.more}", *_about_the_others(verdict)]
+    tried = f" after {attempts} attempts" if attempts > 1 else ""
+    last = f"exit status {exit_status}{tried} · run folder {run_dir}"
+    room = MOST_LINES - len(before) - len(after) - len(again) - 1
+    evidence = [f"  {line}" for line in finding.evidence[: min(5, room)]]
+    return [*map(_shorten, (*before, *evidence, *after)), *again, _shorten(last)]
+
+
+def _about_the_others(verdict: Verdict) -> list[str]:
+    """Return a line for each of those who failed too, and one for those who were dragged along."""
+    lines = list(verdict.others[:2])
     if len(verdict.others) > 2:
         lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
     if verdict.victims:
@@ -416,9 +432,7 @@ def block(
         lines.append(f"{named(verdict.victims)}: stopped {because}")
     if verdict.lost and verdict.causes:
         lines.append(f"{', '.join(verdict.lost)}: not heard of since")
-    tried = f" after {attempts} attempts" if attempts > 1 else ""
-    last = f"exit status {exit_status}{tried} · run folder {run_dir}"
-    return [*map(_shorten, lines), *again, _shorten(last)]
+    return lines
 
 
 def _shorten(line: str, limit: int = 300) -> str:

@@ -90,7 +90,9 @@ def after_stop(last: Checkpoint | None, again: Again) -> list[str]:
     kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
     loop = ""
     if again.slurm:
-        loop = f"in the job script, after that line: [ $? -eq {EXIT_UNFINISHED} ] && scontrol requeue $SLURM_JOB_ID"
+        # the script's own status stays that of the run: a finished job must not show as failed, nor the reverse
+        requeue = f"[ $status -ne {EXIT_UNFINISHED} ] || scontrol requeue $SLURM_JOB_ID"
+        loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
     elif again.shell:
         loop = _loop(again.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
     return [kept, *_lines("resume", again, loop)]

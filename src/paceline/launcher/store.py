@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.errors import Finding, RunError, SetupError
-from paceline.launcher import guard, host, unreached
+from paceline.launcher import guard, host, ports, unreached
 from paceline.launcher.knock import STORE_TIMEOUT, banner, enter, knock, look_up
 from paceline.launcher.notes import Notes
 from paceline.launcher.options import Options
@@ -92,10 +92,10 @@ def open_store(head: str, port: int, *, must: bool) -> TCPStore | None:
         listener = host.listen(head, port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            raise _cannot_listen(port, error) from None
+            raise ports.cannot_listen(port, error) from None
         if not must:
             return None
-        raise _port_in_use(port) from None
+        raise ports.in_use(port) from None
     bound = listener.getsockname()[1]
 
     def make() -> TCPStore | None:
@@ -120,29 +120,6 @@ def _not_to_itself(head: str, port: int) -> Finding:
         f"this node, the head, does not reach its own port {port} at {head}: a firewall drops or rejects it",
         where=socket.gethostname(),
         fix="let all packets of this machine to itself pass: iptables -I INPUT -i lo -j ACCEPT",
-    )
-
-
-def _cannot_listen(port: int, error: OSError) -> SetupError:
-    return SetupError(
-        Finding(
-            "option-invalid",
-            f"cannot listen on port {port}: {error.strerror}",
-            where=socket.gethostname(),
-            fix="ports below 1024 need privileges; choose one above",
-        )
-    )
-
-
-def _port_in_use(port: int) -> SetupError:
-    holder = host.holder_of(port)
-    return SetupError(
-        Finding(
-            "port-in-use",
-            f"port {port} is held by {holder or 'another process (of another user, so it is not visible)'}",
-            where=socket.gethostname(),
-            fix="end that process, or give another port; on one node leave the port out and a free one is taken",
-        )
     )
 
 
