@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import paceline
+
+ROOT = Path(paceline.__file__).parents[1]
 
 WITHOUT_TORCH = (
     "paceline",
@@ -31,6 +36,11 @@ WITHOUT_TORCH = (
     "paceline.launcher.summary",
     "paceline.launcher.nccl",
     "paceline.launcher.worker",
+    *(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for room in ("catalogue", "variables", "explain", "lint", "doctor")
+        for path in sorted((ROOT / "paceline" / room).rglob("*.py"))
+    ),
 )
 
 
@@ -76,12 +86,21 @@ def test_importing_starts_no_thread_and_leaves_the_environment_alone():
         (["run", "--nproc-per-node", "0", "train.py"], 2),
         (["run", "no-such-script.py"], 2),
         (["checkpoint", "--help"], 0),
+        (["explain", "NET001"], 0),
+        (["explain", "port-in-use", "--json"], 0),
+        (["explain", __file__], 0),
+        (["explain", "nonsense"], 2),
+        (["lint", __file__], 0),
+        (["lint", "no-such-file.py"], 2),
+        (["lint"], 2),
+        (["doctor", "--jso"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_the_command_answers_without_torch(args, status):
     printed = python(
-        "import sys\n"
+        "import os, sys\n"
+        "os._exit = sys.exit\n"  # which is how the command ends after its deed
         "sys.argv[0] = 'paceline'\n"
         "from paceline.cli import main\n"
         "try:\n"

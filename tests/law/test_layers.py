@@ -7,6 +7,7 @@ import sys
 
 # A new module has to be given its floor here before anybody can import it.
 FLOORS = {
+    "codes": 0,
     "errors": 0,
     "env": 0,
     "cpus": 0,
@@ -14,9 +15,14 @@ FLOORS = {
     "rundir": 0,
     "pulse": 0,
     "runtime": 1,
+    "catalogue": 1,
+    "variables": 1,
     "data": 2,
     "checkpoint": 2,
     "launcher": 2,
+    "explain": 2,
+    "doctor": 2,
+    "lint": 2,
     "logging": 2,
     "comm_hooks": 1,
     "strategy": 2,

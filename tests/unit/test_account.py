@@ -125,6 +125,7 @@ def test_a_stop_names_who_asked_for_it_and_how_far_the_run_was():
     report = tell(Run(ends=[told_to_stop(0)], stops=[stop(host="node-b")], folder="runs/x"))
     assert report.lines == [
         "the run was ended by SIGTERM from pid 7 (slurmstepd) on node-b, after 40 steps   [RUN014 stopped-by-signal]",
+        "  more: paceline explain RUN014",
         "exit status 143 · run folder runs/x",
     ]
     assert report.findings[0].severity == "warning"
@@ -138,6 +139,7 @@ def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
     report = tell(Run(ends=[to_resume(0)], stops=stops, folder="runs/x", again=AGAIN, last=LAST))
     assert report.framed()[1:] == [
         f"stopped by {by}, after 40 steps, to be resumed   [RUN017 run-unfinished]",
+        "  more: paceline explain RUN017",
         "last checkpoint: step 40, runs/x/checkpoints/00003-step-40",
         "resume: paceline run --run-dir runs/x train.py",
         "by itself: (trap exit INT; until paceline run --run-dir runs/x train.py; do [ $? -eq 75 ] || break; done)",
@@ -158,6 +160,7 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
         "  ranks still at work: 0, 2",
         "  written to since the signal, not committed: runs/x/checkpoints/.tmp-4",
         "  fix: --grace-s 60, and no shorter time at whoever sends the signal",
+        "  more: paceline explain RUN016",
         "resume from step 40: paceline run --run-dir runs/x train.py",
         "exit status 143 · run folder runs/x",
     ]

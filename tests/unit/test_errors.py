@@ -36,11 +36,15 @@ def test_a_finding_is_rendered_in_the_order_in_which_it_is_read():
         "  since Tuesday",
         "  why: two stores cannot share it",
         "  fix: --master-port 29501",
+        "  more: paceline explain NET001",
     ]
 
 
 def test_empty_parts_take_no_line():
-    assert Finding("port-in-use", "taken", severity="hint").render() == "hint NET001 port-in-use: taken"
+    assert Finding("port-in-use", "taken", severity="hint").render().splitlines() == [
+        "hint NET001 port-in-use: taken",
+        "  more: paceline explain NET001",
+    ]
 
 
 def test_a_finding_is_plain_data_as_json():

@@ -774,6 +774,7 @@ def test_a_block_as_it_is_printed():
         "  where: rank 1 on node-a (pid 101), after 12 steps",
         "  /home/me/train.py:12 in main: value = compute()",
         "  fix: the whole traceback: less logs/rank-001.out",
+        "  more: paceline explain RUN002",
         "ranks 0, 2-7: stopped because rank 1 failed",
         "exit status 1 · run folder runs/20261120-digits",
     ]

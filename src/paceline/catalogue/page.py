@@ -1,0 +1,154 @@
+"""A page: what a finding means, why it matters, what to do, and when it is wrong. Pure: text in, page out.
+
+The form is fixed, and a text that does not keep it is refused: the terminal, the JSON and the documentation are all
+made from the same sections.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.codes import CODES
+
+SECTIONS = ("What", "Why", "What to do", "When it is wrong", "References")
+COLUMNS = 100
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+_ITEM = re.compile(r"(?:-|\d+\.) +")
+
+
+class PageError(ValueError):
+    """A text that does not have the form of a page."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is known about one finding; the sections are Markdown without headings.
+
+    Attributes:
+        name: Of the finding, ``port-in-use``.
+        code: Of the finding, ``NET001``.
+        what: The state of things that the name stands for.
+        why: What goes wrong, and what it looks like.
+        fix: What to do, the likeliest first.
+        wrong: When the finding is a false alarm or only a consequence, and how to tell.
+        references: Where the facts come from.
+    """
+
+    name: str
+    code: str
+    what: str
+    why: str
+    fix: str
+    wrong: str
+    references: tuple[str, ...]
+
+    def sections(self) -> tuple[tuple[str, str], ...]:
+        """Return titles and texts in the order in which they are read."""
+        listed = "\n".join(f"- {reference}" for reference in self.references)
+        return tuple(zip(SECTIONS, (self.what, self.why, self.fix, self.wrong, listed), strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the page as plain data."""
+        return {
+            "code": self.code,
+            "name": self.name,
+            "what": self.what,
+            "why": self.why,
+            "fix": self.fix,
+            "wrong": self.wrong,
+            "references": list(self.references),
+        }
+
+    def render(self) -> str:
+        """Return the page as plain text for a terminal; lines to paste stay whole."""
+        parts = [f"{self.code} {self.name}"]
+        for title, text in self.sections():
+            parts += ["", title, *_rendered(text)]
+        return "\n".join(parts)
+
+
+def parse(text: str, name: str) -> Page:
+    """Return the page that a text holds.
+
+    Args:
+        text: The page as written.
+        name: Of the finding that it must be about.
+
+    Raises:
+        PageError: The text does not keep the form.
+    """
+    if name not in CODES:
+        raise PageError(f"{name}: no finding has this name")
+    title, *rest = _split(text, name)
+    if title != f"# {name}":
+        raise PageError(f"{name}: the first line is '# {name}', not {title!r}")
+    titles = tuple(part.partition("\n")[0].strip() for part in rest)
+    if titles != SECTIONS:
+        raise PageError(f"{name}: the sections are {', '.join(SECTIONS)}, not {', '.join(titles) or 'none'}")
+    texts = [part.partition("\n")[2].strip("\n") for part in rest]
+    for section, body in zip(SECTIONS, texts, strict=True):
+        if not body.strip():
+            raise PageError(f"{name}: the section {section} is empty")
+    what, why, fix, wrong, listed = texts
+    return Page(name, CODES[name], what, why, fix, wrong, tuple(_listed(listed, name)))
+
+
+def _split(text: str, name: str) -> list[str]:
+    """Return the title and the sections, each from behind its ``## ``; in fenced blocks # is a comment."""
+    parts, fenced = [""], False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        if line.startswith("## ") and not fenced:
+            parts.append(line[3:])
+        elif re.match(r"#+ ", line) and not fenced and parts != [""]:
+            raise PageError(f"{name}: a heading that is no section: {line!r}")
+        else:
+            parts[-1] += ("\n" if parts[-1] else "") + line.rstrip()
+    if fenced:
+        raise PageError(f"{name}: a fenced block has no end")
+    return [parts[0].strip(), *parts[1:]]
+
+
+def _listed(text: str, name: str) -> Iterator[str]:
+    for line in text.splitlines():
+        if not line.startswith("- ") or not line[2:].strip():
+            raise PageError(f"{name}: a reference is a line that starts with '- ', not {line!r}")
+        yield line[2:].strip()
+
+
+def _rendered(text: str) -> Iterator[str]:
+    """Yield a section's lines: paragraphs and items filled, lines to paste as they are."""
+    flow: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        fence = line.startswith("```")
+        as_it_is = fenced or fence or line.startswith(("    ", "|")) or not line.strip()
+        if flow and (as_it_is or _ITEM.match(line)):
+            yield from _filled(flow)
+            flow = []
+        if fence:
+            fenced = not fenced
+        elif fenced:
+            yield f"      {line}".rstrip()
+        elif as_it_is:
+            yield f"  {line}".rstrip()
+        else:
+            flow.append(line.strip())
+    yield from _filled(flow)
+
+
+def _filled(flow: list[str]) -> list[str]:
+    text = _LINK.sub(r"\1 (\2)", " ".join(flow))
+    item = _ITEM.match(text)
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent="  ",
+        subsequent_indent="  " + " " * (item.end() if item else 0),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,3 @@
+import torch
+
+print("GPUs:", torch.cuda.device_count())
