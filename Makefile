@@ -34,6 +34,7 @@ bench: .make-test
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/roll_call.py
+	$(BIN)/python benchmarks/explain.py
 
 clean:
 	rm -rf $(VENV) .make-* runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,131 @@
+"""From candidates to findings, likeliest first. Pure.
+
+The scheme: a candidate with the greater weight goes first (see ``signature``), among equals the one that the text shows
+first. What comes after the first is a consequence or a second opinion, and is marked so by its severity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.errors import Finding
+from paceline.explain.answer import Answer
+from paceline.explain.candidates import Candidate, exceptions, known, unclear
+from paceline.explain.inference import infer
+from paceline.explain.lines import shorten
+from paceline.explain.scan import Scanned
+from paceline.explain.signature import GENERAL, VICTIM
+
+# The first has the last word over the second in the same text, whatever their weights: it tells of the same fault more.
+_OUTRANKS = (
+    ("gloo-loopback", "master-unreachable"),
+    ("master-addr-wrong", "master-unreachable"),
+    ("hostname-unresolvable", "master-unreachable"),
+    ("memlock-too-low", "infiniband-error"),
+)
+_UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
+# True only where nothing stands above it.
+_ELSEWHERE = re.compile(
+    r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in (?:this text|it)$"
+)
+_MAX_FINDINGS = 12
+_TAIL = 8
+
+
+def judge_scanned(scanned: Scanned) -> Answer:
+    """Return what a text says."""
+    reported = _reported(scanned)
+    candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
+    candidates = [each for each in candidates if each.number > scanned.told_until]  # the account has judged the rest
+    if not any(each.weight >= VICTIM for each in candidates) and scanned.told_until < 0:
+        before = min((each.number for each in candidates), default=scanned.num_lines + 1)
+        candidates += [each for each in (unclear(scanned, before),) if each is not None]
+    ordered = _ordered(candidates)
+    found = _findings(ordered)
+    found = _merged(reported, found)
+    if not found:
+        return Answer((_nothing(scanned),))
+    counts = {each.name: each.count for each in ordered}
+    tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
+    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail)
+
+
+def _reported(scanned: Scanned) -> list[Finding]:
+    """What paceline itself had found, each name once: the account of the run's end first, then errors."""
+    first: dict[str, Finding] = {}
+    account = max((number for number, _ in scanned.reported if number <= scanned.told_until), default=-1)
+    for _, finding in sorted(
+        scanned.reported, key=lambda each: (each[0] != account, each[1].severity != "error", each[0])
+    ):
+        first.setdefault(finding.name, finding)
+    return list(first.values())
+
+
+def _merged(reported: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
+    names = {finding.name for finding in reported}
+    rest = [finding for finding in found if finding.name not in names]
+    if reported and (reported[0].severity == "error" or not any(each.name not in _UNCERTAIN for each in rest)):
+        return [*reported, *(_consequence(each) for each in rest)]
+    return [*rest, *reported]
+
+
+def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """One candidate for each name, likeliest first."""
+    best: dict[str, Candidate] = {}
+    for each in sorted(candidates, key=lambda each: (-each.weight, each.number)):
+        kept = best.setdefault(each.name, each)
+        if kept is not each:
+            best[each.name] = replace(kept, count=kept.count + (each.count if each.key != kept.key else 0))
+    ordered = list(best.values())
+    for winner, loser in _OUTRANKS:
+        names = [each.name for each in ordered]
+        if winner in names and loser in names and names.index(loser) < names.index(winner):
+            ordered.insert(names.index(loser), ordered.pop(names.index(winner)))
+    return ordered
+
+
+def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
+    found = []
+    for place, each in enumerate(ordered):
+        severity = each.severity if place == 0 else "warning" if each.weight >= GENERAL else "hint"
+        found.append(
+            Finding(
+                each.name,
+                each.what if place == 0 else _ELSEWHERE.sub("", each.what),
+                where=each.where,
+                evidence=each.evidence,
+                why=each.why,
+                fix=each.fix,
+                severity=severity,
+            )
+        )
+    return found
+
+
+def _consequence(finding: Finding) -> Finding:
+    return replace(finding, what=_ELSEWHERE.sub("", finding.what), severity="hint")
+
+
+def _nothing(scanned: Scanned) -> Finding:
+    remarks = scanned.of("remark")
+    if not scanned.num_lines:
+        return Finding(
+            "no-error-in-log", "the text is empty", fix="give the whole output: ... 2>&1 | tee run.log", severity="hint"
+        )
+    evidence = tuple(shorten(match.line.body) for match in remarks[:2])
+    return Finding(
+        "no-error-in-log",
+        "the text has no error" + (", only harmless warnings" if remarks else ""),
+        evidence=evidence,
+        fix="if the run hangs: paceline run says where; or py-spy dump --pid PID on every rank",
+        severity="hint",
+    )
+
+
+def _tail(scanned: Scanned, ordered: Sequence[Candidate]) -> tuple[str, ...]:
+    """The last lines of the first rank that failed."""
+    source = ordered[0].source if ordered else ""
+    lines = [line.body for line in scanned.tails.get(source, ())]
+    return tuple(shorten(line) for line in lines[-_TAIL:] if line.strip())

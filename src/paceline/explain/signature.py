@@ -1,0 +1,136 @@
+r"""What a line of a log stands for: signatures as data.
+
+A signature is a text that a program prints, loosely matched, and what follows from it. How much it says is its weight;
+the order of the weights is the whole ranking (see ``ranking``).
+
+To add one:
+
+1. Put a ``cause(...)`` into the file of its area in ``signatures``. Its name is one of ``paceline.codes``; if none
+   fits, the name gets a code, a page in ``catalogue/texts`` and a folder in ``tests/codes`` first.
+2. Its anchor is a piece of fixed text that is rare in healthy logs, three letters at least. A line without it is never
+   looked at, so a common word costs time in every log.
+3. Its pattern names what varies (``(?P<port>\d+)``) and holds no name, path, host or number of one particular run.
+   ``what`` and ``fix`` use the groups; where a group may be missing, give a second template without it.
+4. Its weight is CAUSE if the text can mean nothing else, COARSE if another line tells the same fault more finely,
+   HINTED if training may go on after it. A line that surviving ranks print is VICTIM, whatever it says.
+5. What only several lines show is a ``note`` here and a rule in ``inference``.
+6. Add the text as a program really prints it to ``tests/unit/explain``, and one that looks alike and is harmless.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+# How much a text says about the cause. A greater weight wins, whatever comes first; among equals the earliest wins.
+REPORTED = 100  # a finding that paceline itself printed
+CAUSE = 80  # names the fault itself
+COARSE = 70  # names the fault, but another text about the same fault may name it more finely
+GENERAL = 60  # an exception that no signature knows; what ended the job from outside
+CRASH = 50  # a process ended by a signal: a fault of its own, mostly
+HINTED = 45  # a warning that names a fault, but may have been overcome
+TIMEOUT = 40  # somebody waited in vain: what is wrong lies elsewhere, mostly
+UNCLEAR = 30  # an error without a cause
+VICTIM = 20  # a consequence of another process's end
+SUMMARY = 10  # what a launcher says at the end
+REMARK = 0  # harmless
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A text and what it stands for.
+
+    Attributes:
+        name: The fault; empty for a text that is only noted, for what several lines say together.
+        anchor: Lower-case literals, one of which every matching line holds: the cheap test before the pattern.
+        pattern: Regular expression, searched without regard to case in the line without colours.
+        what: One sentence with ``{group}`` for what the pattern captured, or several of which the first is taken
+            whose groups have all matched.
+        fix: The same for what to do.
+        why: Why it matters.
+        weight: How much it says about the cause.
+        where: Template for the place.
+        key: What a note is called; the name if empty.
+        unless: Regular expression; a line that it matches is not meant.
+    """
+
+    name: str
+    anchor: tuple[str, ...]
+    pattern: str
+    what: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
+    why: str = ""
+    weight: int = CAUSE
+    where: str = ""
+    key: str = ""
+    unless: str = ""
+
+    @cached_property
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.IGNORECASE)
+
+    @cached_property
+    def _excluded(self) -> re.Pattern[str] | None:
+        return re.compile(self.unless, re.IGNORECASE) if self.unless else None
+
+    def match(self, text: str, lower: str) -> Mapping[str, str] | None:
+        """Return what the line holds of this text, None if it is another one.
+
+        Args:
+            text: The line, without colours.
+            lower: The same in lower case.
+        """
+        for literal in self.anchor:
+            if literal in lower:
+                break
+        else:
+            return None
+        found = self._compiled.search(text)
+        if found is None or (self._excluded is not None and self._excluded.search(text)):
+            return None
+        return {key: value for key, value in found.groupdict().items() if value}
+
+
+def fill(templates: tuple[str, ...], groups: Mapping[str, str]) -> str:
+    """Return the first template whose groups are all there, filled in; empty if there is none."""
+    for template in templates:
+        try:
+            return template.format_map(groups)
+        except KeyError:
+            continue
+    return ""
+
+
+def cause(
+    name: str,
+    anchor: str,
+    pattern: str,
+    *,
+    what: str | tuple[str, ...],
+    fix: str | tuple[str, ...],
+    why: str = "",
+    weight: int = CAUSE,
+    where: str = "",
+    key: str = "",
+    unless: str = "",
+) -> Signature:
+    """Return a signature; its anchor literals are separated by ``|``."""
+    return Signature(
+        name,
+        tuple(anchor.lower().split("|")),
+        pattern,
+        (what,) if isinstance(what, str) else what,
+        (fix,) if isinstance(fix, str) else fix,
+        why,
+        weight,
+        where,
+        key or name,
+        unless,
+    )
+
+
+def note(key: str, anchor: str, pattern: str) -> Signature:
+    """Return a signature that only notes what a line says."""
+    return Signature("", tuple(anchor.lower().split("|")), pattern, key=key, weight=REMARK)

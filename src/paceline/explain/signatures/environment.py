@@ -1,0 +1,125 @@
+"""Python environments, libraries, and what a launcher finds on the machine."""
+
+from __future__ import annotations
+
+from paceline.explain.signature import CAUSE, COARSE, HINTED, Signature, cause
+
+SIGNATURES: tuple[Signature, ...] = (
+    cause(
+        "library-version-mismatch",
+        "undefined symbol|glibcxx|glibc_|version `|numpy.dtype size changed|compiled using numpy|cannot import "
+        "name|torch._six"
+        "|versionconflict|is required for a normal functioning|has no attribute|cannot open shared object|incompatible"
+        "|symbol not found|cxxabi",
+        r"undefined symbol:? *(?!p?nccl)(?P<symbol>\w+)|version `(?P<version>(?:GLIBCXX|GLIBC|CXXABI)[^']*)' not found"
+        r"|numpy\.\w+ size changed|compiled using NumPy 1\.x cannot be run|cannot import name '\w+' from 'torch\._six'"
+        r"|No module named 'torch\._six'|(?:Contextual)?VersionConflict"
+        r"|is required for a normal functioning of this module"
+        r"|module 'numpy' has no attribute|(?P<library>lib(?:cud|cublas|nv|cusparse"
+        r"|cufft)\S*\.so\S*): cannot open shared object"
+        r"|(?:torch\w*|numpy|CUDA) .*(?:is|are) incompatible with|compiled with different CUDA versions"
+        r"|operator torchvision::nms does not exist|Couldn't load custom C\+\+ ops",
+        what=(
+            "a compiled library does not fit another one: {symbol} is missing",
+            "a compiled library needs {version}, which this system does not have",
+            "the library {library} is not there",
+            "installed packages do not fit each other",
+        ),
+        fix="install torch and what is compiled against it (torchvision, flash-attn, apex, numpy) from one index, "
+        "in a fresh "
+        "environment",
+        unless=r"user-provided|Warning:|warn",
+    ),
+    cause(
+        "library-version-mismatch",
+        "has been removed|unexpected keyword argument|cannot import name|has no attribute",
+        r"(?:ImportError: cannot import name '(?P<name>\w+)' from '(?P<package>[\w.]+)' \((?P<path>[^)]*(?:site"
+        r"|dist)-packages[^)]*)\))",
+        what="{package} as installed has no {name}: the packages do not fit each other",
+        fix="pip show {package}: install the version that the program was written for",
+        weight=COARSE,
+    ),
+    cause(
+        "wrong-python-env",
+        "command not found|no such file or directory",
+        r"(?:bash|sh|slurm_script|line \d+)\S*:? .*?(?P<program>\b(?:torchrun|python3?|accelerate|deepspeed"
+        r"|fabric|lightning|composer|conda|mpirun))"
+        r": (?:command )?not found|(?P<other>\b(?:torchrun|python3?|accelerate|deepspeed)): No such file or directory"
+        r"|execve\(\): (?P<exec>\S+): No such file",
+        what=(
+            "{program} is not found: the Python environment is not active there",
+            "{other} is not found: the Python environment is not active there",
+            "{exec} is not found on the node",
+        ),
+        fix="activate the environment in the job script before the start, or name the program in full: "
+        "$VIRTUAL_ENV/bin/torchrun",
+    ),
+    cause(
+        "broken-line-continuation",
+        "command not found|: not found",
+        r"(?:line )?\d+: (?P<option>-{1,2}[\w-][^\s:]*|\+{0,2}(?=[a-z])[\w./]+=[^\s:]*): (?:command )?not found",
+        what="{option} was read as a command of its own: the line before it does not go on",
+        fix="end every line of the command but the last in a backslash with nothing behind it: grep -n '\\\\ $' SCRIPT",
+        why="a blank or a comment behind the backslash, or a missing one, ends the command there",
+    ),
+    cause(
+        "unset-variable",
+        "unbound variable|parameter not set|parameter null or not set",
+        r"(?:line )?(?P<line>\d+): (?P<name>\w+): (?:unbound variable|parameter (?:null or )?not set)",
+        what="the job script uses ${name}, which is not set",
+        fix="set {name} before line {line}, or give it a value there: ${{{name}:-VALUE}}",
+        why="under set -u the shell ends at a variable without a value",
+    ),
+    cause(
+        "script-missing",
+        "can't open file|no such file",
+        r"can't open file '(?P<file>[^']+)': \[Errno 2\]",
+        what="the script {file} does not exist on the node that starts it",
+        fix="give the full path, or cd to the folder first (sbatch: cd $SLURM_SUBMIT_DIR); containers need it mounted",
+    ),
+    cause(
+        "option-unknown",
+        "torchrun|launch.py|accelerate|run.py|deepspeed",
+        r"^(?:torchrun|launch\.py|run\.py|accelerate(?: <command>.*)?|accelerate-launch|deepspeed|lightning"
+        r"|fabric)\b.*: error: "
+        r"(?:unrecognized arguments|ambiguous option|argument \S+: invalid"
+        r"|the following arguments are required)[: ]*(?P<arguments>.+)",
+        what="the launcher does not know, or lacks, {arguments}",
+        fix="torchrun --help lists the options; those of the script stand behind the script's name",
+    ),
+    cause(
+        "option-unknown",
+        "error: unrecognized arguments",
+        r"(?P<script>[\w./-]+\.py): error: unrecognized arguments: (?P<arguments>.{1,120})",
+        what="{script} does not know the arguments {arguments}",
+        fix="python {script} --help lists those that it knows; options of the launcher stand before the script's name",
+        weight=COARSE,
+        unless=r"^(?:launch|run)\.py",
+    ),
+    cause(
+        "user-exception",
+        ".py: error:",
+        r"(?P<script>[\w./-]+\.py): error: (?P<error>(?:the following arguments are required|argument \S+|one of the)"
+        r".{1,160})",
+        what="{script} refuses its arguments: {error}",
+        fix="python {script} --help lists what it wants",
+        weight=COARSE,
+    ),
+    cause(
+        "interface-missing-on-node",
+        "could not find interface|no such interface|ifname",
+        r"(?:could not find|no such) interface:? *(?P<interface>\S+)",
+        what="the interface {interface} does not exist on this node",
+        fix="ip -br addr lists those of the node",
+        weight=HINTED,
+    ),
+    cause(
+        "torch-missing",
+        "no module named 'torch'|no module named torch",
+        r"No module named '?torch'?(?:$|[^.\w])",
+        what="torch is not installed in the Python that runs here",
+        fix="activate the environment that has torch before the start; which python tells which one runs",
+        why="the launcher or the job script uses another Python than the one with torch",
+        weight=CAUSE,
+    ),
+)

@@ -1,0 +1,49 @@
+"""A run folder tells how its run ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.errors import Finding, UsageError
+from paceline.explain import explain
+
+RAISED = Finding("script-error-on-one-rank", "rank 1 raised ValueError: bad label 12", where="rank 1 on node-a")
+SLOW = Finding("straggler", "node-b is slower by 1.4", severity="warning")
+
+
+def told(folder, *events):
+    lines = [json.dumps({"version": 1, "time_ns": place, "node": 0, **event}) for place, event in enumerate(events)]
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def ended(status, *findings):
+    return {"kind": "outcome", "exit_status": status, "findings": [each.to_json() for each in findings], "summary": {}}
+
+
+@pytest.mark.parametrize("name", ["", "events.jsonl"])
+def test_a_failed_run_is_told_as_its_launcher_told_it(tmp_path, name):
+    told(tmp_path, {"kind": "start"}, ended(1, RAISED))
+    answer = explain(str(tmp_path / name))
+    assert answer.findings == (RAISED,)
+    assert answer.exit_status == 1
+
+
+def test_of_several_starts_the_last_counts(tmp_path):
+    told(tmp_path, ended(1, RAISED), ended(0, SLOW))
+    answer = explain(str(tmp_path))
+    assert [each.name for each in answer.findings] == ["no-error-in-log", "straggler"]
+    assert answer.exit_status == 0
+
+
+def test_a_run_without_an_end_names_its_logs(tmp_path):
+    told(tmp_path, {"kind": "start"})
+    (tmp_path / "events.node-001.jsonl").write_text('{"kind": "outco')
+    with pytest.raises(UsageError, match=r"rank-\*\.out"):
+        explain(str(tmp_path))
+
+
+def test_another_folder_is_no_run(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        explain(str(tmp_path))
