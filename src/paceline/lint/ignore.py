@@ -1,0 +1,51 @@
+"""``# paceline: ignore NAME[, NAME]``: findings that the author of a file has looked at and does not want to see.
+
+On a line it holds for that line; alone on a line for the next one; alone in the head of the file, before the first
+line that is no comment, for the whole file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from paceline.errors import Finding
+
+_COMMENT = re.compile(r"#\s*paceline:\s*ignore[ :=]+([\w,\s-]+)")
+
+
+def ignored(source: str) -> tuple[frozenset[str], dict[int, frozenset[str]]]:
+    """Return the names that are ignored in the whole file, and those of single lines."""
+    everywhere: set[str] = set()
+    by_line: dict[int, set[str]] = {}
+    if "paceline:" not in source:
+        return frozenset(), {}
+    in_head = True
+    for number, line in enumerate(source.split("\n"), 1):
+        stripped = line.strip()
+        match = _COMMENT.search(line)
+        alone = match is not None and stripped.startswith("#")
+        names = set(re.findall(r"[\w-]+", match[1])) if match else set()
+        if alone and in_head:
+            everywhere |= names
+        elif match:
+            by_line.setdefault(number + 1 if alone else number, set()).update(names)
+        if stripped and not stripped.startswith("#"):
+            in_head = False
+    return frozenset(everywhere), {line: frozenset(names) for line, names in by_line.items()}
+
+
+def wanted(findings: Iterable[Finding], source: str) -> list[Finding]:
+    """Return the findings that the file does not ask to ignore."""
+    everywhere, by_line = ignored(source)
+    return [
+        finding
+        for finding in findings
+        if finding.name not in everywhere and finding.name not in by_line.get(line_of(finding), frozenset())
+    ]
+
+
+def line_of(finding: Finding) -> int:
+    """Return the line of a finding whose place is ``file:line``, 0 if it has none."""
+    match = re.search(r":(\d+)(?:\D|$)", finding.where)
+    return int(match[1]) if match else 0

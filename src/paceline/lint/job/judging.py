@@ -1,0 +1,59 @@
+"""A job script to its findings: parse, walk, recognise, check. Pure: text in, Findings out."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from paceline.errors import SEVERITIES, Finding
+from paceline.lint.job.allocation import describe, slurm_variables
+from paceline.lint.job.case import Case
+from paceline.lint.job.checks_environment import CHECKS as ENVIRONMENT
+from paceline.lint.job.checks_head import CHECKS as HEAD
+from paceline.lint.job.checks_meeting import CHECKS as MEETING
+from paceline.lint.job.checks_resources import CHECKS as RESOURCES
+from paceline.lint.job.checks_shell import CHECKS as SHELL
+from paceline.lint.job.checks_start import CHECKS as START
+from paceline.lint.job.directives import parse as parse_directives
+from paceline.lint.job.interpret import interpret
+from paceline.lint.job.launches import find
+from paceline.lint.job.shell import parse
+from paceline.lint.job.values import Symbols, clean
+
+# A file with more than this of one mistake is no script that somebody wrote.
+MOST_OF_ONE_KIND = 50
+
+CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT)
+
+
+def read(source: str, name: str) -> Case:
+    """Return a job script as the checks see it."""
+    dos = source.partition("\r\n")
+    dos_line = dos[0].count("\n") + 1 if dos[1] else 0
+    source = clean(source).replace("\r\n", "\n")
+    script = parse(source)
+    job = describe(parse_directives(source, script.data_lines))
+    story = interpret(script, slurm_variables(job), Symbols())
+    return Case(name, source.split("\n"), job, script, story, find(story), dos_line)
+
+
+def judge(source: str, name: str) -> list[Finding]:
+    """Return the mistakes of a job script.
+
+    Args:
+        source: Its text.
+        name: Its name, for ``where``.
+
+    Returns:
+        Findings by line, each name once per line.
+    """
+    case = read(source, name)
+    found: dict[tuple[str, str], Finding] = {}
+    for check in CHECKS:
+        for finding in islice(check(case), MOST_OF_ONE_KIND):
+            found.setdefault((finding.name, finding.where), finding)
+    return sorted(found.values(), key=_order)
+
+
+def _order(finding: Finding) -> tuple[int, int, str]:
+    line = finding.where.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0, SEVERITIES.index(finding.severity), finding.name
