@@ -197,7 +197,7 @@ class Conductor:
         return replace(
             alone,
             ends=[RankEnd.from_json(end) for entry in told for end in entry["ends"]],
-            lost=names_of(lost, found, agent.store_host),
+            lost=names_of(lost, found, agent),
             stops=[Stop(**entry["stop"]) for entry in told if entry["stop"]],
             attempts=agent.attempts,
             pulses=[pulses for entry in told for pulses in entry["pulses"]],

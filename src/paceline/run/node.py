@@ -152,7 +152,7 @@ class Node:
         group = agent.group.attempt
         if restarts:
             ends, lost, hang = agent.earlier[-1]
-            verdict = outcome.judge(ends, lost=names_of(lost, {}, agent.store_host), hang=hang)
+            verdict = outcome.judge(ends, lost=names_of(lost, {}, agent), hang=hang)
             told = verdict.causes or verdict.lost or hang
             what = verdict.finding.what if told else "a rank on another node failed"
             self._console.say(f"{what}; ranks were started again ({restarts} of {self._options.max_restarts})")
@@ -197,7 +197,9 @@ def _detail_warning() -> Finding:
     )
 
 
-def names_of(lost: set[int], found: Mapping[int, Any], store_host: str) -> list[str]:
+def names_of(lost: set[int], found: Mapping[int, Any], agent: Agent) -> list[str]:
     """Name the nodes that are lost and have not sent their account all the same."""
-    store = f"{store_host} (the host of the run's store)"
-    return [store if node < 0 else f"node {node}" for node in sorted(lost - set(found))]
+    hosts = agent.board.remote.hosts if agent.board else {}
+    names = {node: f"node {node}" + (f" ({hosts[node]})" if hosts.get(node) else "") for node in lost if node >= 0}
+    names[-1] = f"{agent.store_host} ({outcome.STORE})"
+    return [names[node] for node in sorted(lost - set(found))]

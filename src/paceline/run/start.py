@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from paceline import env, pulse
 from paceline.errors import EXIT_OK, Finding, SetupError
-from paceline.launcher import host, script, starter, worker
+from paceline.launcher import host, ports, script, starter, worker
 from paceline.launcher import plan as planning
 from paceline.launcher.account import Report
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
+from paceline.run import checkup
 from paceline.run.conductor import Conductor
 
 
@@ -29,13 +30,10 @@ def run(options: Options) -> int:
     Raises:
         PacelineError: The run could not be started.
     """
+    if options.check_only:
+        return checkup.run(options, _conduct_function)
     source = script.read(options)
-    facts = host.gather(env.read(env.CUDA_DEVICES))
-    if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
-        count = host.count_devices_by_torch(options.nproc_per_node)
-        if count:
-            options = replace(options, nproc_per_node=str(count))
-    plan = planning.make(options, facts, environ=env.snapshot(), source=source)
+    options, plan = _plan(options, source)
     task = RankTask(
         local_rank=0,
         kind=_kind(options),
@@ -46,6 +44,21 @@ def run(options: Options) -> int:
         numa_binding=options.numa_binding or "",
     )
     return conduct(options, plan, task).exit_status
+
+
+def _plan(options: Options, source: str) -> tuple[Options, Plan]:
+    """Decide; the options come back with what only torch could count."""
+    facts = host.gather(env.read(env.CUDA_DEVICES))
+    if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
+        count = host.count_devices_by_torch(options.nproc_per_node)
+        if count:
+            options = replace(options, nproc_per_node=str(count))
+    return options, planning.make(options, facts, environ=env.snapshot(), source=source)
+
+
+def _conduct_function(options: Options, task: RankTask, function: Callable[[], None]) -> Report:
+    options, plan = _plan(options, "")
+    return conduct(options, plan, task, function)
 
 
 def _kind(options: Options) -> str:
@@ -65,6 +78,7 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
     """
     if plan.threads.value is not None:
         env.put(env.OMP_THREADS, str(plan.threads.value))
+    ports.require_free(options, plan)
     handle = -1 if options.no_probe or task.method == "exec" else pulse.create(int(plan.nproc.value))
     if task.method == "fork":
         _warm_up(plan.warm_imports)

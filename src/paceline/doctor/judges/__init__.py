@@ -1,0 +1,1 @@
+"""Judges: facts in, findings out; each knows one part of the machine."""

@@ -1,0 +1,44 @@
+"""The doctor's answer: findings and facts, as text and as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.doctor.facts import Facts
+from paceline.doctor.hands.gather import gather
+from paceline.doctor.judges.judge import judge
+from paceline.doctor.render import render
+from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found on a machine.
+
+    Attributes:
+        findings: What is wrong or could be better, errors first.
+        facts: What the machine is like.
+    """
+
+    findings: list[Finding]
+    facts: Facts
+
+    @property
+    def exit_status(self) -> int:
+        """1 if a finding is an error, else 0."""
+        return EXIT_FAILED if any(each.severity == "error" for each in self.findings) else EXIT_OK
+
+    def render(self) -> str:
+        """Return the report as text: the machine, the findings, and what was not read."""
+        return render(self.facts, self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {"findings": [each.to_json() for each in self.findings], "facts": self.facts.to_json()}
+
+
+def examine() -> Report:
+    """Look at this machine and say what follows for a distributed run; nothing is changed."""
+    facts = gather()
+    return Report(judge(facts), facts)
