@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -20,6 +22,8 @@ from paceline.launcher import options as launch
 from paceline.launcher.option_table import OPTIONS, Option
 
 Deed = Callable[[], int]
+
+_UNHEARD = 128 + 13  # what shells tell of a program that was ended by SIGPIPE: whoever read has gone, as head does
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -58,6 +62,8 @@ def _run(**typed: Any) -> Deed:
         for option in OPTIONS
         if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     }
+    if not typed["script"] and not typed["check_only"]:
+        raise click.UsageError("Missing argument 'SCRIPT'.", context)
     asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=env.torchrun_defaults())
 
     def deed() -> int:
@@ -71,7 +77,7 @@ def _run(**typed: Any) -> Deed:
 def _make_run() -> click.Command:
     function: Any = _run
     function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
-    function = click.argument("script")(function)
+    function = click.argument("script", required=False, default="")(function)
     for option in reversed(OPTIONS):
         function = _declare(option)(function)
     return click.command("run", cls=_Run)(function)
@@ -162,14 +168,104 @@ def _export(path: Path, outfile: Path) -> Deed:
     return deed
 
 
+@cli.command("explain")
+@click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
+@_JSON
+def _explain(subject: str, as_json: bool) -> Deed:
+    """Say what a log tells, or what a finding means.
+
+    LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run folder: the
+    likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is called.
+    """
+
+    def deed() -> int:
+        from paceline import catalogue, explain
+
+        page = None if os.path.exists(subject) else catalogue.find(subject)
+        if page is not None:
+            print(json.dumps(page.to_json(), indent=1) if as_json else page.render())
+            return EXIT_OK
+        try:
+            answer = explain.explain(subject)
+        except PacelineError as error:
+            if as_json:
+                print(json.dumps({"findings": [error.finding.to_json()]}, indent=1))
+            raise
+        print(json.dumps(answer.to_json(), indent=1) if as_json else answer.render())
+        return answer.exit_status
+
+    return deed
+
+
+@cli.command("lint")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@_JSON
+def _lint(files: tuple[str, ...], as_json: bool) -> Deed:
+    """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running them."""
+
+    def deed() -> int:
+        from paceline import lint
+
+        report = lint.lint(files)
+        print(json.dumps(report.to_json(), indent=1) if as_json else report.render())
+        return report.exit_status
+
+    return deed
+
+
+@cli.command("doctor")
+@_JSON
+def _doctor(as_json: bool) -> Deed:
+    """Look at this machine: GPUs and their links, NCCL's settings, limits, leftovers. Changes nothing.
+
+    On all nodes of a job: paceline run --check-only ..., or srun paceline doctor.
+    """
+
+    def deed() -> int:
+        from paceline import doctor
+
+        report = doctor.examine()
+        print(json.dumps(report.to_json(), indent=1) if as_json else report.render())
+        return report.exit_status
+
+    return deed
+
+
 def main() -> NoReturn:
     """Entry of the command ``paceline``.
 
     A rank is a fork of this process and comes back through here with its script's end, which is why nothing
     is cleaned up around the deed: its SystemExit must reach the interpreter as any script's does.
     """
+    if sys.argv[1:2] != ["run"]:  # a rank's streams are its script's
+        _say_what_can_be_said()
+    deed = _understood()
+    launcher = os.getpid()
     try:
-        deed = cli.main(standalone_mode=False)
+        status = deed()
+    except PacelineError as error:
+        if os.getpid() != launcher:
+            raise  # of a rank's own script
+        _refuse(error)
+    except KeyboardInterrupt:  # before anything was started: later the launcher takes signals by itself
+        sys.exit(130)
+    except BrokenPipeError:
+        if os.getpid() != launcher:
+            raise
+        status = _UNHEARD
+    if os.getpid() != launcher:
+        sys.exit(status)
+    # The launcher ends at once: its threads may sit inside torch, whose teardown with living threads can abort.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _understood() -> Deed:
+    """Return what was asked for; ends with a message where that cannot be told."""
+    try:
+        deed: Any = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
         _refuse(_unknown_option(error))
     except click.exceptions.NoArgsIsHelpError as error:
@@ -183,21 +279,15 @@ def main() -> NoReturn:
         _refuse(error)
     if not callable(deed):
         sys.exit(deed or 0)  # --help and --version
-    launcher = os.getpid()
-    try:
-        status = deed()
-    except PacelineError as error:
-        if os.getpid() != launcher:
-            raise  # of a rank's own script
-        _refuse(error)
-    except KeyboardInterrupt:  # before anything was started: later the launcher takes signals by itself
-        sys.exit(130)
-    if os.getpid() != launcher:
-        sys.exit(status)
-    # The launcher ends at once: its threads may sit inside torch, whose teardown with living threads can abort.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    understood: Deed = deed
+    return understood
+
+
+def _say_what_can_be_said() -> None:
+    """Let a character that the terminal's encoding lacks be shown by its number, and end nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
