@@ -101,7 +101,9 @@ def _alone(case: Case, launch: Launch, told: tuple[int, int] | None) -> Iterator
     if launch.call.background or (job.several_nodes and _several(case, launch)):
         return
     rank = launch.says.get("node_rank", "0")
-    if launch.vague or launch.call.looped or not constant(rank) or (step is not None and step.kind != "srun"):
+    # Slurm's own numbers are those of this one node; another unknown rank may be given to several jobs in turn
+    known = constant(rank) or all(_RANK.search(symbol.text) for symbol in case.symbols.of(rank))
+    if launch.vague or launch.call.looped or not known or (step is not None and step.kind != "srun"):
         return
     if any(call.name in ("ssh", "pdsh") for call in case.story.calls):
         return
