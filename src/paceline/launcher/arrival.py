@@ -169,9 +169,9 @@ class Roll:
     def _missing(self, present: list[Arrived], waited_s: float) -> Finding:
         finding = presence.missing(present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=())
         here = {(node.host, node.pid) for node in present} | {node.rank for node in present if node.rank >= 0}
-        if self._hosts:
-            self._notes.leave(ended=True)  # for those who give up a moment later
         away = [note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here]
+        if self._hosts and away:
+            self._notes.leave(ended=True)  # they give up a moment later, and may learn from it where the head was
         return unreached.explain_missing(finding, self._notes.mine, away)
 
     # After the verdict
