@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,13 @@ class Command:
                 return path.read_text()
             time.sleep(0.02)
         raise AssertionError(f"{path} was not written within {timeout} s")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -168,6 +168,11 @@ def _export(path: Path, outfile: Path) -> Deed:
     return deed
 
 
+def _show(told: Any, as_json: bool) -> None:
+    """Print what a room has to say: a page, an answer, a report."""
+    print(json.dumps(told.to_json(), indent=1) if as_json else told.render())
+
+
 @cli.command("explain")
 @click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
 @_JSON
@@ -183,7 +188,7 @@ def _explain(subject: str, as_json: bool) -> Deed:
 
         page = None if os.path.exists(subject) else catalogue.find(subject)
         if page is not None:
-            print(json.dumps(page.to_json(), indent=1) if as_json else page.render())
+            _show(page, as_json)
             return EXIT_OK
         try:
             answer = explain.explain(subject)
@@ -191,7 +196,7 @@ def _explain(subject: str, as_json: bool) -> Deed:
             if as_json:
                 print(json.dumps({"findings": [error.finding.to_json()]}, indent=1))
             raise
-        print(json.dumps(answer.to_json(), indent=1) if as_json else answer.render())
+        _show(answer, as_json)
         return answer.exit_status
 
     return deed
@@ -207,7 +212,7 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Deed:
         from paceline import lint
 
         report = lint.lint(files)
-        print(json.dumps(report.to_json(), indent=1) if as_json else report.render())
+        _show(report, as_json)
         return report.exit_status
 
     return deed
@@ -225,7 +230,7 @@ def _doctor(as_json: bool) -> Deed:
         from paceline import doctor
 
         report = doctor.examine()
-        print(json.dumps(report.to_json(), indent=1) if as_json else report.render())
+        _show(report, as_json)
         return report.exit_status
 
     return deed

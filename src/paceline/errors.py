@@ -91,6 +91,16 @@ class Finding:
         yield f"  {self.more}"
 
 
+def gravest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the errors first, then warnings, then hints; the order is kept among equals."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def status_of(findings: Iterable[Finding]) -> int:
+    """Return the exit status of a command that looks for faults: 1 if one is an error, else 0."""
+    return EXIT_FAILED if any(finding.severity == "error" for finding in findings) else EXIT_OK
+
+
 class PacelineError(Exception):
     """Base of everything that paceline raises for a user; carries a Finding."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from launch.test_nodes import free_port
+from starting import free_port
 
 
 def test_one_node_is_examined_without_a_script(command):

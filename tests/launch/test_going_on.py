@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
+
+from starting import free_port
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
@@ -114,9 +115,3 @@ def test_fewer_nodes_go_on_with_the_same_global_batch(command):
     found = curve(ended)
     assert found == {step: values for step, values in curve(whole).items() if step in found}
     assert {"5", "6", "18"} <= set(found)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

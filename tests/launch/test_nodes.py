@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from starting import free_port
+
 REDUCE = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -24,12 +26,6 @@ with open(f"seen-{rank}", "w") as file:
     print(x.item(), *(os.environ[name] for name in names), file=file)
 dist.destroy_process_group()
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def nodes(command, sizes, *options, kind="static", port=None, script="train.py", env=None):

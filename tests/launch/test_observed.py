@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 import sys
 from textwrap import dedent, indent
 
 import pytest
+
+from starting import free_port
 
 pytestmark = pytest.mark.slow  # some forty real runs
 
@@ -404,9 +405,7 @@ for number in range(30):
 def on_two_nodes(command, text, *options, program):
     command.script(text)
     program.write_text(SHORT_WINDOWS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started = [
         command.start(
             *(program, "run", "--nnodes", 2, "--node-rank", node, "--master-addr", "127.0.0.1"),

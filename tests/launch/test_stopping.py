@@ -16,7 +16,8 @@ import time
 import psutil
 import pytest
 
-from launch.test_nodes import free_port, nodes
+from launch.test_nodes import nodes
+from starting import free_port
 
 SAVING = """
 import json, os, pathlib, signal, sys, time

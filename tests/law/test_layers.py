@@ -8,6 +8,7 @@ import sys
 # A new module has to be given its floor here before anybody can import it.
 FLOORS = {
     "codes": 0,
+    "wording": 0,
     "errors": 0,
     "env": 0,
     "cpus": 0,

@@ -240,8 +240,3 @@ def test_sizes_are_compared():
 def test_differences_between_ranks_are_told():
     assert shares.differences([("a", "b"), ("a", "b")]) == []
     assert shares.differences([("a", "b"), ("a",), ("a", "b", "c")]) == ["b: on ranks 0, 2 only", "c: on rank 2 only"]
-
-
-def test_long_lists_are_cut():
-    assert manifest.first_few(["x"] * 8) == ("x",) * 8
-    assert manifest.first_few(["x"] * 9) == ("x",) * 8 + ("and 1 more",)

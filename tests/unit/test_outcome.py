@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from paceline.launcher.endings import Failure, RankEnd
-from paceline.launcher.folding import fold
 from paceline.launcher.outcome import (
     CAUSE,
     DESERTER,
@@ -23,6 +22,7 @@ from paceline.launcher.outcome import (
     weigh,
 )
 from paceline.launcher.position import Frame, Position
+from paceline.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
 

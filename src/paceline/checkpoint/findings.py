@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.checkpoint.manifest import Saved, first_few
+from paceline.checkpoint.manifest import Saved
 from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError
+from paceline.wording import few_lines
 
+_MOST = 8  # lines of evidence
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -110,7 +112,7 @@ def not_shared(folder: Path, *, blind: Sequence[str]) -> Failure:
             "run-folder-not-shared",
             f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank 0 writes",
             where=str(folder),
-            evidence=first_few(blind),
+            evidence=few_lines(blind, _MOST),
             why="every rank writes a part of a checkpoint, and the parts have to come together in one folder",
             fix="paceline run --run-dir FOLDER ..., a folder on a file system that all nodes share",
         ),
@@ -125,7 +127,7 @@ def damaged(path: Path, lines: Sequence[str]) -> Failure:
             "checkpoint-damaged",
             f"files of the checkpoint {path.name} are not as they were written",
             where=str(path),
-            evidence=first_few(lines),
+            evidence=few_lines(lines, _MOST),
             why="nothing was loaded: the values in it cannot be trusted",
             fix=f"take an earlier one: paceline checkpoint list {path.parent}",
         ),
@@ -141,7 +143,7 @@ def other_model(saved: Saved, lines: Sequence[str]) -> Failure:
             f"the checkpoint {saved.path.name} is of another model: {len(lines)} "
             f"difference{'s' if len(lines) > 1 else ''} in names or shapes",
             where=str(saved.path),
-            evidence=first_few(lines),
+            evidence=few_lines(lines, _MOST),
             why="nothing was loaded: the model is as it was",
             fix="build the model as it was when it was saved, or use another run folder: --run-dir FOLDER",
         ),
@@ -178,7 +180,7 @@ def different_states(where: str, lines: Sequence[str]) -> Failure:
             "collective-mismatch",
             "ranks hand over different things to save",
             where=where,
-            evidence=first_few(lines),
+            evidence=few_lines(lines, _MOST),
             why="what is the same on all ranks is written once, by one of them",
             fix="register the same objects on all ranks, not under `if session.is_main`",
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -281,9 +281,3 @@ def check_sizes(files: Mapping[str, FileInfo], found: Mapping[str, int | None]) 
         elif size != file.num_bytes:
             lines.append(f"{name} has {size} bytes instead of {file.num_bytes}")
     return lines
-
-
-def first_few(lines: Sequence[str], limit: int = 8) -> tuple[str, ...]:
-    """Return the first lines, and how many there are beside them."""
-    rest = len(lines) - limit
-    return (*lines[:limit], f"and {rest} more") if rest > 0 else tuple(lines)

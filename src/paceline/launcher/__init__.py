@@ -13,7 +13,7 @@ In the launcher
     signals, rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
     console, logs                     log files and what is shown
     watch, stacks, ras   where ranks stand when nothing moves (hands)
-    locate, position, guards, folding   what that means (pure)
+    locate, position, guards   what that means (pure)
     observer  looks at pulses while ranks run (hand)           observations   what they show (pure)
 In a rank
     worker    the entry around the user's script    probe     counts steps and times data

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launcher import outcome, resume, summary
 from paceline.launcher.endings import RankEnd
-from paceline.launcher.folding import fold
 from paceline.launcher.resume import Again, Checkpoint
+from paceline.wording import fold
 
 # Signals that are sent to many processes at once reach them within this time.
 _AT_ONCE_NS = 1_000_000_000

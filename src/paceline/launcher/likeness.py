@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.errors import Finding
+from paceline.errors import Finding, gravest_first
 from paceline.launcher.facts import Facts
+from paceline.wording import few, few_lines
 
 _CODE = ("script", "commit")
 # What ranks cannot work together over. Python is compared by its minor version, NCCL where there are GPUs.
@@ -36,12 +37,8 @@ class Difference:
         shown = []
         for place, (value, nodes) in enumerate(self.groups[:_MAX_GROUPS]):
             last = place == len(self.groups) - 1
-            if len(nodes) <= 3:
-                whom = ", ".join(node.words for node in nodes)
-            elif last:
-                whom = f"the other {len(nodes)}"
-            else:
-                whom = f"{', '.join(node.words for node in nodes[:2])} and {len(nodes) - 2} more"
+            words = [node.words for node in nodes]
+            whom = (f"the other {len(nodes)}" if last else few(words, 2)) if len(nodes) > 3 else ", ".join(words)
             shown.append(f"{value} on {whom}")
         more = len(self.groups) - _MAX_GROUPS
         return f"{self.name} " + ", ".join(shown) + (f", and {more} further values" if more > 0 else "")
@@ -99,7 +96,7 @@ def judge(nodes: Sequence[Facts], *, script: str) -> list[Finding]:
         )
         if finding is not None
     ]
-    return sorted(findings, key=lambda finding: finding.severity != "error")
+    return gravest_first(findings)
 
 
 def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding | None:
@@ -111,7 +108,7 @@ def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding |
         "environment-differs",
         f"nodes differ in {names}",
         where=_where(mine[0]),
-        evidence=_folded([difference.line for difference in mine]),
+        evidence=few_lines([difference.line for difference in mine], _MAX_LINES),
         why="ranks of different versions break each other, often without a word" if fatal else "",
         fix=_same(mine) if fatal else "",
     )
@@ -135,7 +132,7 @@ def _code(differences: Sequence[Difference], script: str) -> Finding | None:
         "code-differs",
         f"{script} is not the same file on all nodes" if fatal else "nodes are at different git commits",
         where=_where(differences[0]),
-        evidence=_folded(lines),
+        evidence=few_lines(lines, _MAX_LINES),
         why="ranks that run different code wait for each other, or train different models",
         fix="start from one shared folder, or copy the same files to every node; git rev-parse HEAD tells the commit",
         severity="error" if fatal else "warning",
@@ -146,12 +143,7 @@ def _where(difference: Difference) -> str:
     total = sum(len(nodes) for _, nodes in difference.groups)
     groups = difference.groups if total <= 4 else difference.groups[:-1]
     rare = [node.words for _, nodes in groups for node in nodes]
-    return ", ".join(rare[:4]) + (f" and {len(rare) - 4} more" if len(rare) > 4 else "")
-
-
-def _folded(lines: list[str]) -> tuple[str, ...]:
-    more = len(lines) - _MAX_LINES
-    return (*lines[:_MAX_LINES], f"and {more} more") if more > 0 else tuple(lines)
+    return few(rare, 4)
 
 
 def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Finding | None:
@@ -166,12 +158,11 @@ def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Find
         return None
     off.sort(key=lambda node: -abs(offsets_s[node.node]))
     lines = [f"{node.words}: {_ahead(offsets_s[node.node])} the head's" for node in off[:4]]
-    more = f" and {len(off) - 4} more" if len(off) > 4 else ""
     worst = off[0]
     return Finding(
         "clock-skew",
         f"the clock of {worst.words} is {_ahead(offsets_s[worst.node])} that of the head, {nodes[0].host}",
-        where=", ".join(node.words for node in off[:4]) + more,
+        where=few([node.words for node in off], 4),
         evidence=tuple(lines) if len(off) > 1 else (),
         why="logs of the nodes cannot be put in order, and files seem to come from the future",
         fix="timedatectl set-ntp true, there; chronyc tracking tells how far a clock is off",
@@ -196,7 +187,7 @@ def judge_folder(nodes: Sequence[Facts], seen: Mapping[int, bool], *, folder: st
     blind = [node.words for node in nodes if not seen.get(node.node, True)]
     if not blind:
         return None
-    whom = ", ".join(blind[:4]) + (f" and {len(blind) - 4} more" if len(blind) > 4 else "")
+    whom = few(blind, 4)
     return Finding(
         "run-folder-not-shared",
         f"the run folder {folder} of the head, {nodes[0].host}, is not seen by {whom}",

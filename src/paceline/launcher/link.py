@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp  # type: i
 from paceline.errors import Finding
 from paceline.launcher.facts import Facts
 from paceline.launcher.host import within
+from paceline.wording import few
 
 _FIRST_BYTES = 64 << 10
 _MOST_BYTES = 8 << 20
@@ -133,7 +134,7 @@ def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | N
     return Finding(
         "slow-link",
         f"the link between the nodes carried {speed.rate}{rated}",
-        where=", ".join(node.words for node in nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""),
+        where=few([node.words for node in nodes], 4),
         why="every step waits for its gradients to cross this link",
         fix="measure it with iperf3; another interface: export GLOO_SOCKET_IFNAME=NAME, for GPUs NCCL_SOCKET_IFNAME",
         severity="warning",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from paceline.errors import Finding
-from paceline.launcher.folding import named
 from paceline.launcher.position import DATA, Position
+from paceline.wording import named
 
 
 def limit_s(asked: float | None, *, steps: int, step_s: float) -> float:

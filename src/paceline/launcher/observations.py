@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launcher.folding import named
+from paceline.wording import named
 
 # A host is a straggler by this much, for so many windows of time in a row.
 SLOWER = 1.2

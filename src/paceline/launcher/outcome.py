@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import EXIT_UNFINISHED, Finding
 from paceline.launcher import locate, observations
 from paceline.launcher.endings import Failure, RankEnd
-from paceline.launcher.folding import named
+from paceline.wording import named
 
 # What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
 # they count only in a line that names the library, because a user's own connections break too.

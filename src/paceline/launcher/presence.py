@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.errors import Finding
+from paceline.wording import few
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
         "extra-node",
         f"the run has its {num_nodes} nodes already; {_numbered(me)} on {me.words} is one too many",
         where=me.host,
-        evidence=(f"in the run: {_some(hosts)}",),
+        evidence=(f"in the run: {few(hosts, 8)}",),
         fix=f"--nnodes {num_nodes + 1} on every node to take it in, or give this run another port or --rdzv-id",
     )
 
@@ -183,7 +184,7 @@ def missing(
         "node-missing",
         what,
         where=where,
-        evidence=(f"here: {_some(came)}", *evidence),
+        evidence=(f"here: {few(came, 8)}", *evidence),
         fix="start paceline run there too, with "
         + ("its own --node-rank" if head.rank >= 0 else "the same --rdzv-endpoint and --rdzv-id")
         + "; to wait longer, on every node: --roll-call-timeout 300",
@@ -200,13 +201,7 @@ def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
 
 def listed(nodes: Sequence[int]) -> str:
     """Return numbers in a row, the first ten of many."""
-    shown = ", ".join(map(str, nodes[:10]))
-    return shown if len(nodes) <= 10 else f"{shown} and {len(nodes) - 10} more"
-
-
-def _some(words: Sequence[str]) -> str:
-    shown = ", ".join(words[:8])
-    return shown if len(words) <= 8 else f"{shown} and {len(words) - 8} more"
+    return few([str(node) for node in nodes], 10)
 
 
 def _numbered(node: Arrived) -> str:

@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import IO, Any
 
 from paceline import env
-from paceline.errors import EXIT_FAILED, EXIT_OK, SEVERITIES, Finding
+from paceline.errors import EXIT_OK, Finding, gravest_first, status_of
 from paceline.launcher import script
 from paceline.launcher.account import Report
 from paceline.launcher.options import Options
 from paceline.launcher.task import FUNCTION, RankTask
+from paceline.wording import few
 
 _NAME = "check-only"  # of the run, where no script was given
 _ALL = 4  # so many hosts are named one by one
@@ -58,7 +59,7 @@ def run(options: Options, conduct: Conduct) -> int:
         print(json.dumps({"findings": [finding.to_json() for finding in findings], "nodes": nodes}, indent=1))
     else:
         print("\n".join(told(nodes, findings)))
-    return EXIT_FAILED if any(finding.severity == "error" for finding in findings) else EXIT_OK
+    return status_of(findings)
 
 
 def _examine(handed_over: IO[str]) -> None:
@@ -89,17 +90,11 @@ def join(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
     for node in nodes:
         for values in node["findings"]:
             hosts.setdefault(Finding.from_json(values), []).append(node["host"])
-    found = sorted(hosts, key=lambda finding: SEVERITIES.index(finding.severity))
-    return [replace(each, where=_placed(hosts[each], each.where, len(nodes))) for each in found]
+    return [replace(each, where=_placed(hosts[each], each.where, len(nodes))) for each in gravest_first(hosts)]
 
 
 def _placed(hosts: Sequence[str], where: str, num_nodes: int) -> str:
-    if num_nodes > 1 and len(hosts) == num_nodes:
-        named = f"all {num_nodes} nodes"
-    elif len(hosts) > _ALL:
-        named = f"{', '.join(hosts[:_ALL])} and {len(hosts) - _ALL} more"
-    else:
-        named = ", ".join(hosts)
+    named = f"all {num_nodes} nodes" if num_nodes > 1 and len(hosts) == num_nodes else few(hosts, _ALL)
     return f"{named}: {where}" if where else named
 
 

@@ -1,8 +1,8 @@
-"""Numbers of ranks in words: ``ranks 0, 2-7``."""
+"""Many things in few words: ``ranks 0, 2-7``, or the first of a list and how many more there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -22,3 +22,15 @@ def fold(numbers: Iterable[int]) -> str:
             parts.append(str(first) if first == number else f"{first}-{number}")
             start = place + 1
     return ", ".join(parts)
+
+
+def few(words: Sequence[str], most: int) -> str:
+    """Return the first of some words, and how many more there are: ``node-a, node-b and 3 more``."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """Return the first of some lines, and a line that says how many more there are."""
+    more = len(lines) - most
+    return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
