@@ -9,7 +9,7 @@ from paceline.doctor.facts import Facts
 from paceline.doctor.hands.gather import gather
 from paceline.doctor.judges.judge import judge
 from paceline.doctor.render import render
-from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
+from paceline.errors import Finding, status_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Report:
     @property
     def exit_status(self) -> int:
         """1 if a finding is an error, else 0."""
-        return EXIT_FAILED if any(each.severity == "error" for each in self.findings) else EXIT_OK
+        return status_of(self.findings)
 
     def render(self) -> str:
         """Return the report as text: the machine, the findings, and what was not read."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import EXIT_FAILED, EXIT_MISUSE, EXIT_OK, SEVERITIES, Finding
+from paceline.errors import EXIT_MISUSE, SEVERITIES, Finding, status_of
 from paceline.lint.ignore import line_of
 
 
@@ -45,7 +45,7 @@ class Report:
         """2 if a file could not be read, 1 if there is an error, else 0."""
         if any(judged.unreadable for judged in self.files):
             return EXIT_MISUSE
-        return EXIT_FAILED if any(finding.severity == "error" for finding in self.findings) else EXIT_OK
+        return status_of(self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """Return the findings as plain data, as ``--json`` prints them."""

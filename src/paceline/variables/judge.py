@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline.errors import SEVERITIES, Finding
+from paceline.errors import Finding, gravest_first
 from paceline.variables.families import is_relevant
 from paceline.variables.given import Given
 from paceline.variables.harm import judge_harm
@@ -45,7 +45,7 @@ def judge_settings(
     findings = list(_each(given, known_versions))
     whole = Given(given, known_versions, num_nodes)
     findings += [*judge_pairs(whole), *judge_torch_pairs(whole), *judge_harm(whole)]
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return gravest_first(findings)
 
 
 def _each(given: Mapping[str, Setting], versions: Mapping[str, str]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from paceline.doctor.judges.rdma import judge_rdma
 from paceline.doctor.judges.settings import judge_settings
 from paceline.doctor.judges.software import judge_software
 from paceline.doctor.judges.visibility import judge_visibility
-from paceline.errors import SEVERITIES, Finding
+from paceline.errors import Finding, gravest_first
 
 _JUDGES = (
     judge_software,
@@ -28,4 +28,4 @@ _JUDGES = (
 def judge(facts: Facts) -> list[Finding]:
     """Return what is wrong with a machine or could be better, errors first."""
     findings = [finding for each in _JUDGES for finding in each(facts)]
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return gravest_first(findings)
