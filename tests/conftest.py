@@ -8,6 +8,10 @@ import threading
 import pytest
 
 
+def pytest_addoption(parser):
+    parser.addoption("--update-goldens", action="store_true", help="Write what is compared whole from what is found.")
+
+
 @pytest.fixture(autouse=True)
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""

@@ -9,21 +9,25 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from paceline import __version__, env
+from paceline import __version__, env, nodeaddr
 from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
 from paceline.launcher import options as launch
+from paceline.launcher import slurm as slurm_place
 from paceline.launcher.option_table import OPTIONS, Option
+from paceline.slurm.option_table import HANDED, OWN
 
 Deed = Callable[[], int]
 
 _UNHEARD = 128 + 13  # what shells tell of a program that was ended by SIGPIPE: whoever read has gone, as head does
+
+_SAY_FIRST_S = 1.0  # for the one that says it: srun may end all tasks as soon as the first has failed
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -40,7 +44,8 @@ def _declare(option: Option) -> Callable[[Any], Any]:
     text = option.help + (f" [{option.default}]" if option.default else "")
     if option.flag:
         return click.option(*forms, option.name, is_flag=True, default=False, help=text)
-    return click.option(*forms, option.name, metavar=option.metavar or "TEXT", help=text)
+    metavar = option.metavar or "TEXT"
+    return click.option(*forms, option.name, metavar=metavar, multiple=option.many, help=text)
 
 
 class _Run(click.Command):
@@ -51,20 +56,28 @@ class _Run(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _given(options: Sequence[Option], typed: dict[str, Any]) -> dict[str, Any]:
+    """Return what was typed, and not what a default filled in."""
+    source = click.get_current_context().get_parameter_source
+    return {each.name: typed[each.name] for each in options if source(each.name) is ParameterSource.COMMANDLINE}
+
+
 def _run(**typed: Any) -> Deed:
     """Start a script on one or many ranks: torchrun's options with torchrun's meaning, and a launcher that sees inside.
 
     Without --nproc-per-node there is one rank per GPU, or one without GPUs.
     """
-    context = click.get_current_context()
-    given = {
-        option.name: typed[option.name]
-        for option in OPTIONS
-        if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
+    given = _given(OPTIONS, typed)
     if not typed["script"] and not typed["check_only"]:
-        raise click.UsageError("Missing argument 'SCRIPT'.", context)
-    asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=env.torchrun_defaults())
+        raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
+    inherited = env.torchrun_defaults()
+    placed = slurm_place.place(
+        env.snapshot(),
+        given={**inherited, **given},
+        program=[word for word in (typed["script"], *typed["arguments"]) if word],
+        address_of=nodeaddr.of_node,
+    )
+    asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=inherited, placed=placed)
 
     def deed() -> int:
         from paceline import run
@@ -74,16 +87,34 @@ def _run(**typed: Any) -> Deed:
     return deed
 
 
-def _make_run() -> click.Command:
-    function: Any = _run
+def _submit(**typed: Any) -> Deed:
+    """Hand a script to Slurm: writes a job script that starts it on all nodes, and submits it.
+
+    Takes the options of paceline run too. Any other option of sbatch is given with --sbatch.
+    """
+    given = _given((*OWN, *HANDED), typed)
+    if not typed["script"]:
+        raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
+
+    def deed() -> int:
+        from paceline.slurm import submit
+
+        return submit.submit(typed["script"], tuple(typed["arguments"]), typed=given)
+
+    return deed
+
+
+def _make(name: str, function: Any, options: Sequence[Option]) -> click.Command:
+    """Return a command that starts a script: options, the script, and all that follows it untouched."""
     function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
     function = click.argument("script", required=False, default="")(function)
-    for option in reversed(OPTIONS):
+    for option in reversed(options):
         function = _declare(option)(function)
-    return click.command("run", cls=_Run)(function)
+    return click.command(name, cls=_Run)(function)
 
 
-cli.add_command(_make_run())
+cli.add_command(_make("run", _run, OPTIONS))
+cli.add_command(_make("submit", _submit, (*OWN, *HANDED)))
 
 
 @cli.group()
@@ -218,6 +249,19 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Deed:
     return deed
 
 
+@cli.command("endpoint")
+def _endpoint() -> Deed:
+    """Print where nodes can meet on this host, HOST:PORT; for job scripts, on the node that will be the head."""
+
+    def deed() -> int:
+        from paceline.launcher import endpoint
+
+        print(endpoint.find(env.read(env.NODE_NAME) or ""))
+        return EXIT_OK
+
+    return deed
+
+
 @cli.command("doctor")
 @_JSON
 def _doctor(as_json: bool) -> Deed:
@@ -230,6 +274,77 @@ def _doctor(as_json: bool) -> Deed:
         from paceline import doctor
 
         report = doctor.examine()
+        _show(report, as_json)
+        return report.exit_status
+
+    return deed
+
+
+@cli.command("follow")
+@click.argument("run", metavar="RUN|JOBID")
+def _follow(run: str) -> Deed:
+    """Show the output of a Slurm job as it grows, through all its starts, and end as its run does.
+
+    RUN is a run folder or the name of one in runs/, JOBID the number of a job. Ctrl-C ends the watching, not the job.
+    """
+
+    def deed() -> int:
+        from paceline.slurm import follow
+
+        return follow.follow(run)
+
+    return deed
+
+
+@cli.command("jobs")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@_JSON
+def _jobs(folder: Path | None, as_json: bool) -> Deed:
+    """List the runs of a folder, runs/ without one: state, nodes, last step, loss; the newest first."""
+
+    def deed() -> int:
+        from paceline.slurm import jobs
+
+        return jobs.jobs(folder, as_json=as_json)
+
+    return deed
+
+
+@cli.command("requeue")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--status", type=int, required=True, metavar="N", help="Exit status of the run.")
+def _requeue(run: Path, status: int) -> Deed:
+    """Queue this Slurm job again if its run can go on; for job scripts, after the run.
+
+    It can if the run stopped unfinished with a checkpoint, or has lost a node. RUN is its run folder.
+    """
+
+    def deed() -> int:
+        from paceline.slurm import requeue
+
+        return requeue.requeue(run, status=status)
+
+    return deed
+
+
+@cli.group()
+def profile() -> None:
+    """Settings of a site, for paceline submit --profile NAME."""
+
+
+@profile.command("check")
+@click.argument("name")
+@_JSON
+def _profile_check(name: str, as_json: bool) -> Deed:
+    """Compare a profile with the cluster that this machine belongs to: partition, limits, modules, folders.
+
+    NAME is a file that ends in .toml, or NAME.toml in .paceline/profiles here or in ~/.config/paceline/profiles.
+    """
+
+    def deed() -> int:
+        from paceline.slurm import profile_check
+
+        report = profile_check.check(name)
         _show(report, as_json)
         return report.exit_status
 
@@ -300,6 +415,10 @@ def _unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
     if error.ctx is not None and error.ctx.command is cli:
         what = f"paceline has no option {typed}"
         return UsageError(Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ..."))
+    if error.ctx is not None and error.ctx.command.name == "submit":
+        from paceline.slurm import request
+
+        return request.unknown_option(typed)
     if error.ctx is not None and error.ctx.command.name != "run":
         path = error.ctx.command_path
         near = closest(typed, [form for parameter in error.ctx.command.params for form in parameter.opts])
@@ -317,5 +436,8 @@ def _misused(error: click.ClickException) -> UsageError:
 
 
 def _refuse(error: PacelineError) -> NoReturn:
-    print(error.finding.render(), file=sys.stderr)
+    if error.said_elsewhere:
+        time.sleep(_SAY_FIRST_S)
+    else:
+        print(error.finding.render(), file=sys.stderr)
     sys.exit(error.exit_status if error.exit_status else EXIT_MISUSE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline.world import World
+
 
 def usable_cpus() -> tuple[int, str]:
     """Return how many CPUs this process may use, and why: the smaller of affinity and cgroup quota."""
@@ -16,6 +18,19 @@ def usable_cpus() -> tuple[int, str]:
     if quota is not None and quota < count:
         return max(1, int(quota)), f"cgroup quota of {quota:g} CPUs"
     return count, reason
+
+
+def of_ranks(world: World, *, granted: str) -> int:
+    """Return how many CPUs the ranks of this node may use together.
+
+    Args:
+        world: The ranks.
+        granted: What Slurm says that each task has; empty where it does not.
+    """
+    usable, _ = usable_cpus()
+    if world.launcher != "slurm" or not granted.isdigit():
+        return usable
+    return min(usable, int(granted)) * world.local_world_size  # each rank is a task, with CPUs of its own
 
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:

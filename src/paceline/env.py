@@ -97,6 +97,13 @@ STEP_ID = _variable("SLURM_STEP_ID", "read: this process is part of a Slurm step
 STEP_NUM_TASKS = _variable("SLURM_STEP_NUM_TASKS", "read: number of tasks of the step")
 STEP_NODELIST = _variable("SLURM_STEP_NODELIST", "read: nodes of the step")
 STEP_TASKS_PER_NODE = _variable("SLURM_STEP_TASKS_PER_NODE", "read: tasks on each node of the step")
+STEP_GPUS = _variable("SLURM_STEP_GPUS", "read: GPUs that the step has on this node")
+PTY_PORT = _variable("SLURM_PTY_PORT", "read: this is a terminal in a step (srun --pty), and no task of its own")
+CPUS_PER_TASK = _variable("SLURM_CPUS_PER_TASK", "read in a step: the most CPUs that its task uses")
+JOB_NUM_NODES = _variable("SLURM_JOB_NUM_NODES", "read: a job of several nodes needs srun")
+JOB_NODELIST = _variable("SLURM_JOB_NODELIST", "read: which nodes those are")
+JOB_CPUS_PER_NODE = _variable("SLURM_JOB_CPUS_PER_NODE", "read: CPUs for the srun line that is proposed")
+NODE_NAME = _variable("SLURMD_NODENAME", "read: the name of this node in Slurm, whose address the others are given")
 PROCID = _variable("SLURM_PROCID", "read together with SLURM_STEP_NUM_TASKS: rank of this task")
 LOCALID = _variable("SLURM_LOCALID", "read together with SLURM_STEP_NUM_TASKS: rank of this task on its node")
 NODEID = _variable("SLURM_NODEID", "read together with SLURM_STEP_NUM_TASKS: rank of this node")
@@ -104,6 +111,11 @@ JOB_ID = _variable(
     "SLURM_JOB_ID",
     "read together with SLURM_STEP_NUM_TASKS: port of the step; alone: how a run that stopped is resumed",
 )
+
+SBATCH_PARTITION = _variable("SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition")
+SBATCH_ACCOUNT = _variable("SBATCH_ACCOUNT", "read by submit, as by sbatch: default of --account")
+SBATCH_TIME = _variable("SBATCH_TIMELIMIT", "read by submit, as by sbatch: default of --time")
+CONFIG_HOME = _variable("XDG_CONFIG_HOME", "read: where paceline/profiles of this user are", "~/.config")
 
 
 def variables() -> tuple[Variable, ...]:

@@ -102,9 +102,14 @@ def status_of(findings: Iterable[Finding]) -> int:
 
 
 class PacelineError(Exception):
-    """Base of everything that paceline raises for a user; carries a Finding."""
+    """Base of everything that paceline raises for a user; carries a Finding.
+
+    Attributes:
+        said_elsewhere: Another process of the same start says the same into the same output.
+    """
 
     exit_status = EXIT_FAILED
+    said_elsewhere = False
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.render())

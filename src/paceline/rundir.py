@@ -97,6 +97,21 @@ class RunDir:
         """What the script logged (TensorBoard)."""
         return self.root / "tensorboard"
 
+    @property
+    def job_script(self) -> Path:
+        """The script that ``paceline submit`` handed to sbatch."""
+        return self.root / "job.sh"
+
+    @property
+    def job(self) -> Path:
+        """What is known of the run's Slurm job (JSON): its id, its name, how often it was queued again."""
+        return self.root / "job.json"
+
+    @property
+    def job_output(self) -> Path:
+        """What the job printed: the console of its launchers."""
+        return self.root / "slurm.out"
+
     def next_attempt(self) -> int:
         """Return the number that no attempt has had yet: a run that goes on in this folder counts on.
 

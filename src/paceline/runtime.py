@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline import nodeaddr
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.world import World
 
@@ -52,6 +53,16 @@ def take_device(world: World) -> torch.device:
     num_gpus = torch.cuda.device_count()
     # Slurm can bind a GPU to each task; a task then sees its own only, as number 0.
     index = 0 if world.launcher == "slurm" and num_gpus == 1 else world.local_rank
+    if index >= num_gpus and world.launcher == "slurm":
+        raise SetupError(
+            Finding(
+                "slurm-ntasks-mismatch",
+                f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs are visible to them",
+                where=f"rank {world.rank}, {world.reason}",
+                why="one task is one rank, and each rank needs a GPU of its own",
+                fix=f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH --gpus-per-node={world.local_world_size}",
+            )
+        )
     if index >= num_gpus:
         raise SetupError(
             Finding(
@@ -85,7 +96,9 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     if world.world_size == 1 or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
-    address = f"[{world.master_addr}]" if ":" in world.master_addr else world.master_addr
+    # a node's name in Slurm need not resolve
+    head = nodeaddr.of_node(world.master_addr) if world.launcher == "slurm" else world.master_addr
+    address = f"[{head}]" if ":" in head else head
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
         init_method=f"tcp://{address}:{world.master_port}",

@@ -75,7 +75,9 @@ def from_environ(environ: Mapping[str, str]) -> World:
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
-    return env.STEP_ID in environ and int(environ.get(env.STEP_NUM_TASKS, "1")) > 1
+    # in a terminal of a step (srun --pty) nobody has started the other tasks
+    in_task = env.STEP_ID in environ and not environ.get(env.PTY_PORT)
+    return in_task and int(environ.get(env.STEP_NUM_TASKS, "1")) > 1
 
 
 def _from_torchrun(environ: Mapping[str, str], chosen: str) -> World:
@@ -132,14 +134,15 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
         node_rank=node_rank,
         num_nodes=len(nodes),
         master_addr=environ.get(env.MASTER_ADDR) or nodes[0],
-        master_port=int(environ.get(env.MASTER_PORT) or _step_port(environ)),
+        master_port=int(environ.get(env.MASTER_PORT) or step_port(environ)),
         launcher="slurm",
         reason=f"Slurm step {environ.get(env.JOB_ID, '?')}.{environ.get(env.STEP_ID, '?')} "
         f"with {world_size} tasks on {len(nodes)} nodes",
     )
 
 
-def _step_port(environ: Mapping[str, str]) -> int:
+def step_port(environ: Mapping[str, str]) -> int:
+    """Return the port that the tasks of a Slurm step meet at, the same on all of them: 15000 to 31999."""
     # All tasks must agree without talking, so the port follows from job and step. The range is below
     # Linux's ephemeral ports (32768 and up), which outgoing connections may hold.
     job, step = int(environ.get(env.JOB_ID, "0")), int(environ.get(env.STEP_ID, "0"))

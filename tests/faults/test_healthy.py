@@ -2,7 +2,7 @@
 
 from faults.stage import FRAMEWORKS, fault
 
-QUICK = ("--hang-timeout", "5")
+QUICK = ("--hang-timeout", "10")
 
 
 def healthy(title, *, options=QUICK, **expected):

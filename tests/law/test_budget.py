@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 LIMIT = 500
 ANSWER_S = 0.3
+PROFILE = str(Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets.toml")
 
 
 def test_no_file_is_too_long(sources):
@@ -33,9 +35,11 @@ def processor_s(*command):
         ["lint", __file__],
         ["lint", "no-such-file.py"],
         ["lint", "--all"],
+        ["submit", "--dry-run", "--nodes", "2", "--profile", PROFILE, "--sbatch", "--constraint=a100", __file__],
+        ["submit", "--nodes", "two", __file__],
     ],
-    ids=" ".join,
+    ids=lambda words: " ".join(words[:4]),
 )
-def test_explain_and_lint_answer_at_once(words):
+def test_what_needs_no_run_answers_at_once(words):
     command = [sys.executable, "-m", "paceline", *words]
     assert any(processor_s(*command) <= ANSWER_S for _ in range(5))

@@ -38,7 +38,7 @@ WITHOUT_TORCH = (
     "paceline.launcher.worker",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for room in ("catalogue", "variables", "explain", "lint", "doctor")
+        for room in ("catalogue", "variables", "explain", "lint", "doctor", "slurm")
         for path in sorted((ROOT / "paceline" / room).rglob("*.py"))
     ),
 )
@@ -94,6 +94,11 @@ def test_importing_starts_no_thread_and_leaves_the_environment_alone():
         (["lint", "no-such-file.py"], 2),
         (["lint"], 2),
         (["doctor", "--jso"], 2),
+        (["submit", "--help"], 0),
+        (["submit", "--dry-run", __file__], 0),
+        (["submit", "--nodes", "two", __file__], 2),
+        (["submit", "no-such-script.py"], 2),
+        (["profile", "check", "no-such-profile"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -15,6 +15,7 @@ FLOORS = {
     "world": 0,
     "rundir": 0,
     "pulse": 0,
+    "nodeaddr": 0,
     "runtime": 1,
     "catalogue": 1,
     "variables": 1,
@@ -35,6 +36,7 @@ FLOORS = {
     "once": 2,
     "scaling": 2,
     "run": 3,
+    "slurm": 3,
     "inline": 3,
     "session": 3,
     "trainer": 3,
@@ -46,7 +48,7 @@ SAME_FLOOR = {
     ("__main__", "cli"),
     ("trainer", "session"),  # a loop on Session's public members
 }
-LAUNCHER_USERS = {"launcher", "run", "inline", "cli"}
+LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "cli"}
 
 
 def room(module: str) -> str:

@@ -414,5 +414,6 @@ def test_every_field_is_an_option():
         "min_nodes",
         "max_nodes",
         "typed",
+        "placed",
     }
     assert known <= set(options.Options.__dataclass_fields__)

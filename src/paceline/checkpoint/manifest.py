@@ -48,6 +48,7 @@ class Manifest:
         torch: Version of torch that wrote it.
         files: Every other file of the folder.
         run: Which training it belongs to: one that began anew in this folder has another, one that went on the same.
+        seconds: How long it took from the call of ``save`` to the commit; 0 where that was not measured.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Manifest:
     torch: str
     files: Mapping[str, FileInfo]
     run: str = ""
+    seconds: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -201,6 +203,7 @@ def parse(text: str) -> Manifest:
             torch=str(told["torch"]),
             files={name: FileInfo(int(file["bytes"]), int(file["crc32"])) for name, file in told["files"].items()},
             run=str(told["run"]),
+            seconds=float(told.get("seconds", 0.0)),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a manifest: {type(error).__name__}: {error}") from None

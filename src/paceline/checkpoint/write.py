@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,7 +220,8 @@ class _Work:
             files = {**self._files.written}
             for each in written:
                 files.update(each.files)
-            folder.commit(self._path, replace(self._told, files=files))
+            seconds = round((time.time_ns() - self._told.time_ns) / 1e9, 3)
+            folder.commit(self._path, replace(self._told, files=files, seconds=seconds))
         return [None] * len(written)
 
     def clean(self) -> None:

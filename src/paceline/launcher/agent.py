@@ -33,6 +33,7 @@ from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan, rank_environment
 from paceline.launcher.ranks import Attempt, Machinery, RankGroup
 from paceline.launcher.rendezvous import Meeting
+from paceline.launcher.saving import SaveWatch
 from paceline.launcher.watch import Watch
 
 # torch asks DNS for the host's full name with every event that it records, which can take seconds each
@@ -62,6 +63,12 @@ class Agent(LocalElasticAgent):
         self.hang: Finding | None = None  # what the ranks of this attempt hung in, if they were stopped for it
         self._watch: Watch | None = None
         self._observer: Observer | None = None
+        self._saves = SaveWatch(
+            machinery.run_dir.checkpoints,
+            grace_s=machinery.plan.grace_s,
+            again=machinery.again,
+            notice=machinery.notice,
+        )
         # of attempts that were followed by another: how ranks ended, the nodes that were lost, what they hung in
         self.earlier: list[tuple[list[RankEnd], set[int], Finding | None]] = []
         self.node_rank = 0
@@ -117,7 +124,7 @@ class Agent(LocalElasticAgent):
         )
         for finding in found.warnings:
             self._machinery.notice(finding)
-        if found.line:
+        if found.line and not (self._machinery.options.placed.one_voice and self.node_rank > 0):
             self._machinery.console.say(found.line)
         self._machinery.base_env = {**self._machinery.base_env, **found.env}
         if found.master and host.is_loopback(self._master[0]):
@@ -205,6 +212,8 @@ class Agent(LocalElasticAgent):
             result = RunResult(state=WorkerState.HEALTHY)
         if result.state == WorkerState.HEALTHY and self._observer is not None:
             self._observer.tick()
+        if result.state == WorkerState.HEALTHY and self.node_rank == 0:
+            self._saves.tick()
         if result.state == WorkerState.HEALTHY and self._watch is not None and self._hangs(self._watch):
             return RunResult(state=WorkerState.FAILED)
         if result.state == WorkerState.HEALTHY and self.group.left_s > self._patience_s():

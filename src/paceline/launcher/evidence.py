@@ -97,7 +97,7 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
 def _checkpoint(path: Path, number: int) -> Checkpoint | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        return Checkpoint(str(path), number, int(manifest["step"]))
+        return Checkpoint(str(path), number, int(manifest["step"]), float(manifest.get("seconds", 0.0)))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not committed, or not ours
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from paceline import env
 from paceline.cpus import usable_cpus
 
 _Found = TypeVar("_Found")
@@ -33,6 +34,7 @@ class HostFacts:
         num_gpus: GPUs that ranks would see.
         gpu_reason: Where that number comes from.
         addresses: ``(interface, numeric address)`` of the interfaces that are up, IPv4 first.
+        granted_gpus: GPUs that a scheduler says this node's part of the run has; 0 where none says so.
     """
 
     hostname: str
@@ -42,15 +44,20 @@ class HostFacts:
     num_gpus: int
     gpu_reason: str
     addresses: tuple[tuple[str, str], ...]
+    granted_gpus: int = 0
 
 
-def gather(visible_devices: str | None) -> HostFacts:
+def gather(visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0) -> HostFacts:
     """Read the facts of this machine.
 
     Args:
         visible_devices: The value of ``CUDA_VISIBLE_DEVICES``, None if unset.
+        granted_cpus: CPUs that a scheduler gave this process, None where there is none.
+        granted_gpus: GPUs that it gave.
     """
     cpus, cpu_reason = usable_cpus()
+    if granted_cpus is not None and granted_cpus < cpus:
+        cpus, cpu_reason = granted_cpus, env.CPUS_PER_TASK
     gpus, gpu_reason = count_gpus(visible_devices)
     return HostFacts(
         hostname=socket.gethostname(),
@@ -60,6 +67,7 @@ def gather(visible_devices: str | None) -> HostFacts:
         num_gpus=gpus,
         gpu_reason=gpu_reason,
         addresses=addresses(),
+        granted_gpus=0 if visible_devices == "" else granted_gpus,
     )
 
 
@@ -208,5 +216,5 @@ def describe_process(pid: int) -> str:
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return f"pid {pid}"
     words = [os.path.basename(word) if place < 2 else word for place, word in enumerate(command)]
-    text = " ".join(words)
+    text = " ".join(" ".join(words).split())  # a daemon that renames itself leaves blanks behind
     return f"pid {pid} ({text[:77] + '...' if len(text) > 80 else text})"

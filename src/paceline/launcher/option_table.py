@@ -17,6 +17,7 @@ class Option:
         flag: True for an option without a value.
         ours: True for what torchrun does not have.
         metavar: What stands for the value in the help.
+        many: True for an option that may be given several times.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Option:
     flag: bool = False
     ours: bool = False
     metavar: str = ""
+    many: bool = False
 
     @property
     def long(self) -> str:
@@ -128,6 +130,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
     Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
+    Option("no_slurm", "take nothing from Slurm: nodes, node rank and head are as typed", flag=True, ours=True),
     Option("run_dir", "folder of this run, default runs/<time>-<script>", ours=True, metavar="DIR"),
     Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),
 )

@@ -21,6 +21,7 @@ from paceline.launcher.option_table import (
     RDZV_BACKENDS,
     START_METHODS,
 )
+from paceline.launcher.slurm import Placed
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -73,9 +74,11 @@ class Options:
     on_hang: str = "stop"
     check_finite: bool = False
     check_replicas: int = 0  # optimizer steps; 0: never
+    no_slurm: bool = False
     run_dir: str | None = None
     json: bool = False
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
+    placed: Placed = field(default=Placed(), compare=False)
 
     @property
     def head_named(self) -> bool:
@@ -89,7 +92,12 @@ class Options:
 
 
 def parse(
-    script: str, script_args: tuple[str, ...], *, typed: Mapping[str, Any], inherited: Mapping[str, str]
+    script: str,
+    script_args: tuple[str, ...],
+    *,
+    typed: Mapping[str, Any],
+    inherited: Mapping[str, str],
+    placed: Placed = Placed(),  # noqa: B008  # frozen
 ) -> Options:
     """Check what was typed and what torchrun's ``PET_*`` variables say; the command line wins.
 
@@ -98,11 +106,13 @@ def parse(
         script_args: Its arguments, not looked at.
         typed: ``{name: text}`` of the options on the command line, True for a flag.
         inherited: ``{name: text}`` from the environment.
+        placed: What is taken from Slurm; the other two win.
 
     Raises:
         UsageError: A value is wrong, or options contradict each other or have no effect.
     """
-    raw = {name: value for name, value in inherited.items() if name in _BY_NAME and not _BY_NAME[name].ours}
+    raw: dict[str, Any] = dict(placed.values)
+    raw |= {name: value for name, value in inherited.items() if name in _BY_NAME and not _BY_NAME[name].ours}
     raw.update(typed)
     _refuse_contradictions(raw, set(typed))
     low, high = _node_range(raw.get("nnodes", "1:1"))
@@ -129,6 +139,7 @@ def parse(
         "hang_timeout": _seconds(raw, "hang_timeout"),
         "on_hang": _choice(raw, "on_hang", ON_HANG),
         "check_replicas": _integer(raw, "check_replicas", low=1),
+        "placed": placed,
         "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
     for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
@@ -141,7 +152,7 @@ def parse(
         if option.flag:
             values[option.name] = _truth(raw.get(option.name, False))
     values = {name: value for name, value in values.items() if value is not None}
-    return _check_nodes(Options(script, script_args, **values), set(typed))
+    return _check_nodes(Options(script, script_args, **values), set(typed) | set(placed.values))
 
 
 def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
@@ -308,19 +319,29 @@ def _duration(raw: Mapping[str, Any], name: str) -> float | None:
     text = raw.get(name)
     if text is None:
         return None
-    value = 0.0
-    if plain := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(text)):
-        value = float(plain[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[plain[2]]
-    elif re.fullmatch(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", str(text)):
-        days, dash, clock = str(text).rpartition("-")
-        parts = [int(part) for part in clock.split(":")]
-        missing = [0] * (3 - len(parts))
-        hours, minutes, seconds = parts + missing if dash else missing + parts
-        value = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+    value = seconds_of(str(text))
     if not value > 0:
         rule = "is a time above 0: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00"
         raise _invalid(name, str(text), rule, f"{_long(name)} 2h")
     return value
+
+
+def seconds_of(text: str, *, bare_s: int = 1) -> float:
+    """Return the seconds of a time, 0 if it is none.
+
+    Args:
+        text: ``90s``, ``90m``, ``2h``, ``1d``, or Slurm's ``M:S``, ``H:M:S`` and ``D-H[:M[:S]]``.
+        bare_s: What a number without a unit counts; Slurm's own options count minutes.
+    """
+    if plain := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text):
+        return float(plain[1]) * {"": bare_s, "s": 1, "m": 60, "h": 3600, "d": 86400}[plain[2]]
+    if not re.fullmatch(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", text):
+        return 0.0
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    missing = [0] * (3 - len(parts))
+    hours, minutes, seconds = parts + missing if dash else missing + parts
+    return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds)
 
 
 def _grace(raw: Mapping[str, Any]) -> int | None:

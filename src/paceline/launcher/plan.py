@@ -130,6 +130,8 @@ def choose_nproc(asked: str, facts: HostFacts) -> Choice:
         return Choice(facts.num_gpus, f"one per GPU ({facts.gpu_reason})")
     if asked in ("cpu", "auto"):
         return Choice(facts.usable_cpus, f"one per usable CPU ({facts.cpu_reason})")
+    if asked == "" and facts.granted_gpus:
+        return Choice(facts.granted_gpus, f"one per GPU that Slurm gave this node; {facts.gpu_reason}")
     if asked in ("gpu", "xpu"):
         raise SetupError(
             Finding(
@@ -164,7 +166,8 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_PORT)
         return "static", host, Choice(port, "--rdzv-endpoint")
     if options.master_port is not None:
-        return "static", options.master_addr, Choice(options.master_port, "--master-port")
+        reason = "the step's number" if "master_port" in options.placed.values else "--master-port"
+        return "static", options.master_addr, Choice(options.master_port, reason)
     if options.one_node:
         return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
     return "static", options.master_addr, Choice(DEFAULT_PORT, "torch's default")
@@ -269,6 +272,16 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
                 fix=f"--local-ranks-filter {','.join(str(rank) for rank in range(nproc))}",
             )
         )
+    if 0 < facts.granted_gpus < nproc:
+        raise UsageError(
+            Finding(
+                "gpus-fewer-than-processes",
+                f"{nproc} ranks on this node, and Slurm gave it {_count(facts.granted_gpus, 'GPU')}",
+                where=options.placed.said,
+                fix=f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
+                "on CPUs: export CUDA_VISIBLE_DEVICES=",
+            )
+        )
     if options.virtual_local_rank and facts.num_gpus < nproc:
         raise UsageError(
             Finding(
@@ -310,6 +323,8 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
     ]
     if plan.start_method.reason:
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
+    if options.placed.said:
+        parts.insert(1, options.placed.said)
     return " · ".join([*parts, run_dir])
 
 

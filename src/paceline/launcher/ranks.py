@@ -24,6 +24,7 @@ from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.position import Position
+from paceline.launcher.resume import Again
 from paceline.launcher.stacks import Look
 from paceline.launcher.starter import Ended, Starter
 from paceline.launcher.task import RankTask
@@ -57,6 +58,7 @@ class Machinery:
         notice: Says a warning, once.
         on_start: Called with the restart count once the ranks run.
         logs: Names log files; torch's own where its options were given.
+        again: How the run is started again.
     """
 
     options: Options
@@ -72,6 +74,7 @@ class Machinery:
     notice: Callable[[Finding], None]
     on_start: Callable[[int], None]
     logs: LogsSpecs
+    again: Again
 
 
 @dataclass

@@ -5,6 +5,7 @@ What can be pasted stands alone behind its label, whole, and is never shortened.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ class Checkpoint:
         path: Its folder.
         number: The count in its name: of two, the larger was committed later.
         step: Optimizer steps that it holds.
+        seconds: How long it took to save; 0 where that is not known.
     """
 
     path: str
     number: int
     step: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Again:
         numbered: Each of them has a node rank of its own.
         slurm: It ran inside a Slurm job.
         step: It ran inside a step of one, and not in the job script's own shell.
+        submitted: It was started by the script of ``paceline submit``, which queues it again by itself.
     """
 
     line: str = ""
@@ -48,9 +52,12 @@ class Again:
     numbered: bool = False
     slurm: bool = False
     step: bool = False
+    submitted: bool = False
 
 
-def plan(options: Options, *, run_dir: str, function: bool, numbered: bool, environ: Mapping[str, str]) -> Again:
+def plan(
+    options: Options, *, run_dir: str, function: bool, numbered: bool, environ: Mapping[str, str], job_script: str = ""
+) -> Again:
     """Return how a run is started again.
 
     Args:
@@ -59,13 +66,21 @@ def plan(options: Options, *, run_dir: str, function: bool, numbered: bool, envi
         function: It ran a function of a program.
         numbered: Its nodes were given node ranks.
         environ: The environment.
+        job_script: The script of ``paceline submit`` that started it; empty if there is none.
     """
+    slurm = bool(environ.get(env.JOB_ID))
+    if slurm and job_script and not function:
+        return Again(line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True)
+    line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
+    if options.placed.one_voice:  # one line for all nodes, each of which finds its own rank
+        tasks = f"srun --nodes={options.max_nodes} --ntasks={options.max_nodes} --ntasks-per-node=1"
+        return Again(line=f"{tasks} {line}", slurm=True, step=True)
     return Again(
-        line=recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir),
+        line=line,
         shell=not function,
         nodes=options.max_nodes,
         numbered=numbered,
-        slurm=bool(environ.get(env.JOB_ID)),
+        slurm=slurm,
         step=bool(environ.get(env.STEP_ID)),
     )
 
@@ -89,11 +104,11 @@ def after_stop(last: Checkpoint | None, again: Again) -> list[str]:
     """Return the lines about going on for a run that stopped before its end, unfinished and not broken."""
     kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
     loop = ""
-    if again.slurm:
+    if again.slurm and not again.submitted:
         # the script's own status stays that of the run: a finished job must not show as failed, nor the reverse
         requeue = f"[ $status -ne {EXIT_UNFINISHED} ] || scontrol requeue $SLURM_JOB_ID"
         loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
-    elif again.shell:
+    elif again.shell and not again.slurm:
         loop = _loop(again.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
     return [kept, *_lines("resume", again, loop)]
 
@@ -108,8 +123,8 @@ def after_failure(last: Checkpoint | None, again: Again) -> list[str]:
 
 def after_loss(last: Checkpoint | None, again: Again) -> list[str]:
     """Return the lines about going on for a run that lost a node, which may help at the next try."""
-    loop = _loop(again.line, "sleep 10") if again.shell else ""
-    if again.slurm:
+    loop = _loop(again.line, "sleep 10") if again.shell and not again.slurm else ""
+    if again.slurm and not again.submitted:
         loop = "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
     return _lines(f"resume from step {last.step}" if last else "start again", again, loop)
 
@@ -127,9 +142,17 @@ def _lines(label: str, again: Again, loop: str) -> list[str]:
     return [f"{label}: {again.line}", *([f"by itself: {loop}"] if loop else [])]
 
 
-def describe_short_grace(grace_s: int, again: Again) -> str:
-    """Return the fix for ranks that were killed while they saved: twice the time, from all who count it."""
-    longer = max(60, 2 * grace_s)
+def describe_short_grace(grace_s: int, again: Again, *, needed_s: float = 0.0) -> str:
+    """Return the fix for ranks that were killed while they saved, or will be: longer, from all who count it.
+
+    Args:
+        grace_s: Seconds that they had, or have.
+        again: How the run is started.
+        needed_s: Seconds that a save takes; 0 where it was not measured.
+    """
+    longer = max(60, 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s)
+    if again.submitted:
+        return f"paceline submit --grace-s {longer} ..., which sets the signal of the job too"
     if not again.slurm:
         return f"--grace-s {longer}, and no shorter time at whoever sends the signal"
     # Slurm sends to the steps; to the job script's own shell only with B:

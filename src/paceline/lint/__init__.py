@@ -10,7 +10,7 @@ from paceline.lint.files import Source, is_job, is_python, not_judged, read
 from paceline.lint.ignore import wanted
 from paceline.lint.report import Judged, Report
 
-__all__ = ["Report", "lint"]
+__all__ = ["Report", "lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> Report:
@@ -47,3 +47,27 @@ def _findings(source: Source) -> list[Finding]:
     from paceline.lint.job import judge as judge_job
 
     return judge_job(source.text, source.name)
+
+
+def sbatch_option(typed: str) -> tuple[str, str]:
+    """Return what sbatch understands by an option.
+
+    Args:
+        typed: Its long or short name without dashes.
+
+    Returns:
+        Its long name, empty if Slurm has none, and its kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
+        with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
+    """
+    from paceline.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
+
+    if name := canonical(typed):
+        return name, SBATCH[name][1]
+    return (typed, "maybe") if typed in PLUGIN_OPTIONS else ("", "maybe")
+
+
+def sbatch_options() -> tuple[str, ...]:
+    """Return the long names of sbatch's options."""
+    from paceline.lint.job.sbatch_options import SBATCH
+
+    return tuple(SBATCH)

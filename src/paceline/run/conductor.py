@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError
-from paceline.launcher import account, evidence, host, nccl, resume, signals, starter
+from paceline.launcher import account, evidence, host, nccl, signals, starter
 from paceline.launcher.account import Report, Stop
 from paceline.launcher.console import Console
 from paceline.launcher.endings import RankEnd
@@ -25,7 +24,7 @@ from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.resume import Again, Checkpoint
 from paceline.launcher.signals import NOTICES, Caught, Signals
-from paceline.launcher.task import FUNCTION, RankTask
+from paceline.launcher.task import RankTask
 from paceline.run.node import Node, names_of
 from paceline.rundir import RunDir
 
@@ -35,6 +34,8 @@ _ACCOUNTS_S = 5.0
 _NOTICE_S = 2.0
 # A file's time is that of a coarser clock, or of a file server's.
 _FILE_CLOCK_NS = 1_000_000_000
+# srun --kill-on-bad-exit ends all tasks as soon as one has failed: the one that tells why is to come first.
+_HEAD_SPEAKS_S = 1.0
 _SIGNALS_OF_OURS = ("SIGWINCH", *NOTICES)
 
 
@@ -56,6 +57,7 @@ class Conductor:
         self._stop: Stop | None = None
         self._taken: Signals
         self._insistence = signals.Insistence()
+        self._told_by_head = False
         self._node = Node(options, plan, task, warm=warm, handle=handle, console=self._console)
         self._started_s = time.monotonic()
 
@@ -143,7 +145,9 @@ class Conductor:
     def _end_ranks(self, number: signal.Signals, name: str, sender: str, *, hands_on: signal.Signals) -> float:
         """Begin the orderly end on all nodes; returns until when the agent must have noticed."""
         self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
-        if self._node.agent is not None and self._node.agent.group is not None:
+        agent = self._node.agent
+        quiet = self._options.placed.one_voice and agent is not None and agent.node_rank > 0  # the head got it too
+        if agent is not None and agent.group is not None and not quiet:
             by = f"{name} from {sender}" if sender else name
             again = "SIGINT" if not sender or name in NOTICES else "once more"
             self._console.say(f"{by}: ranks have {self._plan.grace_s} s to end by themselves; {again} ends them now")
@@ -192,6 +196,7 @@ class Conductor:
             patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
             found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store, give_up=self._hears_insistence)
             lost = board.remote.lost
+            self._told_by_head = self._options.placed.one_voice and agent.node_rank > 0 and 0 in found
         told = [found[node] for node in sorted(found)]
         kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
         return replace(
@@ -215,13 +220,7 @@ class Conductor:
         if self._node.run_dir is None:
             return account.Run(stops=stops)
         folder = str(self._node.run_dir.root)
-        again = resume.plan(
-            self._options,
-            run_dir=folder,
-            function=self._task.kind == FUNCTION,
-            numbered=self._plan.rendezvous == "static",
-            environ=env.snapshot(),
-        )
+        again = self._node.again(self._node.run_dir)
         last = evidence.last_checkpoint(self._node.run_dir.checkpoints)
         return account.Run(folder=folder, stops=stops, again=again, last=last, grace_s=self._plan.grace_s)
 
@@ -244,7 +243,10 @@ class Conductor:
                 )
             self._keep_noise(self._node.run_dir)
             self._node.event("outcome", **report.to_json())
-        self._console.write(report.framed())
+        if not self._told_by_head:
+            self._console.write(report.framed())
+        elif report.exit_status != EXIT_OK:
+            time.sleep(_HEAD_SPEAKS_S)
         if self._options.json:
             print(json.dumps(report.to_json()), flush=True)
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import env, pulse
+from paceline.cpus import usable_cpus
 from paceline.errors import Finding, SetupError
-from paceline.launcher import host, outcome, starter
+from paceline.launcher import host, outcome, resume, slurm, starter
 from paceline.launcher import plan as planning
 from paceline.launcher.console import Console
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
-from paceline.launcher.task import RankTask
+from paceline.launcher.resume import Again
+from paceline.launcher.task import FUNCTION, RankTask
 from paceline.rundir import RunDir, append_event, new_run_id, write_whole
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Node:
             notice=self.notice,
             on_start=self._record_start,
             logs=logs.make_logs(self._options, run_dir, first_attempt=self.first_attempt),
+            again=self.again(run_dir),
         )
         spec = agents.make_spec(self._options, self._plan, meeting)
         self.agent = agents.Agent(spec, machinery, meeting)
@@ -95,6 +98,17 @@ class Node:
         if result is None:  # the rendezvous was closed while this node waited: nothing of its own failed
             return True
         return not result.is_failed() and result.state.name == "SUCCEEDED"
+
+    def again(self, run_dir: RunDir) -> Again:
+        """Return how the run is started again."""
+        return resume.plan(
+            self._options,
+            run_dir=str(run_dir.root),
+            function=self._task.kind == FUNCTION,
+            numbered=self._plan.rendezvous == "static",
+            environ=env.snapshot(),
+            job_script=str(run_dir.job_script) if run_dir.job_script.exists() else "",
+        )
 
     def _new_run_name(self) -> str:
         return new_run_id(self._options.script or "function", now_s=time.time(), salt=secrets.token_hex(2))
@@ -121,11 +135,17 @@ class Node:
         assert self.run_dir is not None
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
             write_whole(self.run_dir.plan(self.first_attempt), json.dumps(self._plan.to_json(), indent=2) + "\n")
-        self._console.say(
-            planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self.run_dir.root))
-        )
+        told_by_head = self._options.placed.one_voice and self._meeting is not None and not self._meeting.hosts_store
+        if not told_by_head:
+            self._console.say(
+                planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self.run_dir.root))
+            )
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._console.say(_detail_warning().render())
+        if not self._options.no_slurm:
+            dropped = slurm.dropped_cpus(env.snapshot(), usable_cpus()[0])
+            if dropped is not None:
+                self.notice(dropped)
 
     def _base_env(self, identity: Mapping[str, Any], *, address: str) -> dict[str, str]:
         values = {env.RUN_TOKEN: str(identity["token"])}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from paceline import env, pulse
 from paceline.errors import EXIT_OK, Finding, SetupError
-from paceline.launcher import host, ports, script, starter, worker
+from paceline.launcher import host, ports, script, slurm, starter, worker
 from paceline.launcher import plan as planning
 from paceline.launcher.account import Report
 from paceline.launcher.options import Options
@@ -48,12 +48,17 @@ def run(options: Options) -> int:
 
 def _plan(options: Options, source: str) -> tuple[Options, Plan]:
     """Decide; the options come back with what only torch could count."""
-    facts = host.gather(env.read(env.CUDA_DEVICES))
+    environ = env.snapshot()
+    facts = host.gather(
+        environ.get(env.CUDA_DEVICES),
+        granted_cpus=None if options.no_slurm else slurm.granted_cpus(environ),
+        granted_gpus=options.placed.num_gpus,
+    )
     if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
         count = host.count_devices_by_torch(options.nproc_per_node)
         if count:
             options = replace(options, nproc_per_node=str(count))
-    return options, planning.make(options, facts, environ=env.snapshot(), source=source)
+    return options, planning.make(options, facts, environ=environ, source=source)
 
 
 def _conduct_function(options: Options, task: RankTask, function: Callable[[], None]) -> Report:

@@ -250,7 +250,7 @@ class Session:
             tally=self._tally,
             seed=self._seed,
             accumulate=self._accumulate,
-            cpus=cpus.usable_cpus()[0],
+            cpus=cpus.of_ranks(self._world, granted=env.read(env.CPUS_PER_TASK) or ""),
             total=runtime.totals,
         )
         loader = Loader(dataset, around, **given)

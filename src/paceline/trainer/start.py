@@ -67,7 +67,12 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
         f"and this run was started with {session.world_size}",
         where="Trainer(devices=...)",
         why="the number of ranks is decided where the run is started",
-        fix=f'Trainer(devices="auto"), or: paceline run --nproc-per-node {devices} script.py',
+        fix='Trainer(devices="auto"), or: '
+        + (
+            f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
+            if world.from_environ(env.snapshot()).launcher == "slurm"
+            else f"paceline run --nproc-per-node {devices} script.py"
+        ),
     )
 
 

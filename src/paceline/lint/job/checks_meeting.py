@@ -51,6 +51,12 @@ def _supplied(launch: Launch) -> bool:
     return launch.vague or "config_file" in launch.options or "deepspeed_hostfile" in launch.options
 
 
+def _takes_from_step(case: Case, launch: Launch) -> bool:
+    """Whether the launcher asks Slurm for nodes, node rank and head: paceline run does, as the one task of its node."""
+    own = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(launch.options)
+    return own and launch.call.step is not None and case.shape(launch).tasks_per_node == 1
+
+
 def _ignores_node_rank(launch: Launch) -> bool:
     backend = launch.says.get("backend", "static")
     return backend != "static" or "standalone" in launch.options
@@ -77,6 +83,8 @@ def _may_be(case: Case, launch: Launch, over: int) -> set[int | None]:
 
 def _not_told(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
     words = [arg.text for arg in launch.call.args]
+    if _takes_from_step(case, launch):
+        return
     if any(_RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)):
         return  # each node does something of its own, on purpose
     name = option(launch, "nnodes")
@@ -156,7 +164,7 @@ def _several(case: Case, launch: Launch) -> bool:
 def _no_rank(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
     if _supplied(launch) or ("nnodes" not in launch.says and launch.kind != "composer"):
         return
-    if launch.kind == "composer" and "NODE_RANK" in launch.call.env:
+    if _takes_from_step(case, launch) or (launch.kind == "composer" and "NODE_RANK" in launch.call.env):
         return
     name = option(launch, "node_rank")
     endpoint = " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
@@ -210,6 +218,8 @@ def endpoint_or_address(case: Case) -> Iterator[Finding]:
     for launch in case.training:
         over = together(case, launch)
         if over is None or not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
+            continue
+        if _takes_from_step(case, launch):
             continue
         if ("nnodes" not in launch.says and launch.kind != "composer") or "standalone" in launch.options:
             continue  # told elsewhere: each node runs on its own

@@ -1,0 +1,158 @@
+"""The single values of a request, each by its own rule: the same for the command line and for a profile. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.launcher import options as launch
+from paceline.slurm.option_table import INSTEAD, NEVER, ON_NODE_LOSS, OWN
+from paceline.slurm.quoting import CONTROL
+
+UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)
+_GPUS = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>[0-9]+)")
+_LONG = {option.name: option.long for option in OWN}
+
+
+def check(raw: Mapping[str, Any]) -> None:
+    """Check values of submit's own options; of others it says nothing.
+
+    Raises:
+        UsageError: The first that is wrong.
+    """
+    for name, value in raw.items():
+        if name in _LONG and isinstance(value, str):
+            if CONTROL.search(value):
+                raise invalid(name, _shown(value), "is one line, without control characters")
+            if name in _RULES:
+                _RULES[name](name, value)
+            elif not value.strip():
+                raise invalid(name, "''", "needs a value", f"leave out {_LONG[name]}")
+
+
+def num_gpus(text: str) -> int:
+    """Return how many GPUs ``4`` or ``a100:4`` are; nothing is none."""
+    return int(str(text).rpartition(":")[2] or 0)
+
+
+def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    """Read what was typed after ``--sbatch``: ``--constraint=a100``, ``-C a100``, ``--exclusive``.
+
+    Returns:
+        Of each its long name, and its value or None.
+
+    Raises:
+        UsageError: It is no option, submit has one for it, or it lacks its value.
+    """
+    return tuple(_sbatch(word) for word in words)
+
+
+def _sbatch(typed: str) -> tuple[str, str | None]:
+    from paceline.lint import sbatch_option
+
+    if CONTROL.search(typed):
+        raise _refused(typed, "is one line, without control characters")
+    if not re.fullmatch(r"--?[A-Za-z].*", typed):
+        near = f"--sbatch --{typed}" if re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed) else "--sbatch --constraint=a100"
+        raise _refused(typed, "begins with a dash, as sbatch has it", near)
+    if typed.startswith("--"):
+        word, separator, value = re.match(r"--([\w-]+)(=|\s+|$)(.*)", typed + "").groups()  # type: ignore[union-attr]
+    else:
+        word, separator, value = typed[1], "=" if len(typed) > 2 else "", typed[2:].lstrip("= ")
+    name, kind = sbatch_option(word)
+    require_free(name or word, value, shown=f"--sbatch {_shown(typed)}")
+    if kind == "value" and not value:
+        raise _refused(typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE")
+    if kind == "flag" and value:
+        raise _refused(typed, f"takes no value: --{name} is a flag", f"--sbatch --{name}")
+    return name or word, value if separator.strip() or value else None
+
+
+def require_free(name: str, value: str, *, shown: str) -> None:
+    """Refuse an option of sbatch that submit sets itself.
+
+    Raises:
+        UsageError: It does, or a job of submit cannot have it.
+    """
+    if name in NEVER:
+        raise contradicted(f"{shown}: a job of paceline submit has no --{name}: {NEVER[name]}", f"leave out {shown}")
+    if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
+        return
+    instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
+    if instead:
+        given = " " + value.rpartition(":")[2] if value and instead in ("--gpus-per-node", f"--{name}") else ""
+        raise contradicted(f"{shown}: paceline submit sets --{name} itself", f"{instead}{given}")
+
+
+def _nodes(name: str, text: str) -> None:
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
+    if not match:
+        fix = f"--nodes {text.replace(':', '-')}" if re.fullmatch(r"[1-9][0-9]*:[1-9][0-9]*", text) else "--nodes 2"
+        raise invalid(name, text, "is a number or a range MIN-MAX", fix)
+    low, high = int(match[1]), int(match[2] or match[1])
+    if low < 1 or high < low:
+        raise invalid(name, text, "needs at least one node and MIN not above MAX", "--nodes 1")
+
+
+def _gpus(name: str, text: str) -> None:
+    if not _GPUS.fullmatch(text):
+        raise invalid(name, text, "is a number, or a kind and a number", "--gpus-per-node 4, or a100:4")
+
+
+def _count(name: str, text: str) -> None:
+    if not re.fullmatch("[0-9]+", text) or int(text) < 1:
+        raise invalid(name, text, "is a whole number from 1", f"{_LONG[name]} 8")
+
+
+def _mem(name: str, text: str) -> None:
+    if not re.fullmatch("[0-9]+[KMGT]?", text, re.IGNORECASE):
+        near = re.fullmatch(r"([0-9]+) ?([KMGT])i?B", text, re.IGNORECASE)
+        fix = f"--mem {near[1]}{near[2].upper()}" if near else "--mem 64G"
+        raise invalid(name, text, "is a whole number with K, M, G or T; without one it counts MB", fix)
+
+
+def _time(name: str, text: str) -> None:
+    if UNLIMITED.fullmatch(text):
+        return
+    if not launch.seconds_of(text, bare_s=60) > 0:
+        rule = "is a time above 0: 90m, 2h, minutes, or as sbatch has it, 1-12:00:00"
+        raise invalid(name, text, rule, "--time 2h")
+
+
+def _on_node_loss(name: str, text: str) -> None:
+    if text not in ON_NODE_LOSS:
+        near = closest(text, ON_NODE_LOSS) or ON_NODE_LOSS[0]
+        raise invalid(name, text, f"is one of {', '.join(ON_NODE_LOSS)}", f"--on-node-loss {near}")
+
+
+_RULES: Mapping[str, Callable[[str, str], None]] = {
+    "nodes": _nodes,
+    "gpus_per_node": _gpus,
+    "cpus_per_gpu": _count,
+    "cpus_per_node": _count,
+    "mem": _mem,
+    "time": _time,
+    "on_node_loss": _on_node_loss,
+}
+
+
+def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
+    """Return the error for a value that breaks its rule."""
+    shown = f"{_LONG[name]} {value}"
+    return UsageError(Finding("option-invalid", f"{shown}: {_LONG[name]} {rule}", where="command line", fix=fix))
+
+
+def contradicted(what: str, fix: str) -> UsageError:
+    """Return the error for options that exclude each other or have no effect."""
+    return UsageError(Finding("option-contradicted", what, where="command line", fix=fix))
+
+
+def _refused(typed: str, rule: str, fix: str = "") -> UsageError:
+    what = f"--sbatch {_shown(typed)}: it {rule}"
+    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+
+
+def _shown(text: str) -> str:
+    return repr(text)[1:-1] if CONTROL.search(text) else text

@@ -1,0 +1,168 @@
+"""The job script: a request in, its text out. Pure.
+
+It is meant to be read and kept: what it asks for stands in ``#SBATCH`` lines, and plain ``sbatch`` submits it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import EXIT_UNFINISHED
+from paceline.slurm.quoting import comment, directive, pattern, word
+from paceline.slurm.request import Request
+
+_WIDTH = 110
+_LATE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # of what only a job knows
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job is submitted from and what it uses there.
+
+    Attributes:
+        folder: The folder that it works in.
+        run_dir: Its run folder, whole.
+        script: Where its script is written to.
+        output: What the job prints goes there.
+        paceline: The command that submits, which the job's script uses too.
+        when: The time, as people write it.
+    """
+
+    folder: str
+    run_dir: str
+    script: str
+    output: str
+    paceline: tuple[str, ...]
+    when: str
+
+
+def render(request: Request, place: Place) -> str:
+    """Return the script that is handed to sbatch."""
+    blocks = (
+        _head(request, place),
+        list(_set_up(request, place)),
+        [*_start(request, place), *_end(request, place)],
+    )
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _head(request: Request, place: Place) -> list[str]:
+    lines = ["#!/bin/bash", f"# paceline submit, {place.when}: {word(request.script)}"]
+    if request.profile.name:
+        lines.append(f"# with the profile {word(request.profile.name)}")
+    lines += ["# to submit it again as it is:", f"#   sbatch {word(place.script)}"]
+    return [*lines, *_resources(request), *_conduct(request, place)]
+
+
+def _resources(request: Request) -> Iterator[str]:
+    yield directive("job-name", request.job_name)
+    for name, value in request.directives():
+        if name == "ntasks-per-node":
+            yield "# one task on each node: it starts the ranks of its node"
+        if name == "cpus-per-task" and request.cpus_per_gpu:
+            yield f"# {request.cpus_per_gpu} for each GPU, as CPUs of the task: every version of Slurm has these right"
+        yield directive(name, value)
+
+
+def _conduct(request: Request, place: Place) -> Iterator[str]:
+    yield f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by itself"
+    yield directive("signal", f"TERM@{request.signal_s}")
+    if request.requeue:
+        yield "# after preemption, the time limit or the loss of a node the job is queued again, and goes on"
+    yield directive("requeue" if request.requeue else "no-requeue")
+    yield directive("open-mode", "append")
+    if _by_directive(place.folder):
+        yield directive("chdir", place.folder)
+    yield directive("output", pattern(place.output))
+
+
+def _by_directive(folder: str) -> bool:
+    """Whether ``--chdir`` takes a folder as it is, whatever Slurm's version makes of ``%`` and ``\\`` in paths."""
+    return "%" not in folder and "\\" not in folder
+
+
+def _set_up(request: Request, place: Place) -> Iterator[str]:
+    profile = request.profile
+    if not _by_directive(place.folder):
+        yield f"cd -- {word(place.folder)} || exit"
+    for module in profile.modules:
+        yield f"module load {word(module)}"
+    yield from profile.lines
+    for setting in profile.environment:
+        yield from comment(setting.why)
+        yield f"export {setting.name}={word(setting.value)}"
+    if profile.tmp:
+        folder = _late(profile.tmp)
+        yield f"export TMPDIR={folder}"
+        yield "# on the disk of each node, mostly"
+        yield 'srun --ntasks-per-node=1 mkdir -p -- "$TMPDIR" || exit'
+
+
+def _late(text: str) -> str:
+    """Return a path as a word of bash, with Slurm's own variables left for the job to fill in."""
+    words, at = "", 0
+    for match in _LATE.finditer(text):
+        words += (word(text[at : match.start()]) if match.start() > at else "") + f'"${{{match[1] or match[2]}}}"'
+        at = match.end()
+    return words + (word(text[at:]) if at < len(text) else "")
+
+
+def _start(request: Request, place: Place) -> list[str]:
+    # in front of the run alone: in a container there is no Slurm, which the other two commands talk to
+    prefix = request.profile.prefix
+    command = [word(each) for each in ((*prefix, "paceline") if prefix else place.paceline)]
+    srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
+    if request.cpus:
+        # since Slurm 22.05 srun does not take this from the job
+        srun.append(f"--cpus-per-task={request.cpus}")
+    own = [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
+    own.append(f"--run-dir {word(place.run_dir)}")
+    own += [_option(name, value) for name, value in request.handed]
+    # a name with a dash in front would be taken for an option
+    script = ["--"] if request.script.startswith("-") else []
+    script += [word(each) for each in (request.script, *request.script_args)]
+    return [
+        "# this script runs on the first node of the job: its address, and a port that is free there",
+        f"endpoint=$({_own(place)} endpoint) || exit",
+        *_wrapped([" ".join(srun), *_filled(own), *_filled(script)]),
+    ]
+
+
+def _own(place: Place) -> str:
+    return " ".join(word(each) for each in place.paceline)
+
+
+def _option(name: str, value: str) -> str:
+    option = "--" + name.replace("_", "-")
+    # a value with a dash in front would be taken for an option
+    return option if not value else f"{option}={word(value)}" if value.startswith("-") else f"{option} {word(value)}"
+
+
+def _filled(words: Sequence[str]) -> list[str]:
+    """Fill lines with words, as many as fit."""
+    lines: list[str] = []
+    for each in words:
+        if lines and len(lines[-1]) + 1 + len(each) <= _WIDTH:
+            lines[-1] += f" {each}"
+        else:
+            lines.append(each)
+    return lines
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Return lines as one command of the shell."""
+    head, *rest = lines
+    listed = [head, *(f"    {line}" for line in rest)]
+    return [*(f"{line} \\" for line in listed[:-1]), listed[-1]]
+
+
+def _end(request: Request, place: Place) -> list[str]:
+    lines = ["status=$?"]
+    if request.requeue:
+        lines += [
+            f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job goes on from there",
+            f'{_own(place)} requeue {word(place.run_dir)} --status "$status"',
+        ]
+    return [*lines, 'exit "$status"']

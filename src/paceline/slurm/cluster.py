@@ -1,0 +1,154 @@
+"""A judge: what ``scontrol`` and ``sinfo`` print, as facts about partitions and their nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.launcher.options import seconds_of
+
+PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
+# Each partition with each kind of node that it has: --exact, or sinfo would print "16+" for several kinds.
+NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G")
+_NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes of a partition that are alike.
+
+    Attributes:
+        count: How many there are.
+        cpus: CPUs of each.
+        memory_mb: Memory of each.
+        gpus: GPUs of each by kind; the kind is empty where the site names none.
+    """
+
+    count: int
+    cpus: int
+    memory_mb: int
+    gpus: Mapping[str, int] = field(default_factory=dict)
+
+    def num_gpus(self, kind: str = "") -> int:
+        """Return the GPUs of each node, of one kind or of all."""
+        return self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition and its limits.
+
+    Attributes:
+        name: Its name.
+        default: Jobs that name none go there.
+        up: It takes jobs and starts them.
+        max_time_s: Its limit; None where there is none.
+        max_nodes: The most nodes of a job; None where there is no limit.
+        allow_accounts: Accounts that may use it; empty for all.
+        deny_accounts: Accounts that may not.
+        kinds: Its nodes; empty where they are not known.
+    """
+
+    name: str
+    default: bool = False
+    up: bool = True
+    max_time_s: int | None = None
+    max_nodes: int | None = None
+    allow_accounts: tuple[str, ...] = ()
+    deny_accounts: tuple[str, ...] = ()
+    kinds: tuple[NodeKind, ...] = ()
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes it has."""
+        return sum(kind.count for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What Slurm says of itself.
+
+    Attributes:
+        partitions: In Slurm's order; empty where it does not answer.
+        accounts: Those that the user may charge; None where nobody answers.
+    """
+
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] | None = None
+
+    def find(self, name: str) -> Partition | None:
+        """Return a partition, or None."""
+        return next((each for each in self.partitions if each.name == name), None)
+
+    @property
+    def default(self) -> Partition | None:
+        """The partition of jobs that name none."""
+        return next((each for each in self.partitions if each.default), None)
+
+
+def read(partitions: str | None, nodes: str | None, associations: str | None = None) -> Cluster:
+    """Return the facts.
+
+    Args:
+        partitions: What the command ``PARTITIONS`` printed, None where it did not answer.
+        nodes: What ``NODES`` printed.
+        associations: What ``sacctmgr`` printed, a line for each ``account|partition``.
+    """
+    kinds = _kinds(nodes or "")
+    found = tuple(_partition(line, kinds) for line in (partitions or "").splitlines() if "PartitionName=" in line)
+    accounts = None
+    if associations is not None:
+        listed = (line.partition("|")[0].strip() for line in associations.splitlines())
+        accounts = tuple(dict.fromkeys(filter(None, listed))) or None
+    return Cluster(found, accounts)
+
+
+def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
+    values = dict(re.findall(r"(\w+)=(\S*)", line))
+    name = values["PartitionName"]
+    max_time, max_nodes = values.get("MaxTime", ""), values.get("MaxNodes", "")
+    return Partition(
+        name=name,
+        default=values.get("Default") == "YES",
+        up=values.get("State", "UP") == "UP",
+        max_time_s=None if max_time in _NO_LIMIT else int(seconds_of(max_time, bare_s=60)) or None,
+        max_nodes=int(max_nodes) if max_nodes.isdigit() else None,
+        allow_accounts=_names(values.get("AllowAccounts", "")),
+        deny_accounts=_names(values.get("DenyAccounts", "")),
+        kinds=tuple(kinds.get(name, ())),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text in ("ALL", "NONE", "(null)", "") else tuple(text.split(","))
+
+
+def _kinds(text: str) -> dict[str, list[NodeKind]]:
+    found: dict[str, list[NodeKind]] = {}
+    for line in text.splitlines():
+        parts = line.split("|")
+        if len(parts) != 5 or not parts[1].isdigit():
+            continue
+        name, count, cpus, memory, gres = parts
+        kind = NodeKind(int(count), _number(cpus), _number(memory), read_gpus(gres))
+        found.setdefault(name.rstrip("*"), []).append(kind)
+    return found
+
+
+def _number(text: str) -> int:
+    match = re.match(r"\d+", text.strip())
+    return int(match[0]) if match else 0
+
+
+def read_gpus(gres: str) -> dict[str, int]:
+    """Return the GPUs of a node by kind: ``gpu:a100:4(S:0-1),nvme:1`` has four of kind ``a100``."""
+    found: dict[str, int] = {}
+    for part in re.split(r",(?![^(]*\))", gres):
+        words = re.sub(r"\(.*?\)", "", part).strip().split(":")
+        if words[0] != "gpu":
+            continue
+        counted = len(words) > 1 and words[-1].isdigit()
+        kind = ":".join(words[1:-1] if counted else words[1:])
+        found[kind] = found.get(kind, 0) + (int(words[-1]) if counted else 1)
+    return found

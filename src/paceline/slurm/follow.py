@@ -1,0 +1,318 @@
+"""``paceline follow``: a job's output as it grows, across all its starts, to its outcome. A hand.
+
+The file is read often and Slurm is asked seldom: a file costs nobody anything, the controller serves all users of a
+cluster. What the run itself has told decides how it ended; Slurm's word counts where the run has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from paceline.errors import EXIT_FAILED, EXIT_OK
+from paceline.launcher import evidence
+from paceline.rundir import RunDir
+from paceline.slurm import ending, lookup, record, told, waiting
+from paceline.slurm.jobstate import COMPLETED, COMPLETING, RUNNING, JobState
+from paceline.slurm.record import JobRecord
+from paceline.slurm.told import Outcome
+
+_READ_S = 0.2
+_ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 5.0, 60.0
+_NO_OUTPUT_S = 10.0  # a file that a node writes is seen on another host after so long at the latest, mostly
+_LAST_LINES = 40
+_LAST_LINES_S = 3.0  # and so long its last lines may take
+_MOVED_S = 600  # an expected start that moves by less is not said again
+_CHUNK = 1 << 16
+# In the output of one start after the other, a start begins with its plan and ends with one of these.
+_PLAN = re.compile(rb"^paceline: [0-9-]+ nodes? x ", re.M)
+_BLOCK = re.compile("^── paceline |^paceline: run folder ".encode(), re.M)
+
+
+def follow(subject: str | RunDir) -> int:
+    """Show a job's output until the job has ended; returns the exit status of its run.
+
+    Args:
+        subject: A run folder, the name of one in ``runs/``, or the number of a job.
+
+    Raises:
+        UsageError: There is no such run, or it has no Slurm job.
+    """
+    run_dir, job = record.find(str(subject.root) if isinstance(subject, RunDir) else subject)
+    follower = Follower(run_dir, job)
+    try:
+        return follower.run()
+    except KeyboardInterrupt:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        follower.say_goodbye()
+        return 130
+
+
+def _say(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+
+class Output:
+    """A file that grows, and may not be there yet.
+
+    Attributes:
+        tail: The last bytes that were shown.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path = run_dir.job_output
+        self._file: IO[bytes] | None = None
+        self.tail = b""
+
+    @property
+    def seen(self) -> bool:
+        """The file is there."""
+        return self._file is not None
+
+    @property
+    def has_block(self) -> bool:
+        """The last lines of the run's last start are among those that were shown."""
+        begins = max((match.start() for match in _PLAN.finditer(self.tail)), default=-1)
+        return any(match.start() > begins for match in _BLOCK.finditer(self.tail))
+
+    def show(self) -> bool:
+        """Hand on what is new to stdout; True if there was something."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except OSError:
+                return False
+        shown = False
+        while chunk := self._read():
+            shown = True
+            self.tail = (self.tail + chunk)[-_CHUNK:]
+            out = getattr(sys.stdout, "buffer", None)
+            if out is not None:
+                out.write(chunk)
+            else:  # a stream that somebody put in its place
+                sys.stdout.write(chunk.decode("utf-8", "replace"))
+        if shown:
+            sys.stdout.flush()
+        return shown
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self) -> bytes:
+        assert self._file is not None
+        try:
+            if os.fstat(self._file.fileno()).st_size < self._file.tell():
+                self._file.seek(0)  # written anew: a job script of somebody's own without --open-mode=append
+            return self._file.read(_CHUNK)
+        except OSError:  # a file server that is away for a moment
+            return b""
+
+
+@dataclass
+class _Seen:
+    """What has been said already, so that it is said once."""
+
+    no_slurm: bool = False
+    no_output: bool = False
+
+
+class Follower:
+    """Follows one run: its file, its job's state, and the job's number, which may change.
+
+    Args:
+        run_dir: The run folder.
+        job: Its record.
+        clock: Tells the time in seconds; for tests.
+        sleep: Waits; for tests.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        job: JobRecord,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._run_dir = run_dir
+        self._job = job
+        self._clock = clock
+        self._sleep = sleep
+        self._output = Output(run_dir)
+        self._seen = _Seen()
+        self._told: JobState | None = None
+        self._has_run = False
+        self._runs_since: float | None = None
+        self._ended_before = False
+
+    def run(self) -> int:
+        """Follow to the end; returns the exit status."""
+        try:
+            return self._run()
+        finally:
+            self._output.close()
+
+    def _run(self) -> int:
+        started = self._clock()
+        next_ask = started
+        while True:
+            self._output.show()
+            now = self._clock()
+            if now >= next_ask:
+                status = self._look(now)
+                if status is not None:
+                    return status
+                next_ask = self._clock() + (_ASK_S if now - started < _LATER_AFTER_S else _ASK_LATER_S)
+            self._sleep(_READ_S)
+
+    def say_goodbye(self) -> None:
+        """Say that the job does not end because nobody watches."""
+        job = self._job.job_id
+        _say(f"job {job} goes on; to watch it again: paceline follow {self._run_dir.root}; to end it: scancel {job}")
+
+    def _look(self, now: float) -> int | None:
+        """Ask Slurm and the folder how the job does; returns the exit status if it has ended."""
+        self._reread()
+        answer = lookup.state(self._job)
+        state = answer.state
+        if state is not None and not state.ended:
+            self._ended_before = False
+            self._tell(state)
+            self._tell_missing_output(state, now)
+            if state.state != COMPLETING:
+                return None
+            # its script may still queue it again, unless the run's end leaves no reason to
+            outcome = self._outcome(state)
+            final = outcome is not None and outcome.exit_status in (EXIT_OK, EXIT_FAILED) and not outcome.lost
+            return self._end(state, outcome) if final else None
+        if not answer.heard:
+            self._tell_silence()
+        outcome = self._outcome(state)
+        if state is None and outcome is None and not answer.heard:
+            return None  # it may run or not; the output goes on to be shown
+        if not self._ended_before and not (outcome and outcome.exit_status == EXIT_OK):
+            # once more: that the job was submitted again may stand in the folder a moment later
+            self._ended_before = True
+            return None
+        return self._end(state, outcome)
+
+    def _reread(self) -> None:
+        latest = record.read(self._run_dir)
+        if latest is None or latest == self._job:
+            return
+        before, self._job = self._job, latest
+        if latest.job_id != before.job_id:
+            _say(f"job {before.job_id} was submitted again as job {latest.job_id}{self._how_far()}")
+            self._told, self._ended_before = None, False
+
+    def _how_far(self) -> str:
+        if self._job.requeues:
+            step: int | None = self._job.requeues[-1].step
+        else:
+            last = evidence.last_checkpoint(self._run_dir.checkpoints)
+            step = last.step if last else None
+        return f" after {step} step{'' if step == 1 else 's'}" if step else ""
+
+    def _tell(self, state: JobState) -> None:
+        """Say what the job does now, if it is something else than before."""
+        self._has_run = self._has_run or not state.waits or bool(self._job.requeues) or state.restarts > 0
+        words = describe(state, again=self._how_far() if self._has_run else None, now_s=time.time())
+        if words and not (self._told and _much_the_same(self._told, state)):
+            _say(words)
+            self._told = state
+
+    def _tell_missing_output(self, state: JobState, now: float) -> None:
+        if state.state != RUNNING or self._output.seen or self._seen.no_output:
+            return
+        self._runs_since = self._runs_since or now
+        if now - self._runs_since >= _NO_OUTPUT_S:
+            self._seen.no_output = True
+            where = f" on {state.nodes}" if state.nodes else ""
+            path = self._run_dir.job_output
+            _say(f"waiting for {path}, which job {state.job_id}{where} writes: it is not to be seen here yet")
+
+    def _tell_silence(self) -> None:
+        if not self._seen.no_slurm:
+            self._seen.no_slurm = True
+            _say("squeue does not answer here: only the run folder is followed")
+
+    def _outcome(self, state: JobState | None) -> Outcome | None:
+        """Return how the last start of the run ended, None if it has not told."""
+        since_ns = lookup.last_start_ns(self._job, state)
+        return told.read(self._run_dir, since_ns=since_ns).outcome
+
+    def _end(self, state: JobState | None, outcome: Outcome | None) -> int:
+        self._drain(until_block=outcome is not None)
+        folder = str(self._run_dir.root)
+        unaware = outcome is not None and outcome.stopped and state is not None and state.broke
+        if outcome is not None and not unaware:
+            if not self._output.has_block:
+                self._print(ending.retell(outcome, folder=folder).framed())
+            if state is not None and state.state not in (COMPLETED, COMPLETING, "FAILED"):
+                _say(f"Slurm has ended job {state.job_id}: {state.state}")
+            return outcome.exit_status
+        if state is not None and state.succeeded:
+            _say(f"job {self._job.job_id} has ended well; {folder} has no account of the run")
+            return EXIT_OK
+        last = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
+        where, script = str(self._run_dir.job_output), str(self._run_dir.job_script)
+        finding = ending.judge(state, self._job, log=where, tail=last, script=script)
+        report = ending.report(finding, folder=folder)
+        self._print(report.framed())
+        return report.exit_status
+
+    def _drain(self, *, until_block: bool) -> None:
+        """Show the rest: the last lines come through a file server later than the job's end."""
+        deadline = self._clock() + _LAST_LINES_S
+        while self._output.show() or (until_block and not self._output.has_block and self._clock() < deadline):
+            self._sleep(_READ_S)
+
+    def _print(self, lines: list[str]) -> None:
+        sys.stdout.flush()
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def describe(state: JobState, *, again: str | None, now_s: float) -> str:
+    """Return what a job does in one line, empty if there is nothing to say. Pure.
+
+    Args:
+        state: What Slurm says.
+        again: How far it had come if it has run before, None if it has not.
+        now_s: The time, to leave out the day if it is today.
+    """
+    name = f"job {state.job_id}"
+    if state.waits:
+        what = f"is queued again{again}" if again is not None else "is pending"
+        reason = f" ({state.reason})" if state.reason else ""
+        meaning = waiting.explain(state.reason, again=again is not None)
+        expected = f", expected to start {_clock_of(state.start_s, now_s)}" if state.start_s else ""
+        return f"{name} {what}{reason}{expected}" + (f": {meaning}" if meaning else "")
+    on = f" on {state.nodes}" if state.nodes else ""
+    if state.state == RUNNING:
+        return f"{name} runs{on}"
+    if state.state == COMPLETING:
+        return ""
+    return f"{name} is {state.state.lower()}{on}"
+
+
+def _much_the_same(one: JobState, other: JobState) -> bool:
+    """Nothing to say anew: the expected start of a job that waits moves a little all the time."""
+    if (one.state, one.reason, one.nodes) != (other.state, other.reason, other.nodes):
+        return False
+    if not other.waits or other.start_s is None:
+        return True
+    return one.start_s is not None and abs(one.start_s - other.start_s) < _MOVED_S
+
+
+def _clock_of(at_s: float, now_s: float) -> str:
+    at, now = time.localtime(at_s), time.localtime(now_s)
+    return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)

@@ -1,0 +1,241 @@
+"""``paceline jobs``: the runs of a folder, how each does, how far it has come.
+
+Slurm is asked once for all of them; a run that it has forgotten, or never knew, is told by its folder. Of every file
+only the end is read, so that hundreds of runs are listed at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EXIT_OK, Finding, UsageError
+from paceline.launcher import evidence
+from paceline.rundir import RunDir
+from paceline.slurm import lookup, record, told
+from paceline.slurm.jobstate import JobState
+from paceline.slurm.record import JobRecord
+from paceline.slurm.told import Tale
+
+_COLUMNS = ("run", "job", "state", "nodes", "step", "loss", "since")
+_RIGHT = frozenset({"job", "step", "loss"})
+_TAIL_BYTES = 1 << 14
+_STEP = "step"
+# The first of these that a table has is the loss; after them any other name that ends so.
+_LOSSES = ("loss", "train/loss", "train_loss", "loss/train", "train/loss_step", "train_loss_step")
+_RUN_NAME = re.compile(r"^(\d{8}-\d{6})-")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run as the table shows it.
+
+    Attributes:
+        run: Name of its folder.
+        folder: Its folder.
+        job: Number of its Slurm job, empty if it has none.
+        state: What it does, or how it ended, in one word.
+        nodes: Its nodes by name, or how many.
+        step: Steps so far, None if none were told.
+        loss: The last loss that it logged, None if it logged none.
+        since_s: Since when it is in this state, None if that is not known.
+        reason: Why it waits, in Slurm's word.
+    """
+
+    run: str
+    folder: str
+    job: str
+    state: str
+    nodes: str
+    step: int | None
+    loss: float | None
+    since_s: float | None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain data; a loss that is no number any more is none in JSON."""
+        loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
+        return {**asdict(self), "loss": loss}
+
+
+def jobs(folder: Path | None, *, as_json: bool) -> int:
+    """Print the runs of a folder, the newest first; returns the exit status.
+
+    Raises:
+        UsageError: There is no such folder.
+    """
+    where = folder or record.RUNS
+    if folder is not None and not folder.is_dir():
+        raise UsageError(_no_folder(folder))
+    runs = gather(where)
+    known = lookup.states(job for _, job in runs if job is not None) if any(job for _, job in runs) else {}
+    if known is None:
+        print("paceline: squeue does not answer here: states are those of the run folders", file=sys.stderr)
+    rows = [row(run_dir, job, known or {}) for run_dir, job in runs]
+    if as_json:
+        print(json.dumps([each.to_json() for each in rows], indent=1))
+    elif rows:
+        print(render(rows))
+    else:
+        print(f"paceline: no runs in {where}", file=sys.stderr)
+    return EXIT_OK
+
+
+def gather(folder: Path) -> list[tuple[RunDir, JobRecord | None]]:
+    """Return the runs of a folder with the records of their jobs, the newest first."""
+    try:
+        with os.scandir(folder) as entries:
+            paths = [Path(entry.path) for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+    found = []
+    for path in paths:
+        run_dir = RunDir(path)
+        job = record.read(run_dir)
+        if job is not None or run_dir.plan().exists() or any(path.glob("plan.attempt-*.json")):
+            found.append((_begun(run_dir, job), run_dir, job))
+    return [(run_dir, job) for _, run_dir, job in sorted(found, key=lambda each: (each[0], each[1].root), reverse=True)]
+
+
+def _begun(run_dir: RunDir, job: JobRecord | None) -> float:
+    """Return when a run began: submitted, or as its name says, or when it was planned."""
+    if job is not None and job.submitted_ns:
+        return job.submitted_ns / 1e9
+    named = _RUN_NAME.match(run_dir.root.name)
+    try:
+        if named:
+            return time.mktime(time.strptime(named[1], "%Y%m%d-%H%M%S"))
+        return run_dir.plan().stat().st_mtime
+    except (OSError, ValueError, OverflowError):
+        return 0.0
+
+
+def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row:
+    """Return what is told of one run."""
+    slurm = known.get((job.cluster, job.job_id)) if job is not None else None
+    tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
+    state, since_s = judge(slurm, tale, submitted_s=job.submitted_ns / 1e9 if job else None)
+    step, loss = _figures(run_dir)
+    last = evidence.last_checkpoint(run_dir.checkpoints)
+    # each may be behind the others: rows are logged now and then, events count the last start alone
+    step = max((each for each in (step, last.step if last else None, tale.steps) if each is not None), default=None)
+    nodes = (slurm.nodes if slurm else "") or (job.nodes if job else "") or (str(tale.nodes) if tale.nodes else "")
+    return Row(
+        run=run_dir.root.name,
+        folder=str(run_dir.root),
+        job=job.job_id if job else "",
+        state=state,
+        nodes=nodes,
+        step=step,
+        loss=loss,
+        since_s=since_s,
+        reason=slurm.reason if slurm and slurm.waits else "",
+    )
+
+
+def judge(slurm: JobState | None, tale: Tale, *, submitted_s: float | None) -> tuple[str, float | None]:
+    """Return a run's state in one word, and since when. Pure.
+
+    Args:
+        slurm: What Slurm says, None if it says nothing.
+        tale: What the run folder tells.
+        submitted_s: When the job was submitted, None if there is none.
+    """
+    if slurm is not None and not slurm.ended:
+        # a pending job's start is the expected one
+        return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
+    if tale.outcome is not None and not (slurm is not None and slurm.broke and tale.outcome.stopped):
+        return tale.outcome.word, tale.outcome.time_ns / 1e9
+    if slurm is not None:
+        return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
+    return "unknown", tale.started_ns / 1e9 if tale.started_ns else submitted_s
+
+
+def _figures(run_dir: RunDir) -> tuple[int | None, float | None]:
+    """Return the last step and the last loss of what a run logged."""
+    try:
+        with run_dir.metrics.open("rb") as file:
+            head = file.readline(_TAIL_BYTES)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(len(head), size - _TAIL_BYTES))
+            tail = file.read()
+    except OSError:
+        return None, None
+    whole = tail[: tail.rfind(b"\n") + 1].decode("utf-8", "replace").splitlines()
+    cut = size - len(head) > _TAIL_BYTES  # the first line of what was read has lost its beginning
+    return last_figures(head.decode("utf-8", "replace"), whole[1 if cut else 0 :])
+
+
+def last_figures(head: str, lines: Sequence[str]) -> tuple[int | None, float | None]:
+    """Return the last step and the last loss of a table. Pure.
+
+    Args:
+        head: Its first line.
+        lines: Its last ones.
+    """
+    columns = next(csv.reader([head]), [])
+    rows = list(csv.reader(lines))
+    steps = _column(columns, rows, _STEP)
+    name = next((name for name in _LOSSES if name in columns), None) or next(
+        (name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))), None
+    )
+    losses = _column(columns, rows, name) if name else []
+    return (int(steps[-1]) if steps else None), (losses[-1] if losses else None)
+
+
+def _column(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> list[float]:
+    if name not in columns:
+        return []
+    place = columns.index(name)
+    found = []
+    for cells in rows:
+        try:
+            found.append(float(cells[place]))
+        except (IndexError, ValueError):
+            continue  # not every row has every figure
+    return found
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Return the table."""
+    lines = [_COLUMNS, *(_cells(each) for each in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    aligned = (
+        "  ".join(
+            cell.rjust(width) if name in _RIGHT else cell.ljust(width)
+            for name, cell, width in zip(_COLUMNS, line, widths, strict=True)
+        )
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in aligned)
+
+
+def _cells(each: Row) -> tuple[str, ...]:
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.since_s)) if each.since_s else "-"
+    return (
+        each.run,
+        each.job or "-",
+        each.state + (f" ({each.reason})" if each.reason else ""),
+        each.nodes or "-",
+        "-" if each.step is None else str(each.step),
+        "-" if each.loss is None else f"{each.loss:.4g}",
+        since,
+    )
+
+
+def _no_folder(folder: Path) -> Finding:
+    return Finding(
+        "slurm-job-unknown",
+        f"there is no folder {folder}",
+        where=str(folder),
+        fix="paceline jobs, in the folder that runs/ is in",
+    )

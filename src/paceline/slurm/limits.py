@@ -1,0 +1,251 @@
+"""A judge: what a cluster cannot give, before the job waits for it for ever.
+
+Slurm takes many such jobs and lets them wait with a reason that only ``squeue`` shows. What is not known is not judged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from paceline.errors import Finding, closest
+from paceline.slurm.cluster import Cluster, NodeKind, Partition
+from paceline.slurm.quoting import word
+from paceline.slurm.request import Request, clock
+from paceline.wording import few
+
+_NAME = "slurm-request-impossible"
+_OVERRULED = ("qos", "reservation")  # whose own limits may be above those of the partition
+_MOST_NAMED = 8
+
+
+def judge(request: Request, cluster: Cluster) -> list[Finding]:
+    """Return what is impossible about a request: errors, and as warnings what Slurm may know better.
+
+    Args:
+        request: The request.
+        cluster: What Slurm says of itself; nothing is found where it says nothing.
+    """
+    found = list(_account(request, cluster))
+    if not cluster.partitions:
+        return found
+    names = [name for name in request.partition.split(",") if name]
+    unknown = [name for name in names if cluster.find(name) is None]
+    if unknown:
+        return [*found, _unknown_partition(unknown[0], request, cluster)]
+    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
+    judged = [list(_partition(request, partition, cluster)) for partition in chosen]
+    # Slurm takes whichever of several partitions will do, so all of them must fail
+    return [*found, *next((each for each in judged if not _fatal(each)), judged[0] if judged else [])]
+
+
+def _fatal(findings: Sequence[Finding]) -> bool:
+    return any(finding.severity == "error" for finding in findings)
+
+
+def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
+    accounts = cluster.accounts
+    if accounts is None or not request.account or request.account.lower() in (each.lower() for each in accounts):
+        return
+    near = closest(request.account, accounts)
+    yield _impossible(
+        f"there is no account {request.account} that this user may charge",
+        where=f"--account {word(request.account)}",
+        evidence=(f"accounts: {few(accounts, _MOST_NAMED)}",),
+        fix=f"--account {near or accounts[0]}",
+    )
+
+
+def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding:
+    names = [each.name for each in cluster.partitions]
+    near = closest(name, names)
+    fitting = [each.name for each in cluster.partitions if not _fatal(list(_partition(request, each, cluster)))]
+    return _impossible(
+        f"there is no partition {name}",
+        where=f"--partition {word(request.partition)}",
+        evidence=(f"partitions: {few(names, _MOST_NAMED)}",),
+        fix=f"--partition {near or (fitting or names)[0]}",
+    )
+
+
+def _partition(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+    overruled = any(name in _OVERRULED for name, _ in request.sbatch)
+    yield from _nodes_as_asked(request, partition, cluster)
+    if not overruled:
+        yield from _limits(request, partition, cluster)
+    yield from _accounts_of(request, partition)
+
+
+def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+    """Each of the nodes must have what is asked of it; then there must be as many."""
+    if not partition.kinds:
+        return
+    kind = request.gpus.rpartition(":")[0]
+    short = [*_gpus(request, partition, cluster, kind), *_cpus(request, partition), *_memory(request, partition)]
+    yield from short
+    if short:
+        return
+    fitting = sum(each.count for each in partition.kinds if _fits(each, request, kind))
+    if request.min_nodes > fitting:
+        alike = fitting < partition.num_nodes
+        what = f"has {_nodes(fitting)}" + (" with what is asked of each" if alike else "")
+        larger = _elsewhere(request, partition, cluster)
+        yield _impossible(
+            f"partition {partition.name} {what}, not {request.min_nodes}",
+            where=_where(f"--nodes {request.nodes}", request),
+            evidence=tuple(_describe(each) for each in partition.kinds[:_MOST_NAMED]) if alike else (),
+            fix=f"--nodes {fitting}" + larger,
+        )
+
+
+def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -> Iterator[Finding]:
+    most = max(each.num_gpus(kind) for each in partition.kinds)
+    if request.num_gpus <= most:
+        return
+    where = _where(f"--gpus-per-node {request.gpus}", request)
+    # a job may ask for a type of GPU only by the name that the site gave it
+    kinds = sorted({each for node in partition.kinds for each in node.gpus if each})
+    if kind and kind not in kinds:
+        listed = f"kinds: {few(kinds, _MOST_NAMED)}" if kinds else "its GPUs have no kinds"
+        near = closest(kind, kinds) or (kinds[0] if kinds else "")
+        fix = f"--gpus-per-node {near}:{request.num_gpus}" if near else f"--gpus-per-node {request.num_gpus}"
+        yield _impossible(f"partition {partition.name} has no GPU {kind}", where=where, evidence=(listed,), fix=fix)
+        return
+    named = f"{kind}:" if kind else ""
+    elsewhere = _elsewhere(request, partition, cluster)
+    spread = ""
+    if most and request.min_nodes == request.max_nodes and not kind:
+        total = request.num_gpus * request.max_nodes
+        spread = f"--nodes {-(-total // most)} " if total % most == 0 else ""
+    least = f"{spread}--gpus-per-node {named}{most}" if most else "leave out --gpus-per-node"
+    yield _impossible(
+        f"no node of partition {partition.name} has {request.num_gpus} {_gpu_words(kind, request.num_gpus)}; "
+        + (f"the most is {most}" if most else "there are none"),
+        where=where,
+        evidence=tuple(_describe(each) for each in partition.kinds[:_MOST_NAMED]),
+        fix=least + elsewhere if most or not elsewhere else elsewhere.removeprefix(", or "),
+    )
+
+
+def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
+    most = max(each.cpus for each in partition.kinds)
+    if request.cpus <= most or not most:
+        return
+    if request.cpus_per_gpu:
+        typed, fix = f"--cpus-per-gpu {request.cpus_per_gpu}", f"--cpus-per-gpu {most // request.num_gpus}"
+        what = f"{request.num_gpus} x {request.cpus_per_gpu} = {request.cpus} CPUs"
+    else:
+        typed, fix, what = f"--cpus-per-node {request.cpus}", f"--cpus-per-node {most}", f"{request.cpus} CPUs"
+    yield _impossible(
+        f"no node of partition {partition.name} has {what}; the most is {most}", where=_where(typed, request), fix=fix
+    )
+
+
+def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
+    most = max(each.memory_mb for each in partition.kinds)
+    if not most or not request.mem or megabytes(request.mem) <= most:
+        return
+    yield _impossible(
+        f"no node of partition {partition.name} has {request.mem} of memory; the most is {_size(most)}",
+        where=_where(f"--mem {request.mem}", request),
+        fix=f"--mem {_size(most)}",
+    )
+
+
+def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+    limit_s = partition.max_time_s
+    if limit_s is not None and (request.unlimited or (request.time_s or 0) > limit_s):
+        asked = "UNLIMITED" if request.unlimited else clock(request.time_s or 0)
+        yield _impossible(
+            f"the time limit of partition {partition.name} is {clock(limit_s)}",
+            where=_where(f"--time {asked}", request),
+            why="a job that asks for more waits for ever, or is refused"
+            + ("; with less it is queued again when its time is over, and goes on" if request.requeue else ""),
+            fix=f"--time {clock(limit_s)}" + _elsewhere(request, partition, cluster),
+        )
+    if partition.max_nodes is not None and request.min_nodes > partition.max_nodes:
+        yield _impossible(
+            f"a job in partition {partition.name} has at most {_nodes(partition.max_nodes)}",
+            where=_where(f"--nodes {request.nodes}", request),
+            fix=f"--nodes {partition.max_nodes}" + _elsewhere(request, partition, cluster),
+        )
+
+
+def _accounts_of(request: Request, partition: Partition) -> Iterator[Finding]:
+    account = request.account
+    if not account:
+        return
+    if account in partition.deny_accounts:
+        yield _impossible(
+            f"partition {partition.name} takes no jobs of account {account}",
+            where=f"--account {word(account)}",
+            fix="another --account, or another --partition",
+        )
+    elif partition.allow_accounts and account not in partition.allow_accounts:
+        # a warning: in newer versions an account below one of these may use the partition too
+        finding = _impossible(
+            f"account {account} is not among those of partition {partition.name}",
+            where=f"--account {word(account)}",
+            evidence=(f"accounts of the partition: {few(partition.allow_accounts, _MOST_NAMED)}",),
+            fix=f"--account {closest(account, partition.allow_accounts) or partition.allow_accounts[0]}",
+        )
+        yield replace(finding, severity="warning")
+
+
+def describe(partition: Partition) -> str:
+    """Return what a partition has, in a few words."""
+    kinds = [_describe(kind) for kind in partition.kinds]
+    limit = f"at most {clock(partition.max_time_s)}" if partition.max_time_s else "no time limit"
+    return "; ".join([*kinds[:3], limit])
+
+
+def _elsewhere(request: Request, partition: Partition, cluster: Cluster) -> str:
+    """Return what names another partition in which all that was asked for is possible, with a comma before it."""
+    for other in cluster.partitions:
+        if other.name == partition.name or not other.up or not other.kinds:
+            continue
+        alone = Cluster((other,))  # in which nothing is elsewhere, or this would never end
+        if not any(_partition(request, other, alone)):
+            return f", or --partition {other.name}"
+    return ""
+
+
+def _fits(node: NodeKind, request: Request, kind: str) -> bool:
+    memory = megabytes(request.mem) if request.mem else 0
+    enough = not request.gpus or node.num_gpus(kind) >= request.num_gpus
+    return enough and node.cpus >= request.cpus and node.memory_mb >= memory
+
+
+def megabytes(text: str) -> int:
+    """Return the megabytes of sbatch's ``64G``; a bare number counts them."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)", text.upper())
+    if not match:
+        return 0
+    scale = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}[match[2]]
+    return int(int(match[1]) * scale)
+
+
+def _size(memory_mb: int) -> str:
+    return f"{memory_mb // 1024}G" if memory_mb >= 10240 else f"{memory_mb}M"
+
+
+def _describe(kind: NodeKind) -> str:
+    gpus = ", ".join(f"{count} {_gpu_words(name, count)}" for name, count in kind.gpus.items()) or "no GPU"
+    return f"{_nodes(kind.count)} with {gpus}, {kind.cpus} CPUs, {_size(kind.memory_mb)} of memory"
+
+
+def _gpu_words(kind: str, count: int) -> str:
+    return f"{kind} GPU{'' if count == 1 else 's'}".strip()
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _where(typed: str, request: Request) -> str:
+    return f"{typed} --partition {word(request.partition)}" if request.partition else f"{typed}, the default partition"
+
+
+def _impossible(what: str, *, where: str, fix: str, evidence: tuple[str, ...] = (), why: str = "") -> Finding:
+    return Finding(_NAME, what, where=where, evidence=evidence, why=why, fix=fix)

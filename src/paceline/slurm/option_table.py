@@ -1,0 +1,89 @@
+"""The options of ``paceline submit``: its own, and those of ``paceline run`` that it hands on. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.launcher.option_table import OPTIONS, Option
+
+ON_NODE_LOSS = ("requeue", "fail")
+
+# Short forms are sbatch's; what they mean there, they mean here.
+OWN: tuple[Option, ...] = (
+    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N"),
+    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N"),
+    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N"),
+    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N"),
+    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE"),
+    Option("time", "how long the job may take: 90m, 2h, or as sbatch has it, 1-12:00:00", short="-t", metavar="TIME"),
+    Option("account", "who pays", short="-A", metavar="NAME"),
+    Option("partition", "where the job waits; default the cluster's own choice", short="-p", metavar="NAME"),
+    Option("job_name", "default the script's name", short="-J", metavar="NAME"),
+    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME"),
+    Option("sbatch", "any other option of sbatch: --sbatch --constraint=a100", many=True, metavar="OPTION"),
+    Option("requeue", "queue the job again when it stopped unfinished (this is the default)", flag=True),
+    Option("no_requeue", "never queue the job again", flag=True),
+    Option(
+        "on_node_loss",
+        "requeue: a job that lost a node goes on from its last checkpoint; fail: it ends",
+        "requeue",
+        metavar="|".join(ON_NODE_LOSS),
+    ),
+    Option("run_dir", "folder of this run, default runs/<time>-<script>", metavar="DIR"),
+    Option("dry_run", "print the job script and submit nothing; needs no Slurm", flag=True),
+    Option("follow", "wait for the job and show its output, to its end", flag=True),
+    Option("json", "print what was submitted as JSON to stdout", flag=True),
+)
+
+# What Slurm decides, what the two commands mean differently, and what starts nothing.
+_NOT_HANDED = {
+    "nnodes", "node_rank", "master_addr", "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
+    "rdzv_conf", "standalone", "check_only", "no_slurm", "run_dir", "json",
+}  # fmt: skip
+_SHORT = {"-m"}  # -t and -r are others' to whoever knows sbatch
+HANDED: tuple[Option, ...] = tuple(
+    option if option.short in _SHORT else replace(option, short="")
+    for option in OPTIONS
+    if option.name not in _NOT_HANDED
+)
+GRACE = ("grace_s", "shutdown_timeout")  # handed on too, and what --signal follows from
+
+# The option of submit that says what one of sbatch's does, and what follows it.
+INSTEAD: Mapping[str, str] = {
+    "nodes": "--nodes",
+    "gpus": "--gpus-per-node",
+    "gpus-per-node": "--gpus-per-node",
+    "gpus-per-task": "--gpus-per-node",
+    "gpus-per-socket": "--gpus-per-node",
+    "cpus-per-gpu": "--cpus-per-gpu",
+    "cpus-per-task": "--cpus-per-node",
+    "mem": "--mem",
+    "time": "--time",
+    "account": "--account",
+    "partition": "--partition",
+    "job-name": "--job-name",
+    "signal": "--grace-s",
+    "requeue": "--requeue",
+    "no-requeue": "--no-requeue",
+    "output": "--run-dir",
+    "error": "--run-dir",
+    "test-only": "--dry-run",
+    "wait": "--follow",
+}
+# Options of sbatch that a job script of submit cannot have, and why.
+NEVER: Mapping[str, str] = {
+    "ntasks": "there is one task on each node, and it starts the ranks of the node",
+    "ntasks-per-node": "there is one task on each node, and it starts the ranks of the node",
+    "ntasks-per-gpu": "there is one task on each node, and it starts the ranks of the node",
+    "ntasks-per-socket": "there is one task on each node, and it starts the ranks of the node",
+    "ntasks-per-core": "there is one task on each node, and it starts the ranks of the node",
+    "array": "the jobs of an array would share one run folder; submit each of them",
+    "chdir": "the job works in the folder that it is submitted from",
+    "open-mode": "a job that is queued again appends to its output",
+    "wrap": "the script is written by paceline",
+    "parsable": "paceline reads the job's id itself",
+    "help": "it starts nothing",
+    "usage": "it starts nothing",
+    "version": "it starts nothing",
+}

@@ -1,0 +1,330 @@
+"""A site's settings: the text of a TOML file in, a checked Profile out. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.launcher import options as launch
+from paceline.slurm import asking
+from paceline.slurm.option_table import HANDED, OWN
+from paceline.slurm.quoting import CONTROL
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NOT_IN_PROFILES = {"profile", "sbatch", "run_dir", "dry_run", "follow", "json"}
+_OWN = {option.name: option for option in OWN if option.name not in _NOT_IN_PROFILES}
+_HANDED = {option.name: option for option in HANDED}
+_SETUP, _PATHS = ("modules", "lines"), ("runs", "tmp")
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable for the job.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+        why: Why it is set; empty if nobody said.
+        line: Where it stands in the profile.
+    """
+
+    name: str
+    value: str
+    why: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile, checked.
+
+    Attributes:
+        name: As it was asked for; empty for none.
+        path: Its file.
+        description: One line.
+        slurm: Defaults of submit's own options.
+        sbatch: Further options of sbatch: long name, and value or None.
+        modules: Modules to load.
+        lines: Lines of shell, as they are.
+        environment: Variables.
+        prefix: The command before ``paceline``, in words.
+        run: Defaults of options of ``paceline run``.
+        runs: Where run folders go; empty for ``runs`` in the current folder.
+        tmp: What ``TMPDIR`` is in the job; empty where it is left alone.
+    """
+
+    name: str = ""
+    path: str = ""
+    description: str = ""
+    slurm: Mapping[str, str | bool] = field(default_factory=dict)
+    sbatch: tuple[tuple[str, str | None], ...] = ()
+    modules: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    environment: tuple[Setting, ...] = ()
+    prefix: tuple[str, ...] = ()
+    run: Mapping[str, str | bool] = field(default_factory=dict)
+    runs: str = ""
+    tmp: str = ""
+
+
+def read(text: str, *, name: str, path: str, environ: Mapping[str, str]) -> Profile:
+    """Return the profile that a file holds.
+
+    Args:
+        text: The file.
+        name: How it was asked for.
+        path: Where it is, for what is said of it.
+        environ: The environment that ``~`` and ``$NAME`` in paths stand for.
+
+    Raises:
+        UsageError: It is not TOML, or something in it is unknown or of the wrong kind.
+    """
+    return _Reader(text, path, environ).read(name)
+
+
+class _Reader:
+    """Reads one file; whatever is wrong with it is told with its line."""
+
+    def __init__(self, text: str, path: str, environ: Mapping[str, str]) -> None:
+        self._text, self._path, self._environ = text, path, environ
+
+    def read(self, name: str) -> Profile:
+        whole = self._parse()
+        readers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+            "slurm": self._slurm,
+            "setup": self._setup,
+            "environment": self._environment,
+            "run": self._run,
+            "paths": self._paths,
+        }
+        values: dict[str, Any] = {"name": name, "path": self._path}
+        for key, value in whole.items():
+            if key == "description":
+                values["description"] = self._string("", key, value)
+            elif key not in readers:
+                raise self._unknown("", key, [*readers, "description"], whole)
+            elif not isinstance(value, dict):
+                raise self._invalid("", key, f"[{key}] is a section", f"[{key}]")
+            else:
+                values |= readers[key](value)
+        return Profile(**values)
+
+    def _parse(self) -> dict[str, Any]:
+        try:
+            whole: dict[str, Any] = tomllib.loads(self._text)
+            return whole
+        except tomllib.TOMLDecodeError as error:
+            place = re.search(r"\(at line (\d+), column \d+\)", str(error))
+            what = re.sub(r" *\(at .*\)", "", str(error))
+            number = int(place[1]) if place else self._text.count("\n") + 1
+            lines = self._text.splitlines()
+            shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+            quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", shown)
+            raise UsageError(
+                Finding(
+                    "profile-invalid",
+                    f"the profile is not TOML: {what[:1].lower()}{what[1:]}",
+                    where=f"{self._path}:{number}",
+                    evidence=(shown,) if shown else (),
+                    fix=f'{quotes[1]} = "{quotes[2]}"' if quotes else f"correct line {number}; texts stand in quotes",
+                )
+            ) from None
+
+    def _slurm(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        own: dict[str, str | bool] = {}
+        further: list[tuple[str, str | None]] = []
+        for key, value in table.items():
+            name = key.replace("-", "_")
+            if name in _OWN:
+                own |= self._own(key, value)
+            elif name == "sbatch":
+                words = self._strings("slurm", key, value)
+                further += self._checked("slurm", key, asking.sbatch_options, words)
+            else:
+                further += self._sbatch(key, value, table)
+        return {"slurm": own, "sbatch": tuple(further)}
+
+    def _own(self, key: str, value: Any) -> dict[str, str | bool]:
+        name = key.replace("-", "_")
+        if _OWN[name].flag:
+            if not isinstance(value, bool):
+                raise self._invalid("slurm", key, f"{key} is true or false", f"{key} = true")
+            asked = value == (name == "requeue")
+            return {"requeue": True} if asked else {"no_requeue": True}
+        if isinstance(value, datetime.time):  # which is what TOML makes of 04:00:00 without quotes
+            value = value.isoformat()
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            raise self._invalid("slurm", key, f"{key} is a text or a whole number", f'{key} = "..."')
+        self._checked("slurm", key, asking.check, {name: str(value)})
+        return {name: str(value)}
+
+    def _sbatch(self, key: str, value: Any, table: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+        from paceline.lint import sbatch_option, sbatch_options
+
+        name, kind = sbatch_option(key.replace("_", "-"))
+        if not name or name != key.replace("_", "-"):
+            known = [*(option.long[2:] for option in _OWN.values()), *sbatch_options(), "sbatch"]
+            raise self._unknown("slurm", key, known, table, also='an option of a plug-in: sbatch = ["--option=value"]')
+        is_flag = isinstance(value, bool)
+        if not isinstance(value, (bool, str, int, datetime.time)):
+            raise self._invalid("slurm", key, f"{key} is a text, a whole number, or true", f'{key} = "..."')
+        if (kind == "flag" and not is_flag) or (kind == "value" and is_flag):
+            rule = f"{key} is true or false" if kind == "flag" else f"{key} needs a value"
+            raise self._invalid("slurm", key, rule, f"{key} = true" if kind == "flag" else f'{key} = "..."')
+        if value is False:
+            return []
+        text = "" if is_flag else str(value)
+        if CONTROL.search(text):
+            raise self._invalid("slurm", key, f"{key} is one line, without control characters", "")
+        self._checked("slurm", key, lambda given: asking.require_free(name, given, shown=f"{key} = {value!r}"), text)
+        return [(name, None if is_flag else text)]
+
+    def _setup(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        self._require_known("setup", table, _SETUP)
+        modules = tuple(self._strings("setup", "modules", table.get("modules", [])))
+        bad = next((each for each in modules if CONTROL.search(each) or not each.strip()), None)
+        if bad is not None:
+            raise self._invalid("setup", "modules", f"{bad!r} is no module", 'modules = ["cuda/12.4"]')
+        return {"modules": modules, "lines": tuple(self._strings("setup", "lines", table.get("lines", [])))}
+
+    def _environment(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        return {"environment": tuple(self._setting(name, value) for name, value in table.items())}
+
+    def _setting(self, name: str, value: Any) -> Setting:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise self._invalid("environment", name, f"{name!r} is no name of a variable", 'NAME = "value"')
+        why = ""
+        if isinstance(value, dict):
+            unknown = next((key for key in value if key not in ("value", "why")), None)
+            if unknown is not None or "value" not in value:
+                rule = f"{name} has {unknown!r}" if unknown else f"{name} has no value"
+                fix = f'{name} = {{ value = "1", why = "..." }}'
+                raise self._invalid("environment", name, f"{rule}; a variable has value and why", fix)
+            why = self._string("environment", name, value.get("why", ""))
+            value = value["value"]
+        if not isinstance(value, str) or "\0" in value:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            fix = f'{name} = "{shown}"' if isinstance(value, (int, float, bool)) else f'{name} = "..."'
+            raise self._invalid("environment", name, f"the value of {name} is a text in quotes", fix)
+        return Setting(name, value, why, _line_of(self._text, "environment", name))
+
+    def _run(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        run: dict[str, str | bool] = {}
+        prefix: tuple[str, ...] = ()
+        for key, value in table.items():
+            name = key.replace("-", "_")
+            if key == "prefix":
+                prefix = self._prefix(value)
+            elif name not in _HANDED:
+                raise self._unknown("run", key, ["prefix", *(option.long[2:] for option in _HANDED.values())], table)
+            elif _HANDED[name].flag != isinstance(value, bool):
+                kind, example = ("true or false", "true") if _HANDED[name].flag else ("a text or a number", '"..."')
+                raise self._invalid("run", key, f"{key} is {kind}", f"{key} = {example}")
+            elif not isinstance(value, (bool, str, int, float)):
+                raise self._invalid("run", key, f"{key} is a text or a number", f'{key} = "..."')
+            elif value is not False:
+                run[name] = value if value is True else str(value)
+                self._checked("run", key, lambda one: launch.parse("x", (), typed=one, inherited={}), {name: run[name]})
+        self._checked("run", "", lambda all_: launch.parse("x", (), typed=all_, inherited={}), run)
+        return {"run": run, "prefix": prefix}
+
+    def _prefix(self, value: Any) -> tuple[str, ...]:
+        fix = 'prefix = "uv run"'
+        try:
+            words = shlex.split(value) if isinstance(value, str) else self._strings("run", "prefix", value)
+        except ValueError as error:
+            raise self._invalid("run", "prefix", f"the quotes of prefix do not match: {error}", fix) from None
+        return tuple(self._expanded("run", "prefix", each, late=False) for each in words)
+
+    def _paths(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        self._require_known("paths", table, _PATHS)
+        return {
+            key: self._expanded("paths", key, self._string("paths", key, value), late=key == "tmp")
+            for key, value in table.items()
+        }
+
+    def _expanded(self, section: str, key: str, text: str, *, late: bool) -> str:
+        """Return a path with ``~`` and variables filled in; ``late`` leaves those that Slurm sets to the job."""
+        if CONTROL.search(text):
+            raise self._invalid(section, key, f"{key} is one line, without control characters", "")
+
+        def fill(match: re.Match[str]) -> str:
+            name = match[1] or match[2]
+            if late and name.startswith("SLURM"):
+                return match[0]
+            if name not in self._environ:
+                raise self._invalid(section, key, f"{key} names ${name}, which is not set here", f"export {name}=...")
+            return self._environ[name]
+
+        home = self._environ.get("HOME", "~")
+        return VARIABLE.sub(fill, re.sub(r"^~(?=/|$)", lambda _: home, text))
+
+    def _checked(self, section: str, key: str, check: Callable[[Any], Any], value: Any) -> Any:
+        """Let the command line's own rule judge a value; what it says is told of the profile's line."""
+        try:
+            return check(value)
+        except UsageError as error:
+            raise self._invalid(section, key, error.finding.what, error.finding.fix) from None
+
+    def _string(self, section: str, key: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise self._invalid(section, key, f"{key} is a text", f'{key} = "..."')
+        return value
+
+    def _strings(self, section: str, key: str, value: Any) -> list[str]:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self._invalid(section, key, f"{key} is a list of texts", f'{key} = ["..."]')
+        return value
+
+    def _require_known(self, section: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in known:
+                raise self._unknown(section, key, [*known], table)
+
+    def _unknown(
+        self, section: str, key: str, known: list[str], table: Mapping[str, Any], *, also: str = ""
+    ) -> UsageError:
+        near = closest(key.replace("_", "-"), [each for each in known if each not in table])
+        value = f'"{table[key]}"' if isinstance(table[key], str) else str(table[key]).lower()
+        fix = (
+            f"{near} = {value}"
+            if near and section
+            else f"[{near}]"
+            if near
+            else also or f"one of {', '.join(known[:9])}"
+        )
+        what = f"[{section}] has no key {key}" if section else f"a profile has no section {key}"
+        return self._invalid(section, key, what, fix)
+
+    def _invalid(self, section: str, key: str, what: str, fix: str) -> UsageError:
+        number = _line_of(self._text, section, key)
+        where = f"{self._path}:{number}" if number else self._path
+        return UsageError(Finding("profile-invalid", what, where=where, fix=fix))
+
+
+def _line_of(text: str, section: str, key: str) -> int:
+    """Return the line of a key in its section, of the section if the key stands nowhere by itself, 0 if neither."""
+    inside, begins = not section, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):
+            name = header[1]
+            if not section and name == key:
+                return number
+            inside = name in (section, f"{section}.{key}")
+            if name == f"{section}.{key}":
+                return number
+            begins = number if name == section else begins
+        elif key and inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]", line):
+            return number
+    return begins

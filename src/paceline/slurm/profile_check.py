@@ -1,0 +1,242 @@
+"""``paceline profile check``: a profile against the cluster that it is for. Asks much and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import Finding, UsageError, status_of
+from paceline.slurm import commands, limits, profile, profile_files, refusal, request, survey
+from paceline.slurm.cluster import Cluster
+from paceline.slurm.profile import Profile
+from paceline.slurm.quoting import word
+from paceline.slurm.request import Request
+from paceline.variables import judge_settings
+from paceline.wording import few
+
+OK, SILENT, WRONG = "ok", "not answered", "finding"
+_SHELL_LIMIT_S = 10.0
+# In a login shell, as modules are a function there; each after those before it, which may have opened its tree.
+_MODULE = (
+    "type module >/dev/null 2>&1 || exit 42; last=$1; shift; "
+    '[ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; module is-avail "$last"'
+)
+_COMMAND = 'last=$1; shift; [ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; command -v -- "$last"'
+_NO_MODULES = 42
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What, such as ``partition gpu``.
+        state: ``"ok"``, ``"not answered"`` or ``"finding"``.
+        told: What was found, a few words.
+        findings: What is wrong.
+    """
+
+    subject: str
+    state: str
+    told: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was looked at.
+
+    Attributes:
+        items: In order.
+    """
+
+    items: tuple[Item, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything that is wrong."""
+        return tuple(finding for item in self.items for finding in item.findings)
+
+    @property
+    def exit_status(self) -> int:
+        """1 if something would not work."""
+        return status_of(self.findings)
+
+    def render(self) -> str:
+        """Return a line for each thing, and then what is wrong."""
+        lines = [f"{item.state:<12}  {item.subject}" + (f": {item.told}" if item.told else "") for item in self.items]
+        return "\n".join([*lines, *(f"\n{finding.render()}" for finding in self.findings)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        items = [{"subject": item.subject, "state": item.state, "told": item.told} for item in self.items]
+        return {"items": items, "findings": [finding.to_json() for finding in self.findings]}
+
+
+def check(name: str) -> Report:
+    """Look whether a profile is right, and whether the cluster has what it asks for.
+
+    Raises:
+        UsageError: There is no such profile.
+    """
+    path = profile_files.find(name)
+    subject = f"file {path}"
+    try:
+        site = profile_files.read(path, name)
+        asked = _asked(site)
+    except UsageError as error:
+        return Report((_wrong(subject, error.finding),))
+    return Report((Item(subject, OK, site.description), *_items(site, asked)))
+
+
+def _asked(site: Profile) -> Request:
+    """Return what a job with nothing but the profile asks for."""
+    try:
+        return request.parse("train.py", (), typed={}, profile=site)
+    except UsageError as error:
+        raise UsageError(replace(error.finding, name="profile-invalid", where=site.path)) from None
+
+
+def _items(site: Profile, asked: Request) -> Iterator[Item]:
+    cluster = survey.gather(account=bool(asked.account))
+    told = list(_request(asked, cluster))
+    yield from told
+    if all(item.state != WRONG for item in told):  # of what is known to be wrong sbatch would say less
+        yield _sbatch(asked)
+    for number, module in enumerate(site.modules):
+        yield _module(module, site.modules[:number])
+    if site.prefix:
+        yield _prefix(site)
+    if site.runs:
+        yield _path("runs", site.runs, severity="error")
+    if site.tmp:
+        yield _tmp(site.tmp)
+    if site.environment:
+        yield _environment(site, asked.max_nodes)
+
+
+def _request(asked: Request, cluster: Cluster) -> Iterator[Item]:
+    """Tell of the partition with its limits, and of the account."""
+    found = limits.judge(asked, cluster)
+    of_account = tuple(each for each in found if each.where.startswith("--account"))
+    others = tuple(each for each in found if each not in of_account)
+    name = asked.partition or (cluster.default.name if cluster.default else "")
+    subject = f"partition {name}" if name else "partition"
+    partition = cluster.find(name)
+    if not cluster.partitions:
+        yield Item(subject, SILENT, "scontrol and sinfo do not answer")
+    elif others:
+        yield Item(subject, WRONG, others[0].what, others)
+    else:
+        yield Item(subject, OK, limits.describe(partition) if partition else "")
+    if not asked.account:
+        return
+    subject = f"account {asked.account}"
+    if of_account:
+        yield Item(subject, WRONG, of_account[0].what, of_account)
+    elif cluster.accounts is None:
+        yield Item(subject, SILENT, "sacctmgr does not answer")
+    else:
+        yield Item(subject, OK, f"accounts: {few(cluster.accounts, 8)}")
+
+
+def _sbatch(asked: Request) -> Item:
+    """Let sbatch itself judge all options together: only it knows QOS, features and what the site forbids."""
+    subject = "sbatch --test-only"
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in asked.directives()]
+    said = commands.tell("sbatch", "--test-only", "--wrap=true", *words, timeout_s=_SHELL_LIMIT_S)
+    if said.status == 0:
+        return Item(subject, OK, said.err.strip().removeprefix("sbatch: ").split("\n")[0])
+    finding = refusal.judge(said, known_options=refusal.sbatch_options)
+    if finding.name == "slurm-unavailable":
+        return Item(subject, SILENT, finding.what)
+    return _wrong(subject, finding)
+
+
+def _module(module: str, before: Sequence[str]) -> Item:
+    subject = f"module {module}"
+    said = _shell(_MODULE, module, *before)
+    if said.status in (_NO_MODULES, commands.UNANSWERED, commands.MISSING):
+        return Item(subject, SILENT, "there is no command module here" if said.status == _NO_MODULES else said.err)
+    if said.status == 0:
+        return Item(subject, OK)
+    finding = Finding(
+        "profile-invalid",
+        f"there is no module {module} here",
+        where="[setup] modules",
+        evidence=tuple(said.err.strip().splitlines()[:3]),
+        fix=f"module avail {word(module.partition('/')[0])}",
+    )
+    return _wrong(subject, finding)
+
+
+def _shell(text: str, *words: str) -> commands.Said:
+    return commands.tell("bash", "-lc", text, "paceline", *words, timeout_s=_SHELL_LIMIT_S)
+
+
+def _prefix(site: Profile) -> Item:
+    command = site.prefix[0]
+    subject = f"prefix {command}"
+    found = shutil.which(command) or _shell(_COMMAND, command, *site.modules).out.strip()
+    if found:
+        return Item(subject, OK, found.splitlines()[-1])
+    what = f"there is no command {command} here"
+    return _wrong(
+        subject,
+        Finding("profile-invalid", what, where="[run] prefix", fix="give its whole path, or the module that has it"),
+    )
+
+
+def _path(key: str, path: str, *, severity: str) -> Item:
+    subject = f"{key} {path}"
+    existing = os.path.abspath(path)
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass  # permissions alone do not tell: a file system may be full, or read-only for this machine
+    except OSError as error:
+        why = f"{existing}: {error.strerror}"
+    else:
+        return Item(subject, OK, "" if os.path.exists(path) else f"is made in {existing}")
+    what, fix = f"the folder of {key} cannot be used: {why}", f"ls -ld {word(existing)}"
+    finding = Finding("profile-invalid", what, where=f"[paths] {key} = {path}", fix=fix, severity=severity)
+    return Item(subject, WRONG, finding.what, (finding,))
+
+
+def _tmp(path: str) -> Item:
+    # on a node's own disk mostly, which this machine does not see
+    if "$" in path:
+        return Item(f"tmp {path}", SILENT, "only the job knows it")
+    return _path("tmp", path, severity="warning")
+
+
+def _environment(site: Profile, num_nodes: int) -> Item:
+    settings = {setting.name: setting.value for setting in site.environment}
+    where = {setting.name: f"{site.path}:{setting.line}" for setting in site.environment}
+    found = list(judge_settings(settings, where=where, num_nodes=num_nodes))
+    found += [_not_filled_in(name, where[name]) for name, value in settings.items() if _names_another(value)]
+    told = few(list(settings), 8)
+    return Item("environment", WRONG if found else OK, told, tuple(found))
+
+
+def _names_another(value: str) -> bool:
+    return profile.VARIABLE.search(value) is not None
+
+
+def _not_filled_in(name: str, where: str) -> Finding:
+    return Finding(
+        "profile-invalid",
+        f"the value of {name} stands in the job as it is: no shell fills in its $",
+        where=where,
+        fix=f"""[setup] lines = ['export {name}="..."']""",
+        severity="warning",
+    )
+
+
+def _wrong(subject: str, finding: Finding) -> Item:
+    return Item(subject, WRONG, finding.what, (finding,))

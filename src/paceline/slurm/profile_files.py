@@ -1,0 +1,80 @@
+"""A hand: where profiles are. A file that is named, the project's own, then the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline import env
+from paceline.errors import Finding, UsageError, closest
+from paceline.slurm import profile
+from paceline.slurm.profile import Profile
+from paceline.wording import few
+
+
+def load(name: str) -> Profile:
+    """Return the profile of a name.
+
+    Raises:
+        UsageError: There is none, or it is not right.
+    """
+    return read(find(name), name)
+
+
+def read(path: Path, name: str) -> Profile:
+    """Return the profile of a file.
+
+    Raises:
+        UsageError: It cannot be read, or it is not right.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
+        raise UsageError(Finding("profile-invalid", f"the profile cannot be read: {why}", where=str(path))) from None
+    return profile.read(text, name=name, path=str(path), environ=env.snapshot())
+
+
+def find(name: str) -> Path:
+    """Return the file of a profile.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name.endswith(".toml") or "/" in name:
+        path = Path(os.path.expanduser(name))
+        if path.is_file():
+            return path
+        near = closest(path.name, [each.name for each in path.parent.glob("*.toml")])
+        fix = f"--profile {path.parent / near}" if near else f"ls {path.parent}"
+        raise UsageError(Finding("profile-invalid", f"there is no file {name}", where="command line", fix=fix))
+    folders = list(_folders())
+    for folder in folders:
+        if (folder / f"{name}.toml").is_file():
+            return folder / f"{name}.toml"
+    raise UsageError(_unknown(name, folders))
+
+
+def _folders() -> Iterator[Path]:
+    """Return the folders that may hold profiles, the nearest first."""
+    here = Path.cwd()
+    yield from (parent / ".paceline" / "profiles" for parent in (here, *here.parents))
+    home = env.read(env.CONFIG_HOME) or os.path.expanduser("~/.config")
+    yield Path(home) / "paceline" / "profiles"
+
+
+def _unknown(name: str, folders: list[Path]) -> Finding:
+    there = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    near = closest(name, there)
+    own, user = folders[0], folders[-1]
+    return Finding(
+        "profile-invalid",
+        f"there is no profile {name}",
+        where="command line",
+        evidence=(
+            f"looked for {name}.toml in {own} and the same of the folders above, and in {user}",
+            f"profiles there: {few(there, 8)}" if there else "there are no profiles there",
+        ),
+        fix=f"--profile {near}" if near else f"write {user / f'{name}.toml'}, or give a path that ends in .toml",
+    )

@@ -1,0 +1,55 @@
+"""Words for bash and for ``#SBATCH`` lines, so that what was typed arrives as it was typed. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+_ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates: bytes of a file name that are no text
+_PLAIN = re.compile(r"[\w@%+=:,./^-]+")
+
+
+def word(text: str) -> str:
+    """Return a text as one word of bash.
+
+    Control characters are spelled out, since sbatch refuses a script with some of them, and a line of its own would
+    hide where the command goes on.
+    """
+    if not _ODD.search(text):
+        return shlex.quote(text)
+    spelled = (_spell(byte) for byte in text.encode("utf-8", "surrogateescape"))
+    return "$'" + b"".join(spelled).decode("utf-8", "replace") + "'"
+
+
+def _spell(byte: int) -> bytes:
+    if byte in b"\\'":
+        return b"\\" + bytes([byte])
+    named = {0x0A: b"\\n", 0x09: b"\\t", 0x0D: b"\\r"}
+    if byte in named:
+        return named[byte]
+    return bytes([byte]) if 0x20 <= byte < 0x7F else f"\\{byte:03o}".encode()
+
+
+def directive(name: str, value: str | None = None) -> str:
+    """Return the ``#SBATCH`` line of an option.
+
+    No shell reads it: sbatch groups by double quotes, in which a backslash makes any character a plain one, and has a
+    comment begin at ``#``.
+    """
+    if value is None:
+        return f"#SBATCH --{name}"
+    if _PLAIN.fullmatch(value):
+        return f"#SBATCH --{name}={value}"
+    return f'#SBATCH --{name}="' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def pattern(path: str) -> str:
+    """Return a path so that Slurm takes it for a file's name and not for a pattern with ``%j``."""
+    return path.replace("%", "%%")
+
+
+def comment(text: str) -> list[str]:
+    """Return a text as comment lines; nothing in it can end them, or become a directive."""
+    lines = [CONTROL.sub(" ", line).strip() for line in text.splitlines()]
+    return [f"# {line}" for line in lines if line]

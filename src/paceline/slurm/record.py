@@ -1,0 +1,174 @@
+"""What is known of a run's Slurm job: ``job.json`` in its run folder, and how a run is found by what was typed.
+
+``paceline submit`` writes it, the job's own script adds to it whenever the job is queued again, and all else reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.rundir import RunDir, write_whole
+
+VERSION = 1
+RUNS = Path("runs")
+
+UNFINISHED, NODE_LOST = "unfinished", "node-lost"
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """One time that the job was queued again.
+
+    Attributes:
+        step: Optimizer steps of the checkpoint from which it goes on, 0 where there is none.
+        time_ns: When.
+        why: ``"unfinished"`` or ``"node-lost"``.
+    """
+
+    step: int
+    time_ns: int
+    why: str
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A run's Slurm job.
+
+    Attributes:
+        job_id: Its number, as sbatch told it.
+        earlier_ids: Numbers that it had before it was submitted again, the first one first.
+        cluster: The cluster that sbatch named; empty if it named none.
+        name: The job's name.
+        script: The script that is trained.
+        nodes: What was asked for, ``"2"`` or ``"1-2"``.
+        submitted_ns: When it was first submitted.
+        on_node_loss: ``"requeue"`` or ``"fail"``.
+        requeues: Every time that it was queued again by its own script.
+    """
+
+    job_id: str
+    earlier_ids: tuple[str, ...] = ()
+    cluster: str = ""
+    name: str = ""
+    script: str = ""
+    nodes: str = ""
+    submitted_ns: int = 0
+    on_node_loss: str = "requeue"
+    requeues: tuple[Requeue, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return {"version": VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> JobRecord:
+        """Return the record that ``to_json`` made.
+
+        Raises:
+            ValueError: It is none, or one of a version that is not known here.
+        """
+        if not isinstance(values, Mapping) or values.get("version") != VERSION:
+            raise ValueError(f"not the record of a job in version {VERSION}")
+        fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        try:
+            requeues = tuple(
+                Requeue(step=int(each["step"]), time_ns=int(each["time_ns"]), why=str(each["why"]))
+                for each in fields.pop("requeues", ())
+            )
+            earlier = tuple(str(each) for each in fields.pop("earlier_ids", ()))
+            return cls(**fields, earlier_ids=earlier, requeues=requeues)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the record of a job: {error}") from None
+
+    def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
+        """Return the record of the job under a new number."""
+        return replace(self, job_id=job_id, cluster=cluster, earlier_ids=(*self.earlier_ids, self.job_id))
+
+    def under(self, job_id: str) -> JobRecord:
+        """Return the record as the job of this number has it: somebody may have submitted the script again."""
+        return self if job_id == self.job_id else self.resubmitted(job_id)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All numbers that the job has had."""
+        return (*self.earlier_ids, self.job_id)
+
+
+def write(run_dir: RunDir, record: JobRecord) -> None:
+    """Write the record of a run's job.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    write_whole(run_dir.job, json.dumps(record.to_json(), indent=1) + "\n")
+
+
+def read(run_dir: RunDir) -> JobRecord | None:
+    """Return the record of a run's job, None if the run has none that can be read."""
+    try:
+        return JobRecord.from_json(json.loads(run_dir.job.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def find(subject: str, *, runs: Path = RUNS) -> tuple[RunDir, JobRecord]:
+    """Return the run that is meant, and its job.
+
+    Args:
+        subject: A run folder, the name of one in ``runs``, or the number of a job.
+        runs: Where run folders are.
+
+    Raises:
+        UsageError: There is no such run, or it has no Slurm job.
+    """
+    for folder in (Path(subject), runs / subject):
+        run_dir = RunDir(folder)
+        if not subject or not folder.is_dir():
+            continue
+        record = read(run_dir)
+        if record is None:
+            raise UsageError(_no_job(run_dir))
+        return run_dir, record
+    found = [(run_dir, record) for run_dir, record in _all(runs) if subject in record.ids]
+    if not found:
+        raise UsageError(_unknown(subject, runs))
+    return max(found, key=lambda each: each[1].submitted_ns)
+
+
+def _all(runs: Path) -> Iterator[tuple[RunDir, JobRecord]]:
+    for path in sorted(runs.glob("*/job.json")):
+        run_dir = RunDir(path.parent)
+        record = read(run_dir)
+        if record is not None:
+            yield run_dir, record
+
+
+def _no_job(run_dir: RunDir) -> Finding:
+    there = run_dir.job.exists()
+    return Finding(
+        "slurm-job-unknown",
+        f"{run_dir.job} cannot be read" if there else f"the run of {run_dir.root} has no Slurm job",
+        where=str(run_dir.root),
+        evidence=() if there else (f"there is no {run_dir.job}: paceline submit writes one",),
+        fix=f"paceline explain {run_dir.root}",
+    )
+
+
+def _unknown(subject: str, runs: Path) -> Finding:
+    names = [path.name for path in runs.glob("*") if path.is_dir()]
+    if subject.isdigit():
+        what = f"no run in {runs} has had job {subject}"
+    else:
+        what = f"{subject!r} is no run folder, no run in {runs}, and no number of a job"
+    near = closest(subject, names)
+    return Finding(
+        "slurm-job-unknown",
+        what,
+        where=str(runs.absolute()),
+        fix=f"paceline follow {near}" if near else "paceline jobs, in the folder that the job was submitted from",
+    )

@@ -1,0 +1,274 @@
+"""What ``paceline submit`` is asked for: the command line over a profile, checked and merged. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.launcher import options as launch
+from paceline.slurm import asking
+from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, ON_NODE_LOSS, OWN
+from paceline.slurm.profile import Profile
+from paceline.slurm.quoting import CONTROL
+
+DEFAULT_GRACE_S = 120
+SIGNAL_MARGIN_S = 30  # ranks that are killed when their grace is over still need a moment to be told of
+_HANDED = {option.name for option in HANDED}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job as asked for.
+
+    Attributes:
+        script: The script, module or program, as typed.
+        script_args: Its arguments.
+        nodes: Number of nodes or a range, as sbatch takes it.
+        gpus: GPUs on each node, ``4`` or ``a100:4``; empty for none.
+        cpus: CPUs of the one task on each node, 0 where Slurm decides.
+        cpus_per_gpu: What they follow from, 0 if they were given as they are.
+        mem: Memory on each node, empty where Slurm decides.
+        time_s: Time limit; None where Slurm decides, or there is to be none (``unlimited``).
+        unlimited: No time limit was asked for.
+        account: Empty where Slurm decides.
+        partition: Empty where Slurm decides.
+        job_name: Name of the job.
+        requeue: The job is queued again when it stopped unfinished.
+        on_node_loss: ``"requeue"`` or ``"fail"``.
+        grace_s: Seconds that ranks have to save and end.
+        sbatch: Further options of sbatch: long name, and value or None.
+        handed: Options of ``paceline run``: name, and value or an empty text for a flag.
+        run_dir: Folder of the run as typed; empty for a new one.
+        profile: The site's settings.
+    """
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    nodes: str = "1"
+    gpus: str = ""
+    cpus: int = 0
+    cpus_per_gpu: int = 0
+    mem: str = ""
+    time_s: int | None = None
+    unlimited: bool = False
+    account: str = ""
+    partition: str = ""
+    job_name: str = ""
+    requeue: bool = True
+    on_node_loss: str = "requeue"
+    grace_s: int = DEFAULT_GRACE_S
+    sbatch: tuple[tuple[str, str | None], ...] = ()
+    handed: tuple[tuple[str, str], ...] = ()
+    run_dir: str = ""
+    profile: Profile = field(default_factory=Profile)
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs on each node."""
+        return asking.num_gpus(self.gpus)
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes that it may get."""
+        return int(self.nodes.rpartition("-")[2])
+
+    @property
+    def min_nodes(self) -> int:
+        """The smallest number of nodes that will do."""
+        return int(self.nodes.partition("-")[0])
+
+    @property
+    def signal_s(self) -> int:
+        """How long before its time limit the job is told to stop."""
+        return self.grace_s + SIGNAL_MARGIN_S
+
+    def directives(self) -> list[tuple[str, str | None]]:
+        """Return what is asked of Slurm: sbatch's long names, each with its value or None."""
+        time = "UNLIMITED" if self.unlimited else clock(self.time_s) if self.time_s else ""
+        listed: list[tuple[str, str | None]] = [
+            ("nodes", self.nodes),
+            ("ntasks-per-node", "1"),
+            ("gpus-per-node", self.gpus),
+            ("cpus-per-task", str(self.cpus or "")),
+            ("mem", self.mem),
+            ("time", time),
+            ("account", self.account),
+            ("partition", self.partition),
+        ]
+        return [each for each in listed if each[1]] + list(self.sbatch)
+
+    @property
+    def options(self) -> launch.Options:
+        """Return what ``paceline run`` is asked for inside the job, as far as it is known before."""
+        return launch.parse(
+            self.script,
+            self.script_args,
+            typed={name: value or True for name, value in self.handed},
+            inherited={},
+        )
+
+
+def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], profile: Profile) -> Request:
+    """Check what was typed and merge it with a profile; the command line wins.
+
+    Args:
+        script: The script, module or program.
+        script_args: Its arguments, not looked at.
+        typed: ``{name: text}`` of the options on the command line, True for a flag, a sequence for ``sbatch``.
+        profile: The site's settings, checked before.
+
+    Raises:
+        UsageError: A value is wrong, or options contradict each other or have no effect.
+    """
+    asking.check(typed)
+    _refuse_contradictions(typed)
+    raw = {**_defaults(profile, typed), **typed}
+    handed = {**profile.run, **{name: value for name, value in typed.items() if name in _HANDED}}
+    options = launch.parse(script, tuple(script_args), typed=handed, inherited={})
+    gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
+    cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
+    time_s, unlimited = _time(raw.get("time", ""))
+    name = raw.get("job_name", "") or _name(script)
+    return Request(
+        script=script,
+        script_args=tuple(script_args),
+        nodes=_plain_range(raw.get("nodes", "1")),
+        gpus=gpus,
+        cpus=cpus,
+        cpus_per_gpu=cpus_per_gpu,
+        mem=raw.get("mem", ""),
+        time_s=time_s,
+        unlimited=unlimited,
+        account=raw.get("account", ""),
+        partition=raw.get("partition", ""),
+        job_name=name,
+        requeue=not raw.get("no_requeue"),
+        on_node_loss=_on_node_loss(raw, set(typed)),
+        grace_s=_grace(options.shutdown_timeout, time_s),
+        sbatch=_merge_sbatch(profile.sbatch, asking.sbatch_options(typed.get("sbatch", ()))),
+        handed=tuple((key, "" if value is True else str(value)) for key, value in handed.items() if key not in GRACE),
+        run_dir=raw.get("run_dir", ""),
+        profile=profile,
+    )
+
+
+def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a profile says where the command line does not: of two ways to say one thing, the typed one."""
+    defaults = dict(profile.slurm)
+    for one, other in (("cpus_per_gpu", "cpus_per_node"), ("requeue", "no_requeue")):
+        for name, rival in ((one, other), (other, one)):
+            if name in typed:
+                defaults.pop(rival, None)
+    return defaults
+
+
+def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
+    if typed.get("requeue") and typed.get("no_requeue"):
+        raise asking.contradicted("--requeue and --no-requeue exclude each other", "leave out one of them")
+    if "cpus_per_gpu" in typed and "cpus_per_node" in typed:
+        what = "--cpus-per-gpu and --cpus-per-node exclude each other: both say how many CPUs a node's task has"
+        raise asking.contradicted(what, "leave out one of them")
+    if typed.get("follow") and typed.get("dry_run"):
+        raise asking.contradicted(
+            "--follow and --dry-run exclude each other: nothing is submitted", "leave out --follow"
+        )
+    if typed.get("follow") and typed.get("json"):
+        raise asking.contradicted(
+            "--follow and --json exclude each other: one shows the job's output, the other is for a program",
+            "paceline submit --json ..., and paceline follow with the run folder that it prints",
+        )
+    if typed.get("json") and typed.get("dry_run"):
+        raise asking.contradicted("--json and --dry-run exclude each other: the script is printed", "leave out --json")
+
+
+def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]:
+    """Return the CPUs of a node's task, and for each GPU if that is what was said."""
+    if "cpus_per_gpu" in raw and gpus:
+        each = int(raw["cpus_per_gpu"])
+        return each * asking.num_gpus(gpus), each
+    if "cpus_per_gpu" in typed:
+        raise asking.contradicted("--cpus-per-gpu has no effect without --gpus-per-node", "--gpus-per-node 1")
+    return int(raw.get("cpus_per_node", 0)), 0
+
+
+def _on_node_loss(raw: Mapping[str, Any], typed: set[str]) -> str:
+    asked = raw.get("on_node_loss", "")
+    if raw.get("no_requeue"):
+        if asked == "requeue" and "on_node_loss" in typed:
+            what = "--on-node-loss requeue and --no-requeue exclude each other: one of them queues the job again"
+            raise asking.contradicted(what, "leave out --no-requeue")
+        return "fail"
+    return str(asked) or ON_NODE_LOSS[0]
+
+
+def _time(text: str) -> tuple[int | None, bool]:
+    if not text:
+        return None, False
+    if asking.UNLIMITED.fullmatch(text):
+        return None, True
+    return ceil(launch.seconds_of(text, bare_s=60)), False
+
+
+def _grace(asked: int | None, time_s: int | None) -> int:
+    limit_s = None if time_s is None else max(60, -(-time_s // 60) * 60)  # Slurm counts minutes
+    if asked is None:
+        return DEFAULT_GRACE_S if limit_s is None else min(DEFAULT_GRACE_S, limit_s // 4)
+    if limit_s is not None and asked + SIGNAL_MARGIN_S >= limit_s:
+        what = f"--grace-s {asked} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
+        raise asking.contradicted(what, f"--time {clock(4 * (asked + SIGNAL_MARGIN_S))}, or a shorter --grace-s")
+    return asked
+
+
+def _plain_range(text: str) -> str:
+    low, _, high = str(text).partition("-")
+    return f"{int(low)}-{int(high)}" if high and int(high) != int(low) else str(int(low))
+
+
+def _name(script: str) -> str:
+    """Return a job's name: its script's, without the folder and ``.py``."""
+    stem = re.sub(r"\.pyw?$", "", script.rstrip("/").rpartition("/")[2])
+    return CONTROL.sub(" ", stem).encode("utf-8", "replace").decode() or "run"
+
+
+def _merge_sbatch(
+    ours: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
+) -> tuple[tuple[str, str | None], ...]:
+    """Return a profile's options and the typed ones; what was typed takes the place of what the profile says."""
+    names = {name for name, _ in typed}
+    return (*(each for each in ours if each[0] not in names), *typed)
+
+
+def clock(seconds: float) -> str:
+    """Return a time as sbatch takes it and squeue shows it: ``04:00:00``, ``1-12:00:00``."""
+    minutes, second = divmod(ceil(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def unknown_option(typed: str) -> UsageError:
+    """Return the error for an option that submit does not have, with what to type instead."""
+    from paceline.lint import sbatch_option
+
+    word = typed.split("=", maxsplit=1)[0]
+    name = word.lstrip("-").replace("_", "-")
+    known = [option.long for option in (*OWN, *HANDED)]
+    meant = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
+    theirs, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
+    if name in meant:
+        fix = f"--{meant[name]}"
+    elif theirs in INSTEAD:
+        fix = INSTEAD[theirs]
+    elif theirs == name or len(name) == 1:
+        fix = f"--sbatch --{theirs}" + ("=VALUE" if kind == "value" else "") if theirs else ""
+    else:
+        near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
+        fix = f"did you mean {near}?" if near else ""
+    what = f"paceline submit has no option {word}"
+    return UsageError(
+        Finding("option-unknown", what, where="command line", fix=fix or "paceline submit --help lists them")
+    )

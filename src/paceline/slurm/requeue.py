@@ -1,0 +1,245 @@
+"""``paceline requeue``: what a job script calls after its run, to go on where the run stopped.
+
+It stands between a run's end and its next start, in a script that nobody watches: it never changes the job's status,
+and a fault of its own costs a line and not the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline import env
+from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
+from paceline.launcher import evidence
+from paceline.rundir import RunDir
+from paceline.slurm import commands, lookup, record, told
+from paceline.slurm.jobstate import RUNNING, JobState
+from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
+from paceline.slurm.told import Tale
+from paceline.world import expand_nodelist
+
+# How many starts in a row may end without a later checkpoint. Another node may break in a row; the end of a run that
+# stopped by itself comes again at the same place.
+_FRUITLESS = {UNFINISHED: 1, NODE_LOST: 2}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done about a run that ended.
+
+    Attributes:
+        why: ``"unfinished"`` or ``"node-lost"``; empty if the job is not queued again.
+        step: Where it would go on.
+        exclude: Nodes that its next start must not have.
+        finding: Why it is not queued again although its end would have it so.
+    """
+
+    why: str = ""
+    step: int = 0
+    exclude: tuple[str, ...] = ()
+    finding: Finding | None = None
+
+
+def requeue(folder: Path, *, status: int) -> int:
+    """Queue this job again if its run has ended so that it can go on; returns 0 in any case.
+
+    Args:
+        folder: The run folder.
+        status: Exit status of the run.
+    """
+    job_id = env.read(env.JOB_ID)
+    if status == EXIT_OK or not job_id:
+        if not job_id:
+            _say("requeue is for job scripts: SLURM_JOB_ID is not set")
+        return EXIT_OK
+    try:
+        _requeue(RunDir(folder), status, job_id)
+    except Exception as error:  # whatever it is, the job's own status says how its run ended
+        _say(f"the job cannot be queued again: {type(error).__name__}: {error}")
+    return EXIT_OK
+
+
+def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
+    # the script may be somebody's own, or have been submitted again by hand
+    job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
+    last = evidence.last_checkpoint(run_dir.checkpoints)
+    now = lookup.full(job)
+    tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, now))
+    decision = decide(
+        status,
+        job=job,
+        tale=tale,
+        last_step=last.step if last else None,
+        nodelist=env.read(env.JOB_NODELIST) or "",
+    )
+    if decision.finding is not None:
+        _show(decision.finding)
+    if decision.why:
+        _carry_out(run_dir, job, decision, now=now)
+
+
+def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, nodelist: str) -> Decision:
+    """Decide whether a job is queued again. Pure.
+
+    Args:
+        status: Exit status of the run.
+        job: The record of its job.
+        tale: What the run has told of its last start.
+        last_step: Steps of the last checkpoint, None if there is none.
+        nodelist: The job's nodes as Slurm writes them.
+    """
+    why = _why(status, job, tale)
+    if not why:
+        return Decision()
+    lost = tale.outcome.lost if tale.outcome and why == NODE_LOST else ()
+    step = last_step or 0
+    if why == NODE_LOST and last_step is None and tale.steps:
+        return Decision(finding=_nothing_kept(job))
+    if _goes_round(why, job, tale, last_step):
+        return Decision(finding=_no_progress(why, job, step))
+    return Decision(why=why, step=step, exclude=_names(lost, nodelist))
+
+
+def _why(status: int, job: JobRecord, tale: Tale) -> str:
+    if status == EXIT_UNFINISHED:
+        return UNFINISHED
+    lost = status != EXIT_OK and tale.outcome is not None and tale.outcome.lost
+    return NODE_LOST if lost and job.on_node_loss == "requeue" else ""
+
+
+def _goes_round(why: str, job: JobRecord, tale: Tale, last_step: int | None) -> bool:
+    if why == UNFINISHED and last_step is None:
+        # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
+        return tale.steps == 0 and bool(job.requeues)
+    fruitless = 0
+    for each in reversed(job.requeues):
+        if each.step < (last_step or 0):
+            break
+        fruitless += 1
+    return fruitless >= _FRUITLESS[why]
+
+
+def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
+    """Return Slurm's names of lost nodes: by the host's name, or else by the place in the job's list."""
+    try:
+        nodes = expand_nodelist(nodelist)
+    except ValueError:
+        return ()
+    short = {node.partition(".")[0]: node for node in nodes}
+    found = []
+    for rank, host in lost:
+        by_name = short.get(host.partition(".")[0])
+        if by_name or rank < len(nodes):
+            found.append(by_name or nodes[rank])
+    return tuple(dict.fromkeys(found))
+
+
+def _no_progress(why: str, job: JobRecord, step: int) -> Finding:
+    starts = len(job.requeues) + 1
+    if why == UNFINISHED:
+        cause = "stopped before it had saved anything new"
+        fix = "a longer --time, or a larger --grace-s, so that a start gets past a checkpoint; save more often"
+    else:
+        cause = "lost a node before it had saved anything new"
+        fix = "sinfo -R tells which nodes are down; exclude them: --sbatch --exclude=NODES; save more often"
+    return Finding(
+        "slurm-job-ended",
+        f"the run {cause}, and the start before did too: the job is not queued again, it would go round for ever",
+        where=f"job {job.job_id}",
+        evidence=(f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),),
+        fix=fix,
+    )
+
+
+def _nothing_kept(job: JobRecord) -> Finding:
+    return Finding(
+        "slurm-job-ended",
+        "the run lost a node and there is no checkpoint to go on from: the job is not queued again",
+        where=f"job {job.job_id}",
+        fix="save from time to time: session.save(), or Trainer(save_every=...)",
+    )
+
+
+def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobState | None) -> None:
+    """Queue the job again, or submit it anew where the site forbids that."""
+    if now is not None and now.state != RUNNING:
+        return  # somebody cancels it, or has queued it again himself
+    exclude = _possible(run_dir, decision.exclude, now)
+    entry = Requeue(decision.step, time.time_ns(), decision.why)
+    written = replace(job, requeues=(*job.requeues, entry))
+    record.write(run_dir, written)  # now, since this script is ended within moments of what comes
+    allowed = now is None or now.requeue is not False
+    refused = _put_back(job.job_id, decision, exclude) if allowed else "--no-requeue"
+    if not refused:
+        return
+    said = _submit(run_dir, exclude)
+    number, _, cluster = said.out.strip().partition(";")
+    if said.status != 0 or not number.isdigit():
+        record.write(run_dir, job)
+        _say(f"job {job.job_id} cannot be queued again ({refused}), nor submitted again: {_first_line(said)}")
+        return
+    record.write(run_dir, written.resubmitted(number, cluster))
+    _say(f"job {job.job_id} cannot be queued again ({refused}): submitted as job {number}{_words(decision, exclude)}")
+
+
+def _put_back(job_id: str, decision: Decision, exclude: Sequence[str]) -> str:
+    """Put the job back into the queue; returns why not, empty if it was."""
+    with _deaf():
+        said = commands.tell("scontrol", "requeue", job_id)
+        if said.status != 0:
+            return _first_line(said)
+        if exclude:  # can only be said of a job that waits
+            commands.tell("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(exclude)}")
+        _say(f"job {job_id} is queued again{_words(decision, exclude)}")
+    return ""
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Hear no SIGTERM: Slurm ends this script as soon as its job is queued again, and one thing is still to do."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Said:
+    excluded = (f"--exclude={','.join(exclude)}",) if exclude else ()
+    words = ("sbatch", "--parsable", *excluded, *more, str(run_dir.job_script.absolute()))
+    return commands.tell(*words, environ=commands.outside())
+
+
+def _possible(run_dir: RunDir, lost: Sequence[str], now: JobState | None) -> tuple[str, ...]:
+    """Return the nodes to exclude: those lost, and those excluded before; none if the rest would not do.
+
+    A job that no nodes are left for is held for good, as an administrator's, so Slurm is asked before.
+    """
+    if not lost:
+        return ()
+    before = expand_nodelist(now.excluded) if now is not None and now.excluded else []
+    nodes = tuple(dict.fromkeys([*before, *lost]))
+    return nodes if _submit(run_dir, nodes, "--test-only").status == 0 else ()
+
+
+def _words(decision: Decision, exclude: Sequence[str]) -> str:
+    where = f", to go on from step {decision.step}" if decision.step else ""
+    return where + (f", without {', '.join(exclude)}" if exclude else "")
+
+
+def _first_line(said: commands.Said) -> str:
+    return next((line.strip() for line in said.err.splitlines() if line.strip()), f"status {said.status}")
+
+
+def _say(text: str) -> None:
+    print(f"paceline: {text}", file=sys.stderr, flush=True)
+
+
+def _show(finding: Finding) -> None:
+    print(finding.render(), file=sys.stderr, flush=True)

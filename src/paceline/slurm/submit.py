@@ -1,0 +1,244 @@
+"""A hand: ``paceline submit``. The run folder, the job script in it, sbatch, and what to type next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
+from paceline.launcher import script
+from paceline.rundir import RunDir, new_run_id, write_whole
+from paceline.slurm import batch, commands, limits, profile, profile_files, record, refusal, request, survey
+from paceline.slurm.batch import Place
+from paceline.slurm.quoting import CONTROL, word
+from paceline.slurm.record import JobRecord
+from paceline.slurm.request import Request
+
+# sbatch lets these overrule what stands in a script; of what the script says itself that is not meant.
+_OVERRULE = {
+    "job-name": ("SBATCH_JOB_NAME",),
+    "nodes": ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"),
+    "requeue": ("SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"),
+    "gpus-per-node": ("SBATCH_GPUS_PER_NODE", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES"),
+    "cpus-per-task": ("SBATCH_CPUS_PER_GPU",),
+    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "time": (env.SBATCH_TIME,),
+    "account": (env.SBATCH_ACCOUNT,),
+    "partition": (env.SBATCH_PARTITION,),
+    "qos": ("SBATCH_QOS",),
+    "constraint": ("SBATCH_CONSTRAINT",),
+    "exclusive": ("SBATCH_EXCLUSIVE",),
+    "export": ("SBATCH_EXPORT",),
+    "reservation": ("SBATCH_RESERVATION",),
+}
+_KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
+
+
+def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
+    """Carry out ``paceline submit``.
+
+    Args:
+        name: The script.
+        arguments: Its arguments.
+        typed: ``{name: text}`` of the options on the command line, True for a flag.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        PacelineError: The job cannot be submitted.
+    """
+    site = profile_files.load(typed["profile"]) if typed.get("profile") else profile.Profile()
+    asked = request.parse(name, arguments, typed=typed, profile=site)
+    _require_script(asked)
+    place = _place(asked)
+    text = batch.render(asked, place)
+    if typed.get("dry_run"):
+        _print(text)
+        return EXIT_OK
+    _require_sbatch()
+    _require_possible(asked)
+    told = _submit(asked, place, text)
+    _say(told, place, as_json=bool(typed.get("json")))
+    if typed.get("follow"):
+        from paceline.slurm import follow
+
+        return follow.follow(RunDir(Path(place.run_dir)))
+    return EXIT_OK
+
+
+def _print(text: str) -> None:
+    """Print a script as bytes: the terminal's encoding is not the script's."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
+def _require_script(asked: Request) -> None:
+    """Look for the script before anything is queued: the job would find out in hours."""
+    options = asked.options
+    if options.module or (options.no_python and "/" not in options.script):
+        return  # modules and programs may come from what only the job loads
+    try:
+        script.read(options)
+    except PacelineError as error:
+        fix = error.finding.fix.replace("paceline run ", "paceline submit ")
+        raise type(error)(replace(error.finding, fix=fix)) from None
+
+
+def _place(asked: Request) -> Place:
+    folder = os.getcwd()
+    now_s = time.time()
+    runs = asked.profile.runs or "runs"
+    # Slurm writes lines of its own with these paths: only plain text survives all of them
+    run_dir = asked.run_dir or os.path.join(runs, new_run_id(asked.script, now_s=now_s, salt=secrets.token_hex(2)))
+    run = RunDir(Path(os.path.abspath(run_dir)))
+    _require_nameable(folder, "the current folder", "cd to a folder without them")
+    _require_nameable(str(run.root), "the run folder", "--run-dir FOLDER", also="\\")
+    return Place(
+        folder=folder,
+        run_dir=str(run.root),
+        script=str(run.job_script),
+        output=str(run.job_output),
+        paceline=_own_command(),
+        when=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
+    )
+
+
+def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None:
+    """Refuse paths that no ``#SBATCH`` line can name: Slurm drops backslashes from the path of a job's output."""
+    bad = [letter for letter in path if letter in also or CONTROL.match(letter) or "\ud800" <= letter <= "\udfff"]
+    if bad:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"Slurm cannot write to {what}, {path!r}: its name has {bad[0]!r}",
+                where="command line",
+                fix=fix,
+            )
+        )
+
+
+def _own_command() -> tuple[str, ...]:
+    """Return how this paceline is started, whatever the job's PATH.
+
+    Its script rather than ``python -m``, which looks into the current folder first: a ``paceline.py`` or ``random.py``
+    there would be taken for what it is named after.
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), "paceline")
+    return (beside,) if os.access(beside, os.X_OK) else (sys.executable, "-m", "paceline")
+
+
+def _require_sbatch() -> None:
+    if shutil.which("sbatch") is None:
+        said = commands.Said(commands.MISSING)
+        raise SetupError(refusal.judge(said, known_options=tuple))
+
+
+def _require_possible(asked: Request) -> None:
+    """Ask Slurm for its limits and refuse what is beyond them; say nothing where it does not answer."""
+    meant = replace(
+        asked,
+        account=asked.account or env.read(env.SBATCH_ACCOUNT) or "",
+        partition=asked.partition or env.read(env.SBATCH_PARTITION) or "",
+    )
+    if any(name in ("clusters", "cluster-constraint") for name, _ in asked.sbatch):
+        return  # what answers here is another one
+    found = limits.judge(meant, survey.gather(account=bool(meant.account)))
+    for finding in found[1:] if found and found[0].severity == "error" else found:
+        print(finding.render(), file=sys.stderr)
+    if found and found[0].severity == "error":
+        raise UsageError(found[0])
+
+
+def _submit(asked: Request, place: Place, text: str) -> JobRecord:
+    run = RunDir(Path(place.run_dir))
+    before = record.read(run)
+    _require_ended(before, place)
+    new = not run.root.exists()
+    try:
+        run.create()
+        write_whole(run.job_script, text)
+    except OSError as error:
+        what = f"the run folder {run.root} cannot be written: {error.strerror}"
+        finding = Finding("folder-not-writable", what, where=str(run.root), fix="give another folder with --run-dir")
+        raise SetupError(finding) from None
+    said = commands.tell("sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(asked))
+    match = re.search(r"^(\d+)(?:;(\S+))?\s*$", said.out, re.MULTILINE)
+    if said.status or not match:
+        if new:
+            shutil.rmtree(run.root, ignore_errors=True)
+        raise SetupError(refusal.judge(said, known_options=refusal.sbatch_options))
+    warned = said.err.strip()
+    if warned:
+        print(warned, file=sys.stderr)
+    told = JobRecord(
+        job_id=match[1],
+        earlier_ids=before.ids if before else (),
+        cluster=match[2] or "",
+        name=asked.job_name,
+        script=asked.script,
+        nodes=asked.nodes,
+        submitted_ns=time.time_ns(),
+        on_node_loss=asked.on_node_loss,
+    )
+    record.write(run, told)
+    return told
+
+
+def _require_ended(before: JobRecord | None, place: Place) -> None:
+    """Refuse a run folder whose job is still there: two jobs would write the same checkpoints."""
+    if before is None:
+        return
+    state = commands.ask("squeue", "--noheader", f"--jobs={before.job_id}", "--format=%T")
+    if state and state.strip():
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"the run folder {place.run_dir} is that of job {before.job_id}, which is {state.split()[0].lower()}",
+                where="--run-dir",
+                why="two jobs would write the same checkpoints",
+                fix=f"paceline follow {word(place.run_dir)}, or: scancel {before.job_id}",
+            )
+        )
+
+
+def _environ(asked: Request) -> dict[str, str]:
+    """Return the environment of sbatch, which is the job's too, without what would speak against the script.
+
+    Inside of another job Slurm's variables tell of that one: its memory or CPU binding would be taken for this one's.
+    """
+    environ = env.snapshot()
+    names = {"job-name", "requeue", *(name for name, _ in asked.directives())}
+    dropped = {variable for name in names for variable in _OVERRULE.get(name, ())}
+    inside = bool(environ.get(env.JOB_ID))
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in dropped and not (inside and name.startswith("SLURM_") and not _KEPT.match(name))
+    }
+
+
+def _say(told: JobRecord, place: Place, *, as_json: bool) -> None:
+    shown = os.path.relpath(place.run_dir)
+    if shown.startswith(".."):
+        shown = place.run_dir
+    follow = f"paceline follow {word(shown)}"
+    if as_json:
+        values = {"job_id": told.job_id, "cluster": told.cluster, "name": told.name, "run_dir": place.run_dir}
+        print(json.dumps({**values, "script": place.script, "output": place.output, "follow": follow}, indent=1))
+        return
+    print(f"job {told.job_id}, {told.name}, is queued" + (f" on {told.cluster}" if told.cluster else ""))
+    print(f"its output: {word(os.path.join(shown, os.path.basename(place.output)))}")
+    print(f"follow it:  {follow}")
+    sys.stdout.flush()

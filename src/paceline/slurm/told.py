@@ -1,0 +1,150 @@
+"""How a run ended by its own account: the events that its launchers left in the run folder. A hand.
+
+One folder holds all starts of a run, so an outcome counts only if no start came after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
+from paceline.rundir import RunDir
+
+# The last of a launcher's events stand here; its account of a thousand ranks is longer, that of a hundred is not.
+_TAIL_BYTES = 1 << 17
+_LOST = re.compile(r"node (\d+)(?: \(([^)]*)\))?")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run as its launcher told it.
+
+    Attributes:
+        exit_status: Of the command.
+        findings: What was found, the cause first.
+        time_ns: When.
+    """
+
+    exit_status: int
+    findings: tuple[Finding, ...] = ()
+    time_ns: int = 0
+
+    @property
+    def word(self) -> str:
+        """One word for a table."""
+        if self.exit_status in (EXIT_OK, EXIT_UNFINISHED):
+            return "succeeded" if self.exit_status == EXIT_OK else "unfinished"
+        return "stopped" if self.exit_status > 128 else "failed"
+
+    @property
+    def stopped(self) -> bool:
+        """It was ended from outside, with a checkpoint or without: the cause is not its own."""
+        return self.exit_status == EXIT_UNFINISHED or self.exit_status > 128
+
+    @property
+    def lost(self) -> tuple[tuple[int, str], ...]:
+        """The nodes that went silent, if that is the cause: node rank, and the name of the host, empty if unknown."""
+        first = self.findings[0] if self.findings else None
+        if first is None or first.name != "agent-died":
+            return ()
+        return tuple((int(rank), host) for rank, host in _LOST.findall(first.where))
+
+
+@dataclass(frozen=True)
+class Tale:
+    """What the events of a run folder tell.
+
+    Attributes:
+        outcome: How the last start ended, None if it has not told.
+        started_ns: When ranks were last started, 0 if they never were.
+        steps: Optimizer steps of the last start, as far as they were told.
+        nodes: How many nodes have left events.
+    """
+
+    outcome: Outcome | None = None
+    started_ns: int = 0
+    steps: int | None = None
+    nodes: int = 0
+
+
+def read(run_dir: RunDir, *, since_ns: int = 0) -> Tale:
+    """Return what the launchers of a run have told.
+
+    Args:
+        run_dir: The run folder.
+        since_ns: What was told before does not count: the job has been queued again since.
+    """
+    try:
+        # the first node's file first: of several launchers that tell the end, the head's account is the fullest
+        paths = sorted(path for path in map(Path, _names(run_dir)) if path.suffix == ".jsonl")
+    except OSError:
+        return Tale()
+    return judge([_events(path) for path in paths], since_ns=since_ns)
+
+
+def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> Tale:
+    """Return what the events of all nodes tell, a list for each node. Pure."""
+    starts = [event for events in files for event in events if event.get("kind") == "start"]
+    last = max((int(event.get("attempt", 0)) for event in starts), default=-1)
+    found = []
+    steps: int | None = None
+    for events in files:
+        attempt, outcome = -1, None
+        for event in events:
+            kind, when = event.get("kind"), int(event.get("time_ns", 0))
+            if kind == "start":
+                attempt, outcome = int(event.get("attempt", 0)), None
+            elif kind == "outcome" and when >= since_ns:
+                outcome = event
+            elif kind == "end" and attempt == last and when >= since_ns:
+                steps = max([steps or 0, *(int(end.get("steps", 0)) for end in event.get("ends", ()))])
+        # a node that is out of the run since has told the end of an earlier start
+        if outcome is not None and attempt in (-1, last):
+            found.append(_outcome(outcome))
+    return Tale(
+        outcome=found[0] if found else None,
+        started_ns=max((int(event.get("time_ns", 0)) for event in starts), default=0),
+        steps=steps,
+        nodes=sum(bool(events) for events in files),
+    )
+
+
+def _outcome(event: dict[str, Any]) -> Outcome:
+    findings = []
+    for values in event.get("findings", ()):
+        try:
+            findings.append(Finding.from_json(values))
+        except (ValueError, KeyError, TypeError):
+            continue  # of another version
+    return Outcome(int(event.get("exit_status", 1)), tuple(findings), int(event.get("time_ns", 0)))
+
+
+def _names(run_dir: RunDir) -> list[str]:
+    with os.scandir(run_dir.root) as entries:
+        return [entry.path for entry in entries if entry.name.startswith("events.")]
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Return the last events of a file, without lines that are cut off."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+    return events

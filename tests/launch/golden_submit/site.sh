@@ -1,0 +1,49 @@
+#!/bin/bash
+# paceline submit, 2026-11-21 14:03: train.py
+# with the profile site
+# to submit it again as it is:
+#   sbatch '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a/job.sh'
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+# one task on each node: it starts the ranks of its node
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=a100:4
+# 8 for each GPU, as CPUs of the task: srun hands these on in any version of Slurm
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=0
+#SBATCH --time=04:00:00
+#SBATCH --account=physics
+#SBATCH --partition=gpu
+#SBATCH --exclusive
+#SBATCH --constraint="a100 & nvme"
+#SBATCH --container-image="x y"
+# sent to the steps 150 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@150
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/ada/digits
+#SBATCH --output="/home/ada/digits/all runs of ada/20261121-140300-train-3f2a/slurm.out"
+
+module load cuda/12.4
+module load 'a $(touch x)'
+source /opt/site.sh
+echo $HOSTNAME
+export PLAIN=1
+# first line
+# #SBATCH --nodes=99
+# last line
+export NASTY=$'$(touch x) \'a\' "b"\n`c`'
+export TMPDIR=/scratch/ada/"${SLURM_JOB_ID}"'/x y'
+# on the disk of each node, mostly
+srun --ntasks-per-node=1 mkdir -p -- "$TMPDIR" || exit
+
+# this script runs on the first node of the job: its address, and a port that is free there
+endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
+    apptainer exec --nv --bind /home/ada/digits/data:/data \
+    'image of ada.sif' paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
+    --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a' \
+    --hang-timeout 600 --check-finite \
+    train.py --epochs 3
+status=$?
+exit "$status"

@@ -1,0 +1,25 @@
+#!/bin/bash
+# paceline submit, 2026-11-21 14:03: train.py
+# to submit it again as it is:
+#   sbatch /home/ada/digits/runs/20261121-140300-train-3f2a/job.sh
+#SBATCH --job-name=train
+#SBATCH --nodes=1-2
+# one task on each node: it starts the ranks of its node
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --time=01:30:00
+# sent to the steps 150 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@150
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/ada/digits
+#SBATCH --output=/home/ada/digits/runs/20261121-140300-train-3f2a/slurm.out
+
+# this script runs on the first node of the job: its address, and a port that is free there
+endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=16 \
+    /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
+    --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
+    train.py
+status=$?
+exit "$status"

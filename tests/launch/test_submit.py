@@ -1,0 +1,375 @@
+"""``paceline submit`` as it is typed: the job script compared whole, submission to a Slurm of files, and mistakes.
+
+After a wanted change: ``python -m pytest tests/launch/test_submit.py --update-goldens``, and read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fake_slurm import FakeSlurm, cluster
+from paceline import lint
+from starting import BIN, commands
+
+GOLDENS = Path(__file__).with_name("golden_submit")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets.toml"
+
+NASTY = [
+    "two words",
+    "it's",
+    'the "best"',
+    "größe",
+    "$(touch escaped)",
+    "`touch escaped`",
+    "a;touch escaped;b",
+    "a\nb",
+    "a\r\nb",
+    "-x",
+    "--follow",
+    "50%j",
+    "back\\slash",
+    "#comment",
+    "!!",
+    "~",
+    "*",
+    "$HOME",
+    "\x1b[31m",
+    "",
+]
+
+
+@dataclass
+class Place:
+    """A folder with a script, and a Slurm that answers from files."""
+
+    folder: Path
+    slurm: FakeSlurm
+    command: object
+
+    def submit(self, *words, cwd=None, env=None):
+        environ = {"PATH": self.slurm.path, "HOME": str(self.folder), "XDG_CONFIG_HOME": "", "USER": "ada"}
+        return self.command.run("submit", *words, program="./paceline", cwd=cwd, env={**environ, **(env or {})})
+
+
+class _Commands:
+    """Starts ``paceline`` with other words than ``run``."""
+
+    def __init__(self, made):
+        self._made = made
+
+    def run(self, *words, program, cwd, env):
+        return self._made.run(*words, program=str(BIN / "paceline"), cwd=cwd, env=env)
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('trained')\n")
+    with commands(folder) as made:
+        yield Place(folder, cluster(tmp_path / "slurm"), _Commands(made))
+
+
+PLAIN = ("--gpus-per-node", "4", "--cpus-per-gpu", "8", "--mem", "64G", "--time", "4h", "-p", "gpu")
+CASES = {
+    "bare": ("train.py",),
+    "two-nodes": ("--nodes", "2", *PLAIN, "--account", "physics", "train.py", "--lr", "0.1"),
+    "without-gpus": ("--nodes", "1-2", "--cpus-per-node", "16", "--time", "90", "--no-requeue", "train.py"),
+    "options": (
+        *("--nodes", "2", *PLAIN, "--grace-s", "300", "--job-name", "digits of today", "--on-node-loss", "fail"),
+        *("--sbatch", "--constraint=a100|h100", "--sbatch", "--exclusive", "--sbatch", "-q long"),
+        *("--nproc-per-node", "4", "--hang-timeout", "600", "--check-finite", "-m", "digits.train", "-m", "x"),
+    ),
+    "quoting": (*PLAIN, "--job-name", "$(touch x) \"a\" 'b' # \\ ü %j", "train.py", *NASTY),
+    "profile": ("--nodes", "2", "--profile", str(EXAMPLE), "--time", "1-0", "train.py"),
+    "site": ("--profile", "site", "train.py", "--epochs", "3"),
+}
+SITE = """\
+description = "all that a profile may have"
+
+[slurm]
+nodes = 2
+gpus-per-node = "a100:4"
+cpus-per-gpu = 8
+mem = "0"
+time = 04:00:00
+account = "physics"
+partition = "gpu"
+requeue = false
+exclusive = true
+hold = false
+constraint = "a100 & nvme"
+sbatch = ["--container-image=x y"]
+
+[setup]
+modules = ["cuda/12.4", "a $(touch x)"]
+lines = ["source /opt/site.sh", "echo $HOSTNAME"]
+
+[environment]
+PLAIN = "1"
+NASTY = { value = "$(touch x) 'a' \\"b\\"\\n`c`", why = "first line\\n#SBATCH --nodes=99\\nlast line" }
+
+[run]
+prefix = "apptainer exec --nv --bind ~/data:/data 'image of $USER.sif'"
+hang-timeout = 600
+check-finite = true
+no-probe = false
+
+[paths]
+runs = "~/all runs of $USER"
+tmp = "/scratch/$USER/$SLURM_JOB_ID/x y"
+"""
+
+
+def dry_run(place, *words):
+    (place.folder / ".paceline" / "profiles").mkdir(parents=True, exist_ok=True)
+    (place.folder / ".paceline" / "profiles" / "site.toml").write_text(SITE)
+    done = place.submit("--dry-run", *words)
+    assert (done.status, done.err) == (0, "")
+    assert place.slurm.calls() == []
+    return done.out
+
+
+def as_anywhere(text, place):
+    """A script without what differs from one machine or minute to the next."""
+    text = text.replace(str(place.folder), "/home/ada/digits").replace(str(EXAMPLE), "/home/ada/two-sockets.toml")
+    text = text.replace(str(BIN), "/opt/venv/bin")
+    text = re.sub(r"\d{8}-\d{6}-([\w-]+)-[0-9a-f]{4}\b", r"20261121-140300-\1-3f2a", text)
+    return re.sub(r"submit, \d{4}-\d\d-\d\d \d\d:\d\d:", "submit, 2026-11-21 14:03:", text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_job_script_is_as_it_was(name, place, request):
+    script = as_anywhere(dry_run(place, *CASES[name]), place)
+    golden = GOLDENS / f"{name}.sh"
+    if request.config.getoption("--update-goldens"):
+        golden.write_text(script, encoding="utf-8", newline="")
+    assert script == golden.read_text(encoding="utf-8")
+
+
+def test_no_golden_is_left_over():
+    assert {path.stem for path in GOLDENS.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lint_finds_nothing_in_a_job_script(name):
+    """But what was left to the cluster: then it says that its choice may not be wanted."""
+    left = {"gpus-not-requested", "mem-missing", "partition-missing", "time-missing"}
+    found = {finding.name for finding in lint.lint([str(GOLDENS / f"{name}.sh")]).findings}
+    assert found <= (left if name in ("bare", "without-gpus") else set())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bash_can_read_a_job_script(name):
+    subprocess.run(["bash", "-n", str(GOLDENS / f"{name}.sh")], check=True)
+
+
+def run_by_bash(place, text, *, status=0):
+    """Run a job script with an srun and a paceline that note their words."""
+    place.slurm.answer("paceline endpoint", "node1:15000\n")
+    place.slurm.answer("paceline requeue")
+    place.slurm.answer("srun", status=status)
+    fake = place.slurm.folder / "bin" / "paceline"
+    script = place.folder / "job.sh"
+    script.write_text(text.replace(str(BIN / "paceline"), str(fake)), encoding="utf-8", newline="")
+    done = subprocess.run(
+        ["bash", str(script)], cwd=place.folder, env={"PATH": place.slurm.path}, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    return done.returncode
+
+
+def test_what_was_typed_arrives_at_the_script_as_it_was_typed(place):
+    text = dry_run(place, "--job-name", "$(touch escaped)", "train.py", *NASTY)
+    assert run_by_bash(place, text) == 0
+    (srun,) = place.slurm.calls("srun")
+    assert srun[srun.index("train.py") + 1 :] == NASTY
+    assert srun[srun.index("--rdzv-endpoint") + 1] == "node1:15000"
+    assert not list(place.folder.rglob("escaped"))
+
+
+@pytest.mark.parametrize("name", ["two words", "it's", 'the "best"', "größe", "$(touch escaped)", "50%j", "-x", "a#b"])
+def test_folders_and_scripts_may_have_any_name(name, place):
+    folder = place.folder / name
+    folder.mkdir()
+    (folder / f"{name}.py").write_text("print(1)\n")
+    done = place.submit("--dry-run", "--", f"{name}.py", cwd=folder)
+    assert done.status == 0, done.err
+    assert run_by_bash(place, done.out) == 0
+    (srun,) = place.slurm.calls("srun")
+    assert srun[-1] == f"{name}.py"
+    run_dir = Path(srun[srun.index("--run-dir") + 1])
+    assert run_dir.parent == folder / "runs"
+    (requeue,) = [call for call in place.slurm.calls("paceline") if call[1] == "requeue"]
+    assert requeue[2:] == [str(run_dir), "--status", "0"]
+    assert not list(place.folder.rglob("escaped"))
+
+
+def test_a_profile_cannot_break_out_of_its_quotes(place):
+    text = dry_run(place, "--profile", "site", "train.py")
+    profile = re.search(r"export PLAIN.*?\n# on", text, re.DOTALL)[0].removesuffix("\n# on")
+    printed = subprocess.run(
+        ["bash", "-c", profile + '\nprintf "%s|%s" "$NASTY" "$TMPDIR"'],
+        env={"SLURM_JOB_ID": "12"}, cwd=place.folder, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert printed.stdout == "$(touch x) 'a' \"b\"\n`c`|/scratch/ada/12/x y"
+    assert [line for line in text.splitlines() if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
+
+
+@pytest.mark.parametrize("status", [0, 1, 75, 143])
+def test_a_job_ends_as_its_run_does(status, place):
+    assert run_by_bash(place, dry_run(place, "train.py"), status=status) == status
+    (requeue,) = [call for call in place.slurm.calls("paceline") if call[1] == "requeue"]
+    assert requeue[-2:] == ["--status", str(status)]
+
+
+def test_a_job_is_submitted_and_told_of(place):
+    done = place.submit("--nodes", "2", *PLAIN, "train.py", "--lr", "0.1")
+    assert (done.status, done.err) == (0, "")
+    (run_dir,) = (place.folder / "runs").iterdir()
+    assert done.out.splitlines() == [
+        "job 12, train, is queued",
+        f"its output: runs/{run_dir.name}/slurm.out",
+        f"follow it:  paceline follow runs/{run_dir.name}",
+    ]
+    (sbatch,) = place.slurm.calls("sbatch")
+    assert sbatch[1:] == ["--parsable", str(run_dir / "job.sh")]
+    job = json.loads((run_dir / "job.json").read_text())
+    assert {key: job[key] for key in ("version", "job_id", "nodes", "script", "name", "on_node_loss")} == {
+        "version": 1, "job_id": "12", "nodes": "2", "script": "train.py", "name": "train", "on_node_loss": "requeue"
+    }  # fmt: skip
+    assert f"--output={run_dir}/slurm.out" in (run_dir / "job.sh").read_text()
+
+
+def test_a_program_is_told_in_json(place):
+    place.slurm.answer("sbatch", "12;alps\n")
+    done = place.submit("--json", "--run-dir", "mine", "train.py")
+    told = json.loads(done.out)
+    assert (told["job_id"], told["cluster"], told["follow"]) == ("12", "alps", "paceline follow mine")
+    assert told["output"] == str(place.folder / "mine" / "slurm.out")
+
+
+def test_what_sbatch_warns_of_is_shown(place):
+    place.slurm.answer("sbatch", "12\n", err="sbatch: your quota is nearly used up\n")
+    done = place.submit("train.py")
+    assert (done.status, done.err) == (0, "sbatch: your quota is nearly used up\n")
+
+
+def test_a_run_folder_goes_to_a_second_job_once_the_first_has_ended(place):
+    assert place.submit("--run-dir", "mine", "train.py").status == 0
+    place.slurm.answer("squeue", "RUNNING\n")
+    done = place.submit("--run-dir", "mine", "train.py")
+    assert done.status == 2
+    assert "option-contradicted: the run folder" in done.err and "job 12, which is running" in done.err
+    place.slurm.answer("squeue", "")
+    place.slurm.answer("sbatch", "13\n")
+    assert place.submit("--run-dir", "mine", "train.py").status == 0
+    job = json.loads((place.folder / "mine" / "job.json").read_text())
+    assert (job["job_id"], job["earlier_ids"]) == ("13", ["12"])
+
+
+def test_sbatch_is_not_overruled_by_variables_of_the_shell(place):
+    """sbatch takes SBATCH_PARTITION over what the script says; inside a job Slurm's variables tell of that one."""
+    env = {"SBATCH_PARTITION": "cpu", "SBATCH_ACCOUNT": "physics", "SLURM_JOB_ID": "7", "SLURM_CPU_BIND": "cores"}
+    place.submit("--partition", "gpu", "train.py", env={**env, "SLURM_CONF": "/etc/x"})
+    seen = place.slurm.environ_of("sbatch")
+    assert {name: value for name, value in seen.items() if name.startswith(("SBATCH_", "SLURM_"))} == {
+        "SBATCH_ACCOUNT": "physics", "SLURM_CONF": "/etc/x"
+    }  # fmt: skip
+
+
+IMPOSSIBLE = [
+    (["--gpus-per-node", "9"], "no node of partition gpu has 9 GPUs; the most is 8", "--gpus-per-node 8"),
+    (["-p", "gup"], "there is no partition gup", "--partition gpu"),
+    (["-A", "fysics"], "there is no account fysics", "--account physics"),
+    (["-p", "short", "-t", "2h"], "the time limit of partition short is 01:", "--time 01:00:00, or --partition gpu"),
+]
+
+
+@pytest.mark.parametrize(("words", "what", "fix"), IMPOSSIBLE, ids=lambda value: str(value))
+def test_the_impossible_is_refused_before_it_waits_for_ever(words, what, fix, place):
+    done = place.submit(*words, "train.py")
+    assert done.status == 2
+    assert f"JOB040 slurm-request-impossible: {what}" in done.err
+    assert f"  fix: {fix}\n" in done.err
+    assert place.slurm.calls("sbatch") == []
+    assert not (place.folder / "runs").exists()
+
+
+def test_where_slurm_does_not_answer_nothing_is_said(place):
+    for name in ("scontrol", "sinfo", "sacctmgr"):
+        place.slurm.silence(name)
+    done = place.submit("--gpus-per-node", "99", "-A", "nobody", "train.py")
+    assert (done.status, done.err) == (0, "")
+
+
+def test_a_refusal_is_told_with_its_text_and_its_meaning(place):
+    text = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n"
+    place.slurm.answer("sbatch", status=1, err=text)
+    done = place.submit("train.py")
+    assert done.status == 2
+    assert "JOB041 slurm-refused" in done.err and text.strip() in done.err and "sacctmgr show assoc" in done.err
+    assert list((place.folder / "runs").iterdir()) == []
+
+
+def test_without_sbatch_the_dry_run_is_named(place, tmp_path):
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    done = place.submit("train.py", env={"PATH": str(bare)})
+    assert done.status == 2
+    assert "JOB042 slurm-unavailable" in done.err and "--dry-run" in done.err
+    assert place.submit("--dry-run", "train.py", env={"PATH": str(bare)}).status == 0
+
+
+MISUSE = [
+    ([], "Missing argument 'SCRIPT'", "paceline submit --help"),
+    (["trian.py"], "there is no file trian.py", "did you mean train.py?"),
+    (["."], "is a folder, not a script", "paceline submit train.py"),
+    (["--nodes", "0", "train.py"], "--nodes 0", "--nodes 1"),
+    (["--nodes", "two", "train.py"], "--nodes two", "--nodes 2"),
+    (["--nodes", "1:2", "train.py"], "--nodes 1:2", "--nodes 1-2"),
+    (["--time", "soon", "train.py"], "--time soon", "--time 2h"),
+    (["--gpus-per-node", "four", "train.py"], "--gpus-per-node four", "--gpus-per-node 4"),
+    (["--cpus-per-gpu", "8", "train.py"], "--cpus-per-gpu has no effect", "--gpus-per-node 1"),
+    (["--mem", "64GB", "train.py"], "--mem 64GB", "--mem 64G"),
+    (["--sbatch", "constraint=a100", "train.py"], "begins with a dash", "--sbatch --constraint=a100"),
+    (["--sbatch", "--gres=gpu:4", "train.py"], "sets --gres itself", "--gpus-per-node 4"),
+    (["--sbatch", "--array=1-3", "train.py"], "has no --array", "leave out"),
+    (["--sbatch", "--comment=a\nb", "train.py"], "without control characters", ""),
+    (["--job-name", "a\nb", "train.py"], "without control characters", ""),
+    (["--gpu-per-node", "4", "train.py"], "has no option --gpu-per-node", "--gpus-per-node"),
+    (["--nnodes", "2", "train.py"], "has no option --nnodes", "--nodes"),
+    (["--constraint", "a100", "train.py"], "has no option --constraint", "--sbatch --constraint=VALUE"),
+    (["--hang-timeout", "no", "train.py"], "--hang-timeout no", "--hang-timeout 300"),
+    (["--grace-s", "600", "--time", "10m", "train.py"], "leaves nothing of --time", "--time"),
+    (["--requeue", "--no-requeue", "train.py"], "exclude each other", "leave out"),
+    (["--profile", "nowhere", "train.py"], "there is no profile nowhere", "write "),
+    (["--run-dir", "a\\b", "train.py"], "its name has '\\\\'", "--run-dir FOLDER"),
+]
+
+
+@pytest.mark.parametrize(("words", "what", "fix"), MISUSE, ids=[" ".join(words) for words, _, _ in MISUSE])
+def test_a_mistake_is_told_with_what_to_type(words, what, fix, place):
+    done = place.submit("--dry-run", *words)
+    assert done.status == 2
+    assert what in done.err
+    assert fix in done.err.partition("\n  fix: ")[2]
+    assert "Traceback" not in done.err
+
+
+def test_one_node_is_what_is_meant_without_nodes(place):
+    script = dry_run(place, "--nproc-per-node", "2", "train.py")
+    assert "#SBATCH --nodes=1\n" in script and "--nproc-per-node 2" in script
+
+
+def test_a_script_with_a_syntax_error_is_not_queued(place):
+    (place.folder / "train.py").write_text("print(\n")
+    done = place.submit("train.py")
+    assert done.status == 1 and "syntax error" in done.err
+    assert place.slurm.calls() == []

@@ -1,0 +1,124 @@
+"""The job script in its parts; the whole of it is compared in tests/launch/test_submit.py."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from paceline.lint.job.directives import split
+from paceline.slurm import batch, quoting, request
+from paceline.slurm.batch import Place
+from paceline.slurm.profile import Profile, Setting
+
+PLACE = Place(
+    folder="/home/ada",
+    run_dir="/home/ada/runs/1",
+    script="/home/ada/runs/1/job.sh",
+    output="/home/ada/runs/1/slurm.out",
+    paceline=("/opt/venv/bin/paceline",),
+    when="2026-11-21 14:03",
+)
+TEXTS = [
+    "plain",
+    "two words",
+    "it's",
+    'a "b"',
+    "größe",
+    "$(x)",
+    "`x`",
+    "back\\slash",
+    "a#b",
+    "#",
+    "%j",
+    "-x",
+    "a=b",
+    "'",
+]
+
+
+def script(place=PLACE, profile=None, name="train.py", **typed):
+    return batch.render(request.parse(name, (), typed=typed, profile=profile or Profile()), place)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_sbatch_reads_a_directive_as_it_was_meant(text):
+    line = quoting.directive("comment", text)
+    assert split(line.removeprefix("#SBATCH")) == ([f"--comment={text}"], True)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "", "a\nb", "\r\n", "\x1b[0m1", "\udcff\udc80 ü", "!!", "~", "*"])
+def test_bash_reads_a_word_as_it_was_meant(text):
+    command = f"printf %s {quoting.word(text)}".replace("printf %s", "printf '%s'")
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+    assert printed == text.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize("text", ["\n#SBATCH --nodes=9", "a\rb", "a\u2028#SBATCH b", "\x85#SBATCH x", "", "\n\n"])
+def test_a_comment_stays_one(text):
+    assert all(line.startswith("# ") and len(line.splitlines()) == 1 for line in quoting.comment(text))
+
+
+def test_all_directives_stand_before_the_first_command():
+    lines = script(nodes="2", gpus_per_node="4", sbatch=["--hold"]).splitlines()
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert [number for number, line in enumerate(lines) if line.startswith("#SBATCH") and number > first] == []
+
+
+def test_a_job_that_is_not_queued_again_does_not_ask_for_it():
+    text = script(no_requeue=True)
+    assert "#SBATCH --no-requeue\n" in text
+    assert "paceline requeue" not in text and "#SBATCH --requeue" not in text
+
+
+def test_the_signal_comes_before_the_grace_and_goes_to_the_steps():
+    text = script(grace_s="300", time="2h")
+    assert "#SBATCH --signal=TERM@330\n" in text and "--grace-s 300 " in text
+
+
+@pytest.mark.parametrize("folder", ["/a/50%j", "/a/back\\slash"])
+def test_folders_that_slurm_would_take_for_a_pattern_are_entered_by_the_shell(folder):
+    place = Place(**{**PLACE.__dict__, "folder": folder})
+    text = script(place)
+    assert "--chdir" not in text
+    assert f"cd -- {quoting.word(folder)} || exit\n" in text
+
+
+def test_a_percent_sign_in_the_output_is_doubled():
+    place = Place(**{**PLACE.__dict__, "output": "/a/50%j/slurm.out"})
+    assert "#SBATCH --output=/a/50%%j/slurm.out\n" in script(place).replace('"', "")
+
+
+def test_a_prefix_stands_before_the_run_alone():
+    text = script(profile=Profile(name="x", prefix=("apptainer", "exec", "my image.sif")))
+    assert "apptainer exec 'my image.sif' paceline run " in text
+    assert "$(/opt/venv/bin/paceline endpoint)" in text and "\n/opt/venv/bin/paceline requeue " in text
+
+
+def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
+    profile = Profile(
+        name="x",
+        modules=("cuda",),
+        lines=("a=1",),
+        environment=(Setting("B", "$a", "why\nnot"),),
+        tmp="/t/$SLURM_JOB_ID",
+    )
+    text = script(profile=profile)
+    block = text[text.index("module load") : text.index("# on the disk")]
+    assert block.splitlines() == [
+        "module load cuda",
+        "a=1",
+        "# why",
+        "# not",
+        "export B='$a'",
+        'export TMPDIR=/t/"${SLURM_JOB_ID}"',
+    ]
+
+
+def test_no_line_of_a_usual_script_is_too_long_to_read():
+    text = script(nodes="2", gpus_per_node="4", cpus_per_gpu="8", hang_timeout="300", check_finite=True)
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_a_script_with_a_dash_in_front_is_not_an_option():
+    assert "\n    -- -x.py\n" in script(name="-x.py")

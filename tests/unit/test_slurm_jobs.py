@@ -1,0 +1,220 @@
+"""The table of runs: what each does, how far it has come; told by Slurm where it knows, else by the run folder."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+import canned
+from paceline import cli
+from paceline.errors import Finding, UsageError
+from paceline.logging import CSVLogger
+from paceline.rundir import MANIFEST, RunDir, append_event
+from paceline.slurm import jobs, record
+from paceline.slurm.jobs import Row
+from paceline.slurm.jobstate import JobState
+from paceline.slurm.record import JobRecord
+from paceline.slurm.told import Outcome, Tale
+
+NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+FAILED = Finding("user-exception", "rank 0 raised ValueError")
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return canned.slurm(tmp_path / "bin", monkeypatch)
+
+
+@pytest.fixture
+def listed(capfd):
+    """Call the command as typed; return what it printed."""
+
+    def ask(*words):
+        status = cli.cli.main(["jobs", *words], prog_name="paceline", standalone_mode=False)()
+        assert status == 0
+        return capfd.readouterr()
+
+    return ask
+
+
+def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="runs"):
+    """Make the folder of a run."""
+    run_dir = RunDir(record.Path(folder) / name)
+    run_dir.create()
+    run_dir.plan().write_text("{}")
+    if job_id:
+        record.write(run_dir, JobRecord(job_id, nodes="2", submitted_ns=int((NOON_S + 60 * minute) * 1e9)))
+    if status is not None:
+        append_event(run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=1)
+        findings = [FAILED.to_json()] if status else []
+        append_event(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=findings, summary={})
+    if loss is not None:
+        logger = CSVLogger(run_dir.metrics)
+        for step in (10, 20):
+            logger.log({"train/loss": loss + 1 / step}, step)
+        logger.log({"val/loss": 9.0}, 30)
+        logger.close()
+    return run_dir
+
+
+def test_slurm_is_asked_once_for_all(slurm, listed):
+    makes("a", job_id="1")
+    makes("b", job_id="2", minute=1, loss=0.5)
+    makes("c", job_id="3", minute=2)
+    slurm.answers("squeue", "2|RUNNING|node[1-2]|2026-11-21T12:30:00|None\n3|PENDING||2026-11-21T14:00:00|Resources\n")
+    out = listed().out
+    assert slurm.calls == ["squeue -h -t all -o %i|%T|%N|%S|%r -j 3,2,1"]
+    assert out.splitlines() == [
+        "run  job  state                nodes      step  loss  since",
+        "c      3  pending (Resources)  2             -     -  2026-11-21 12:02",
+        "b      2  running              node[1-2]    30  0.55  2026-11-21 12:30",
+        "a      1  unknown              2             -     -  2026-11-21 12:00",
+    ]
+
+
+def test_runs_without_a_job_are_listed_too_and_slurm_is_not_asked(slurm, listed):
+    makes("20261121-110000-old-aaaa", status=1)
+    makes("20261121-120000-new-bbbb", status=0)
+    (record.RUNS / "no-run").mkdir()
+    (record.RUNS / "notes.txt").touch()
+    lines = listed().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "20261121-120000-new-bbbb", "20261121-110000-old-aaaa"]
+    assert [line.split()[2] for line in lines[1:]] == ["succeeded", "failed"]
+    assert slurm.calls == []
+
+
+def test_json_has_the_same_and_more(slurm, listed):
+    makes("a", job_id="7", status=75, loss=0.5)
+    slurm.answers("squeue", "7|PENDING||N/A|BeginTime\n")
+    (row,) = json.loads(listed("--json").out)
+    assert row == {
+        "run": "a",
+        "folder": "runs/a",
+        "job": "7",
+        "state": "pending",
+        "nodes": "2",
+        "step": 30,
+        "loss": 0.55,
+        "since_s": NOON_S,
+        "reason": "BeginTime",
+    }
+
+
+def test_a_loss_that_is_no_number_is_none_in_json(slurm, listed):
+    makes("a", status=0, loss=float("nan"))
+    assert "nan" in listed().out
+    assert json.loads(listed("--json").out)[0]["loss"] is None
+
+
+def test_where_there_is_nothing_it_says_so_in_one_line(slurm, listed):
+    out, err = listed()
+    assert (out, err) == ("", "paceline: no runs in runs\n")
+    assert listed("--json").out == "[]\n"
+
+
+def test_where_squeue_does_not_answer_the_folders_tell(slurm, listed):
+    makes("a", job_id="7", status=0)
+    out, err = listed()
+    assert "succeeded" in out
+    assert "squeue does not answer here" in err
+
+
+def test_a_single_job_that_slurm_has_forgotten_is_no_silence(slurm, listed):
+    makes("a", job_id="7", status=0)
+    slurm.fails("squeue", "slurm_load_jobs error: Invalid job id specified")
+    out, err = listed()
+    assert "succeeded" in out
+    assert err == ""
+
+
+def test_another_folder_may_be_named(slurm, listed):
+    makes("a", status=0, folder="elsewhere")
+    assert "succeeded" in listed("elsewhere").out
+    with pytest.raises(UsageError) as caught:
+        listed("nowhere")
+    assert "nowhere" in caught.value.finding.what
+
+
+def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
+    run_dir = makes("a", status=75)
+    folder = run_dir.checkpoints / "00001-step-44"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text(json.dumps({"step": 44}))
+    assert json.loads(listed("--json").out)[0]["step"] == 44
+
+
+@pytest.mark.parametrize(
+    ("slurm_says", "status", "state"),
+    [
+        ("RUNNING", None, "running"),
+        ("RUNNING", 75, "running"),  # of the start before
+        ("COMPLETED", 0, "succeeded"),
+        ("COMPLETED", None, "succeeded"),
+        ("FAILED", 0, "succeeded"),  # a finished job is never reported as failed
+        ("COMPLETED", 1, "failed"),
+        ("TIMEOUT", None, "timeout"),
+        ("TIMEOUT", 75, "unfinished"),
+        ("CANCELLED", 143, "stopped"),
+        ("NODE_FAIL", 75, "node_fail"),
+        ("NODE_FAIL", 0, "succeeded"),
+        ("", 0, "succeeded"),
+        ("", 1, "failed"),
+        ("", 2, "failed"),
+        ("", 75, "unfinished"),
+        ("", 130, "stopped"),
+        ("", None, "unknown"),
+    ],
+)
+def test_the_state_in_one_word(slurm_says, status, state):
+    job = JobState("7", slurm_says) if slurm_says else None
+    tale = Tale(outcome=None if status is None else Outcome(status))
+    assert jobs.judge(job, tale, submitted_s=1.0)[0] == state
+
+
+@pytest.mark.parametrize(
+    ("head", "lines", "figures"),
+    [
+        ("step,loss", ["10,0.5"], (10, 0.5)),
+        ("step,train_loss", ["10,0.5", "20,"], (20, 0.5)),
+        ("step,val/loss,train/loss", ["10,9,0.5"], (10, 0.5)),
+        ("step,contrastive_loss", ["10,0.5"], (10, 0.5)),
+        ("step,val/loss", ["10,0.5"], (10, None)),
+        ("step,loss", [], (None, None)),
+        ("step,loss", ["x,y"], (None, None)),
+        ("", [], (None, None)),
+    ],
+)
+def test_the_last_figures_of_a_table(head, lines, figures):
+    assert jobs.last_figures(head, lines) == figures
+
+
+def test_of_a_long_table_only_the_end_is_read(slurm, listed):
+    run_dir = makes("a", status=0)
+    rows = "".join(f"{step},{step / 1000:.3f},some text that takes room\n" for step in range(50_000))
+    run_dir.metrics.write_text("step,loss,note\n" + rows + "99999,9")  # the last row is cut off
+    (row,) = json.loads(listed("--json").out)
+    assert (row["step"], row["loss"]) == (49_999, 49.999)
+
+
+def test_three_hundred_runs_are_listed_at_once(slurm):
+    for number in range(300):
+        makes(f"run-{number:03d}", job_id=str(number + 1), minute=number, status=0, loss=0.5)
+    slurm.answers("squeue", "")
+    began = time.perf_counter()
+    assert jobs.jobs(None, as_json=True) == 0
+    assert time.perf_counter() - began < 1.5  # 0.1 s on an idle core
+
+
+def test_the_table_is_aligned():
+    rows = [
+        Row("a", "runs/a", "", "failed", "", None, None, None),
+        Row("long-name", "", "12", "x", "n", 5, 1.0, NOON_S),
+    ]
+    assert jobs.render(rows).splitlines() == [
+        "run        job  state   nodes  step  loss  since",
+        "a            -  failed  -         -     -  -",
+        "long-name   12  x       n         5     1  2026-11-21 12:00",
+    ]

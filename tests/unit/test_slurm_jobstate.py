@@ -1,0 +1,185 @@
+"""What squeue, scontrol and sacct say of a job, and what that means. Texts are those of Slurm 22.05."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from paceline.slurm import ending, jobstate, waiting
+from paceline.slurm.jobstate import JobState
+from paceline.slurm.record import JobRecord
+from paceline.slurm.told import Outcome
+
+NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+
+SCONTROL = (
+    "JobId=1 JobName=digits UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
+    "QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=1 BatchFlag=1 Reboot=0 "
+    "ExitCode=75:0 RunTime=00:00:01 TimeLimit=01:00:00 SubmitTime=2026-11-21T11:59:01 StartTime=2026-11-21T12:00:00 "
+    "EndTime=2026-11-21T12:00:01 Partition=main ReqNodeList=(null) ExcNodeList=node[3-4] NodeList=node[1-2] "
+    "BatchHost=node1 NumNodes=2 Command=/tmp/my runs/job.sh WorkDir=/tmp Power= "
+)
+
+
+def job(state, **fields):
+    return JobState(job_id="12", state=state, **fields)
+
+
+def test_squeue_tells_all_jobs_at_once():
+    text = "1|RUNNING|node[1-2]|2026-11-21T12:00:00|None\n2|PENDING||N/A|ReqNodeNotAvail, UnavailableNodes:a|b\n"
+    assert jobstate.from_squeue(text) == {
+        "1": JobState("1", "RUNNING", nodes="node[1-2]", start_s=NOON_S),
+        "2": JobState("2", "PENDING", reason="ReqNodeNotAvail, UnavailableNodes:a|b"),
+    }
+
+
+def test_lines_that_are_no_jobs_are_left_out():
+    assert list(jobstate.from_squeue("CLUSTER: big\n7|PENDING||N/A|Priority\n\n")) == ["7"]
+    assert jobstate.from_squeue("") == {}
+
+
+def test_scontrol_tells_one_job_in_full():
+    assert jobstate.from_scontrol(SCONTROL) == JobState(
+        "1",
+        "FAILED",
+        reason="NonZeroExitCode",
+        nodes="node[1-2]",
+        start_s=NOON_S,
+        exit_code=75,
+        restarts=1,
+        requeue=True,
+        excluded="node[3-4]",
+    )
+
+
+def test_a_name_or_a_path_that_looks_like_a_field_is_none():
+    text = SCONTROL.replace("JobName=digits", "JobName=a JobState=COMPLETED Restarts=9")
+    assert jobstate.from_scontrol(text) == jobstate.from_scontrol(SCONTROL)
+    text = SCONTROL.replace("/tmp/my runs", "/tmp/ NodeList=elsewhere")
+    assert jobstate.from_scontrol(text) == jobstate.from_scontrol(SCONTROL)
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_jobs error", "JobId=12 "])
+def test_scontrol_without_a_job_tells_of_none(text):
+    assert jobstate.from_scontrol(text) is None
+
+
+def test_of_several_lines_of_sacct_the_last_counts():
+    text = "12|REQUEUED|node1|2026-11-21T11:00:00|0:0|None\n12|CANCELLED by 1000|node2|2026-11-21T12:00:00|0:15|None\n"
+    assert jobstate.from_sacct(text) == job("CANCELLED", nodes="node2", start_s=NOON_S, exit_code=0, signal=15)
+    assert jobstate.from_sacct("") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "waits"),
+    [
+        ("PENDING", False, True),
+        ("REQUEUED", False, True),
+        ("CONFIGURING", False, False),
+        ("RUNNING", False, False),
+        ("SUSPENDED", False, False),
+        ("COMPLETING", False, False),
+        ("COMPLETED", True, False),
+        ("CANCELLED", True, False),
+        ("TIMEOUT", True, False),
+        ("NODE_FAIL", True, False),
+    ],
+)
+def test_which_states_are_ends(state, ended, waits):
+    assert (job(state).ended, job(state).waits) == (ended, waits)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Priority", ""),
+        ("Resources", ""),
+        ("", ""),
+        ("PartitionNodeLimit", "fewer --nodes"),
+        ("PartitionTimeLimit", "shorter --time"),
+        ("AssocGrpGRES", "limit of GPUs"),
+        ("QOSMaxGRESPerUser", "limit of GPUs"),
+        ("AssocMaxCpuPerJobLimit", "limit of CPUs"),
+        ("QOSMaxJobsPerUserLimit", "as many of your jobs"),
+        ("AssocGrpCPURunMinutesLimit", "used up"),
+        ("ReqNodeNotAvail, UnavailableNodes:node2", "sinfo -R"),
+        ("BeginTime", ""),
+        ("DependencyNeverSatisfied", "scancel"),
+        ("BadConstraints", "no nodes of this cluster"),
+        ("JobHeldUser", "scontrol release"),
+    ],
+)
+def test_reasons_that_last_are_explained(reason, said):
+    assert said in waiting.explain(reason)
+    assert bool(said) == bool(waiting.explain(reason))
+
+
+def test_a_job_that_was_queued_again_is_held_back_for_a_while():
+    assert "two minutes" in waiting.explain("BeginTime", again=True)
+
+
+RECORD = JobRecord("12", name="digits")
+
+
+def judged(state, tail=("last words",)):
+    return ending.judge(state, RECORD, log="runs/a/slurm.out", tail=tail, script="runs/a/job.sh")
+
+
+@pytest.mark.parametrize(
+    ("state", "name", "what"),
+    [
+        (job("TIMEOUT", start_s=1.0), "slurm-time-limit", "at its time limit"),
+        (job("OUT_OF_MEMORY", start_s=1.0), "rank-died-oom-killer", "exceeded the memory"),
+        (job("CANCELLED", nodes="node1"), "slurm-job-ended", "was cancelled"),
+        (job("CANCELLED"), "slurm-job-ended", "cancelled before it started"),
+        (job("NODE_FAIL", start_s=1.0), "slurm-job-ended", "a node failed"),
+        (job("PREEMPTED", start_s=1.0), "slurm-job-ended", "preempted"),
+        (job("BOOT_FAIL", start_s=1.0), "slurm-job-ended", "did not boot"),
+        (job("DEADLINE", start_s=1.0), "slurm-job-ended", "deadline"),
+        (job("FAILED", start_s=1.0), "slurm-job-ended", "has not told why"),
+        (job("SOMETHING_NEW", start_s=1.0), "slurm-job-ended", "SOMETHING_NEW"),
+        (None, "slurm-job-ended", "does not know job 12 (digits) any more"),
+    ],
+)
+def test_each_end_has_a_name_and_a_fix(state, name, what):
+    finding = judged(state)
+    assert finding.name == name
+    assert what in finding.what
+    assert finding.fix
+    assert "{" not in finding.fix
+    assert "last words" in finding.evidence
+
+
+def test_the_evidence_is_what_slurm_says_and_the_last_lines():
+    state = job("FAILED", reason="NonZeroExitCode", nodes="node[1-2]", exit_code=3, restarts=2)
+    finding = judged(state)
+    assert finding.where == "node[1-2] (runs/a/slurm.out)"
+    assert finding.evidence[0] == "Slurm: FAILED, reason NonZeroExitCode, exit code 3, queued again 2 times"
+
+
+def test_the_launcher_that_was_killed_is_named_from_what_srun_says():
+    tail = ("srun: error: node2: task 1: Killed", "slurmstepd-node1: error: *** STEP 10.0 ON node1 CANCELLED ***")
+    finding = judged(job("FAILED", exit_code=137), tail)
+    assert "the launcher on node2 was ended first: Killed" in finding.what
+
+
+def test_the_block_fits_on_a_screen():
+    tail = [f"line {number}" for number in range(30)]
+    report = ending.report(judged(job("FAILED"), tail), folder="runs/a")
+    lines = report.framed()
+    assert len(lines) <= 16
+    assert lines[0].startswith("── paceline ")
+    assert lines[1].endswith("[JOB043 slurm-job-ended]")
+    assert "  line 29" in lines
+    assert lines[-1] == "exit status 1 · run folder runs/a"
+
+
+def test_an_outcome_whose_block_is_lost_is_told_again():
+    finding = judged(job("TIMEOUT"))
+    lines = ending.retell(Outcome(1, (finding,)), folder="runs/a").framed()
+    assert any("slurm-time-limit" in line for line in lines)
+    assert lines[-1] == "exit status 1 · run folder runs/a"
+    assert ending.retell(Outcome(0), folder="runs/a").framed() == [
+        "paceline: the run has succeeded · run folder runs/a"
+    ]

@@ -1,0 +1,188 @@
+"""What submit is asked for: values, contradictions, and a profile under the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.slurm import request
+from paceline.slurm.profile import Profile
+
+
+def parse(script="train.py", *args, profile=None, **typed):
+    return request.parse(script, args, typed=typed, profile=profile or Profile())
+
+
+def refused(**typed):
+    with pytest.raises(UsageError) as caught:
+        parse(**typed)
+    return caught.value.finding
+
+
+def test_nothing_typed_is_one_node_and_all_else_is_left_to_slurm():
+    asked = parse()
+    assert asked.directives() == [("nodes", "1"), ("ntasks-per-node", "1")]
+    assert (asked.requeue, asked.on_node_loss, asked.grace_s, asked.signal_s) == (True, "requeue", 120, 150)
+    assert asked.job_name == "train"
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("90", "01:30:00"),
+        ("90m", "01:30:00"),
+        ("2h", "02:00:00"),
+        ("1d", "1-00:00:00"),
+        ("45s", "00:00:45"),
+        ("10:30", "00:10:30"),
+        ("1:02:03", "01:02:03"),
+        ("2-12", "2-12:00:00"),
+        ("2-12:30", "2-12:30:00"),
+        ("1.5h", "01:30:00"),
+        ("UNLIMITED", "UNLIMITED"),
+        ("infinite", "UNLIMITED"),
+    ],
+)
+def test_times_are_read_as_sbatch_reads_them(typed, shown):
+    assert dict(parse(time=typed).directives())["time"] == shown
+
+
+@pytest.mark.parametrize(
+    ("time", "grace_s"), [(None, 120), ("1d", 120), ("8m", 120), ("4m", 60), ("1m", 15), ("10s", 15)]
+)
+def test_the_grace_is_a_quarter_of_a_short_time(time, grace_s):
+    asked = parse(**({"time": time} if time else {}))
+    assert (asked.grace_s, asked.signal_s) == (grace_s, grace_s + 30)
+
+
+def test_cpus_of_a_node_follow_from_its_gpus():
+    asked = parse(gpus_per_node="a100:4", cpus_per_gpu="8")
+    assert (asked.cpus, asked.num_gpus, dict(asked.directives())["cpus-per-task"]) == (32, 4, "32")
+    assert parse(cpus_per_node="16").cpus == 16
+
+
+def test_what_is_handed_on_is_as_typed_but_for_the_grace():
+    asked = parse(grace_s="60", hang_timeout="300", module=True, tee="3")
+    assert asked.handed == (("hang_timeout", "300"), ("module", ""), ("tee", "3"))
+    assert asked.grace_s == 60
+    assert parse(shutdown_timeout="60").grace_s == 60
+
+
+@pytest.mark.parametrize(
+    ("typed", "what"),
+    [
+        ({"nodes": "0"}, "--nodes 0"),
+        ({"nodes": "-1"}, "--nodes -1"),
+        ({"nodes": "2-1"}, "MIN not above MAX"),
+        ({"nodes": ""}, "--nodes"),
+        ({"gpus_per_node": "-4"}, "--gpus-per-node -4"),
+        ({"gpus_per_node": "4:a100"}, "4:a100"),
+        ({"cpus_per_node": "0"}, "--cpus-per-node 0"),
+        ({"cpus_per_gpu": "8"}, "no effect"),
+        ({"cpus_per_gpu": "8", "cpus_per_node": "8"}, "exclude each other"),
+        ({"mem": "lots"}, "--mem lots"),
+        ({"mem": "1.5G"}, "--mem 1.5G"),
+        ({"time": "0"}, "--time 0"),
+        ({"time": "-1"}, "--time -1"),
+        ({"time": "2h30"}, "--time 2h30"),
+        ({"account": ""}, "needs a value"),
+        ({"partition": "a\tb"}, "control characters"),
+        ({"on_node_loss": "requeu"}, "--on-node-loss"),
+        ({"on_node_loss": "requeue", "no_requeue": True}, "exclude each other"),
+        ({"follow": True, "dry_run": True}, "exclude each other"),
+        ({"sbatch": ["--time=3"]}, "sets --time itself"),
+        ({"sbatch": ["-N2"]}, "sets --nodes itself"),
+        ({"sbatch": ["-N", "2"]}, "--nodes"),
+        ({"sbatch": ["--ntasks=8"]}, "has no --ntasks"),
+        ({"sbatch": ["--constraint"]}, "needs a value"),
+        ({"sbatch": ["--hold=yes"]}, "takes no value"),
+        ({"sbatch": [""]}, "begins with a dash"),
+        ({"sbatch": ["--"]}, "begins with a dash"),
+        ({"sbatch": ["x; rm"]}, "begins with a dash"),
+        ({"grace_s": "a"}, "--grace-s a"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(typed, what):
+    finding = refused(**typed)
+    assert finding.name in ("option-invalid", "option-contradicted")
+    assert what in finding.what
+    assert finding.fix or "control" in what
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("--constraint=a100", ("constraint", "a100")),
+        ("--constraint a100", ("constraint", "a100")),
+        ("-Ca100", ("constraint", "a100")),
+        ("-C a100", ("constraint", "a100")),
+        ("--exclusive", ("exclusive", None)),
+        ("--exclusive=user", ("exclusive", "user")),
+        ("-H", ("hold", None)),
+        ("--gres=nvme:1", ("gres", "nvme:1")),
+        ("--comment=a = b", ("comment", "a = b")),
+        ("--of-a-plugin=x", ("of-a-plugin", "x")),
+        ("--of-a-plugin", ("of-a-plugin", None)),
+    ],
+)
+def test_options_of_sbatch_are_read_as_sbatch_would(typed, read):
+    assert parse(sbatch=[typed]).sbatch == (read,)
+
+
+SITE = Profile(
+    name="site",
+    slurm={"nodes": "2", "gpus_per_node": "4", "cpus_per_gpu": "8", "time": "4h", "no_requeue": True},
+    sbatch=(("constraint", "a100"), ("exclusive", None)),
+    run={"hang_timeout": "600", "check_finite": True},
+)
+
+
+def test_a_profile_fills_in_what_is_not_typed():
+    asked = parse(profile=SITE)
+    assert (asked.nodes, asked.gpus, asked.cpus, asked.time_s, asked.requeue) == ("2", "4", 32, 14400, False)
+    assert asked.sbatch == SITE.sbatch
+    assert asked.handed == (("hang_timeout", "600"), ("check_finite", ""))
+    assert asked.on_node_loss == "fail"
+
+
+def test_what_is_typed_counts_more_than_a_profile():
+    asked = parse(
+        profile=SITE, nodes="1", requeue=True, cpus_per_node="16", sbatch=["--constraint=h100"], hang_timeout="60"
+    )
+    assert (asked.nodes, asked.requeue, asked.cpus, asked.cpus_per_gpu) == ("1", True, 16, 0)
+    assert asked.sbatch == (("exclusive", None), ("constraint", "h100"))
+    assert dict(asked.handed)["hang_timeout"] == "60"
+
+
+def test_no_gpus_can_be_typed_over_those_of_a_profile():
+    asked = parse(profile=SITE, gpus_per_node="0")
+    assert (asked.gpus, asked.cpus) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [("a/b/train.py", "train"), ("train", "train"), ("digits.train", "digits.train"), ("-x.py", "-x"), ("ü.py", "ü")],
+)
+def test_a_job_is_named_after_its_script(script, name):
+    assert parse(script).job_name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("--node", "did you mean --nodes?"),
+        ("--nnodes", "--nodes"),
+        ("--gpus", "--gpus-per-node"),
+        ("--gres", "--gpus-per-node"),
+        ("--constraint", "--sbatch --constraint=VALUE"),
+        ("--exclusive", "--sbatch --exclusive"),
+        ("-x", "--sbatch --exclude=VALUE"),
+        ("-G", "--gpus-per-node"),
+        ("--hang-timout", "did you mean --hang-timeout?"),
+        ("--zzzzz", "paceline submit --help lists them"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_is_meant(typed, fix):
+    error = request.unknown_option(typed)
+    assert (error.finding.name, error.finding.fix) == ("option-unknown", fix)

@@ -1,0 +1,321 @@
+"""What a job script's last line does: queue the job again where its run can go on, and nothing where it cannot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import canned
+from paceline import cli, env
+from paceline.errors import Finding
+from paceline.launcher import outcome
+from paceline.rundir import MANIFEST, RunDir, append_event
+from paceline.slurm import record, requeue, told
+from paceline.slurm.record import JobRecord, Requeue
+from paceline.slurm.told import Outcome, Tale
+
+LOST = outcome.judge([], lost=["node 1 (node2)"]).finding
+FAILED = Finding("user-exception", "rank 0 raised ValueError")
+JOB = JobRecord("12", name="digits", nodes="2", submitted_ns=1)
+RUNS_NOW = (
+    "JobId=12 JobName=digits UserId=me(1) JobState=RUNNING Reason=None Requeue={requeue} Restarts=0 ExcNodeList={out} "
+)
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv(env.JOB_ID, "12")
+    monkeypatch.setenv(env.JOB_NODELIST, "node[1-2]")
+    commands = canned.slurm(tmp_path / "bin", monkeypatch)
+    allows(commands)
+    return commands
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    made = RunDir(tmp_path / "runs" / "digits")
+    made.create()
+    record.write(made, JOB)
+    made.job_script.write_text("#!/bin/bash\n")
+    return made
+
+
+def allows(slurm, *, may_requeue="1", out="(null)"):
+    slurm.does(
+        "scontrol",
+        f"[ $1 != show ] || echo '{RUNS_NOW.format(requeue=may_requeue, out=out)}'",
+    )
+
+
+def refuses(slurm, text):
+    slurm.does(
+        "scontrol",
+        f"case $1 in show) echo '{RUNS_NOW.format(requeue=1, out='')}';; *) echo '{text}' >&2; exit 1;; esac",
+    )
+
+
+def checkpoint(run_dir, step, number=1):
+    folder = run_dir.checkpoints / f"{number:05d}-step-{step}"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text(json.dumps({"step": step}))
+
+
+def ends(run_dir, *findings, status=1):
+    append_event(run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2)
+    append_event(run_dir.events(0), node=0, kind="end", attempt=0, ends=[{"steps": 30}])
+    told_ = [finding.to_json() for finding in findings]
+    append_event(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=told_, summary={})
+
+
+def call(run_dir, status):
+    words = ["requeue", str(run_dir.root), "--status", str(status)]
+    return cli.cli.main(words, prog_name="paceline", standalone_mode=False)()
+
+
+def test_an_unfinished_run_is_queued_again_and_the_step_is_recorded(run_dir, slurm, capsys):
+    checkpoint(run_dir, 340)
+    assert call(run_dir, 75) == 0
+    assert slurm.calls == ["scontrol show job -o 12", "scontrol requeue 12"]
+    (entry,) = record.read(run_dir).requeues
+    assert (entry.step, entry.why) == (340, "unfinished")
+    assert capsys.readouterr().err == "paceline: job 12 is queued again, to go on from step 340\n"
+
+
+def test_the_record_is_written_before_the_script_is_ended(run_dir, slurm):
+    checkpoint(run_dir, 340)
+    slurm.does("scontrol", "true", f"cp {run_dir.job} {slurm.folder}/then")
+    call(run_dir, 75)
+    assert json.loads((slurm.folder / "then").read_text())["requeues"][0]["step"] == 340
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 137, 143])
+def test_any_other_end_is_left_alone_in_silence(run_dir, slurm, capsys, status):
+    checkpoint(run_dir, 340)
+    ends(run_dir, FAILED, status=status)
+    before = run_dir.job.read_text()
+    assert call(run_dir, status) == 0
+    assert not any("requeue" in words or "sbatch" in words for words in slurm.calls)
+    assert run_dir.job.read_text() == before
+    assert capsys.readouterr() == ("", "")
+
+
+def test_where_the_site_forbids_it_the_job_is_submitted_again(run_dir, slurm, capsys):
+    checkpoint(run_dir, 340)
+    refuses(slurm, "Requested operation is presently disabled for job 12")
+    slurm.answers("sbatch", "15;big\n")
+    assert call(run_dir, 75) == 0
+    assert slurm.calls[-1] == f"sbatch --parsable {run_dir.job_script}"
+    job = record.read(run_dir)
+    assert (job.job_id, job.earlier_ids, job.cluster) == ("15", ("12",), "big")
+    assert [each.step for each in job.requeues] == [340]
+    err = capsys.readouterr().err
+    assert "presently disabled" in err
+    assert "submitted as job 15, to go on from step 340" in err
+
+
+def test_a_job_that_may_not_be_requeued_is_submitted_at_once(run_dir, slurm):
+    checkpoint(run_dir, 340)
+    allows(slurm, may_requeue="0")
+    slurm.answers("sbatch", "15\n")
+    call(run_dir, 75)
+    assert "scontrol requeue 12" not in slurm.calls
+    assert record.read(run_dir).job_id == "15"
+
+
+def test_where_both_are_refused_it_says_so_and_records_nothing(run_dir, slurm, capsys):
+    checkpoint(run_dir, 340)
+    refuses(slurm, "Access denied")
+    slurm.fails("sbatch", "sbatch: error: QOSMaxSubmitJobPerUserLimit")
+    assert call(run_dir, 75) == 0
+    assert record.read(run_dir) == JOB
+    err = capsys.readouterr().err
+    assert "Access denied" in err
+    assert "QOSMaxSubmit" in err
+
+
+def test_what_slurm_says_of_this_job_is_not_handed_on_to_the_next(run_dir, slurm, monkeypatch):
+    checkpoint(run_dir, 340)
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "4000")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    allows(slurm, may_requeue="0")
+    slurm.does("sbatch", "env > environ; echo 15")
+    call(run_dir, 75)
+    handed = (slurm.folder / "environ").read_text().splitlines()
+    assert [line for line in handed if line.startswith("SLURM_")] == ["SLURM_CONF=/etc/slurm.conf"]
+
+
+def test_a_script_that_was_submitted_by_hand_is_known_by_its_new_number(run_dir, slurm, monkeypatch):
+    checkpoint(run_dir, 340)
+    monkeypatch.setenv(env.JOB_ID, "20")
+    call(run_dir, 75)
+    job = record.read(run_dir)
+    assert (job.job_id, job.earlier_ids) == ("20", ("12",))
+    assert slurm.calls[-1] == "scontrol requeue 20"
+
+
+def test_a_job_that_is_being_cancelled_is_not_queued_again(run_dir, slurm):
+    checkpoint(run_dir, 340)
+    slurm.answers("scontrol", RUNS_NOW.format(requeue=1, out="").replace("RUNNING", "CANCELLED"))
+    call(run_dir, 75)
+    assert slurm.calls == ["scontrol show job -o 12"]
+
+
+def test_after_a_lost_node_the_job_goes_on_without_it(run_dir, slurm, capsys):
+    checkpoint(run_dir, 340)
+    ends(run_dir, LOST)
+    allows(slurm, out="node7")
+    slurm.answers("sbatch", "")
+    assert call(run_dir, 1) == 0
+    assert slurm.calls == [
+        "scontrol show job -o 12",
+        f"sbatch --parsable --exclude=node7,node2 --test-only {run_dir.job_script}",
+        "scontrol requeue 12",
+        "scontrol update JobId=12 ExcNodeList=node7,node2",
+    ]
+    assert record.read(run_dir).requeues[0].why == "node-lost"
+    assert "from step 340, without node7, node2" in capsys.readouterr().err
+
+
+def test_a_lost_node_is_kept_where_the_others_would_not_do(run_dir, slurm):
+    checkpoint(run_dir, 340)
+    ends(run_dir, LOST)
+    slurm.fails("sbatch", "allocation failure: Requested node configuration is not available")
+    call(run_dir, 1)
+    assert slurm.calls[-1] == "scontrol requeue 12"
+
+
+def test_a_job_that_is_submitted_again_leaves_the_lost_node_out(run_dir, slurm):
+    checkpoint(run_dir, 340)
+    ends(run_dir, LOST)
+    refuses(slurm, "disabled")
+    slurm.answers("sbatch", "", "15\n")
+    call(run_dir, 1)
+    assert slurm.calls[-1] == f"sbatch --parsable --exclude=node2 {run_dir.job_script}"
+
+
+def test_on_node_loss_fail_leaves_it_alone(run_dir, slurm, capsys):
+    checkpoint(run_dir, 340)
+    ends(run_dir, LOST)
+    record.write(run_dir, replace(JOB, on_node_loss="fail"))
+    call(run_dir, 1)
+    assert not any("requeue" in words for words in slurm.calls)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_start_without_a_later_checkpoint_is_the_last(run_dir, slurm, capsys):
+    checkpoint(run_dir, 340)
+    record.write(run_dir, replace(JOB, requeues=(Requeue(340, 5, "unfinished"),)))
+    assert call(run_dir, 75) == 0
+    assert not any("requeue" in words for words in slurm.calls)
+    err = capsys.readouterr().err
+    assert "it would go round for ever" in err
+    assert "--time" in err
+    assert "--grace-s" in err
+
+
+UNFINISHED, NODE_LOST = "unfinished", "node-lost"
+
+
+@pytest.mark.parametrize(
+    ("status", "earlier", "last_step", "goes_on"),
+    [
+        (75, [], 10, True),
+        (75, [(10, UNFINISHED)], 20, True),
+        (75, [(10, UNFINISHED), (20, UNFINISHED)], 20, False),
+        (75, [(20, NODE_LOST)], 20, False),
+        (1, [(20, NODE_LOST)], 20, True),
+        (1, [(20, NODE_LOST), (20, NODE_LOST)], 20, False),
+        (1, [(10, NODE_LOST), (20, NODE_LOST)], 20, True),
+        (1, [(20, NODE_LOST), (20, NODE_LOST)], 30, True),
+    ],
+)
+def test_what_counts_as_progress(status, earlier, last_step, goes_on):
+    job = replace(JOB, requeues=tuple(Requeue(step, 1, why) for step, why in earlier))
+    tale = Tale(outcome=Outcome(status, (LOST,) if status == 1 else ()), steps=5)
+    decision = requeue.decide(status, job=job, tale=tale, last_step=last_step, nodelist="node[1-2]")
+    assert bool(decision.why) is goes_on
+    assert (decision.finding is None) is goes_on
+
+
+@pytest.mark.parametrize(("steps", "goes_on"), [(12, True), (None, True), (0, False)])
+def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_it_trained(steps, goes_on):
+    job = replace(JOB, requeues=(Requeue(0, 1, UNFINISHED),))
+    decision = requeue.decide(75, job=job, tale=Tale(steps=steps), last_step=None, nodelist="")
+    assert bool(decision.why) is goes_on
+
+
+@pytest.mark.parametrize(("steps", "why"), [(0, NODE_LOST), (None, NODE_LOST), (30, "")])
+def test_a_node_that_is_lost_before_the_first_step_costs_nothing(steps, why):
+    tale = Tale(outcome=Outcome(1, (LOST,)), steps=steps)
+    decision = requeue.decide(1, job=JOB, tale=tale, last_step=None, nodelist="node[1-2]")
+    assert decision.why == why
+    assert (decision.finding is None) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("where", "nodelist", "names"),
+    [
+        ("node 1 (node2)", "node[1-2]", ("node2",)),
+        ("node 0 (rack7n3.site.org)", "rack[1,7]n[3-4]", ("rack7n3",)),  # by its name, whatever the ranks' order
+        ("node 1 (vm)", "node[1-2]", ("node2",)),  # names that Slurm does not use: by the place
+        ("node 1", "node[1-2]", ("node2",)),
+        ("node 0 (node1), node 2 (node3)", "node[1-3]", ("node1", "node3")),
+        ("node1 (the host of the run's store)", "node[1-2]", ()),
+        ("node 9 (vm)", "node[1-2]", ()),
+        ("node 1 (vm)", "node[1-", ()),
+    ],
+)
+def test_slurms_name_of_a_lost_node(where, nodelist, names):
+    lost = Outcome(1, (replace(LOST, where=where),)).lost
+    assert requeue._names(lost, nodelist) == names
+
+
+def test_the_launchers_words_for_a_lost_node_are_understood():
+    assert Outcome(1, (LOST,)).lost == ((1, "node2"),)
+    both = outcome.judge([], lost=["node 1 (node2)", "node 2"]).finding
+    assert Outcome(1, (both,)).lost == ((1, "node2"), (2, ""))
+
+
+def test_what_an_earlier_start_told_does_not_count(run_dir, slurm):
+    checkpoint(run_dir, 340)
+    ends(run_dir, LOST)
+    later = told.read(run_dir).outcome.time_ns + 1
+    record.write(run_dir, replace(JOB, requeues=(Requeue(340, later, "node-lost"),)))
+    call(run_dir, 1)
+    assert "scontrol requeue 12" not in slurm.calls
+
+
+def test_outside_of_a_job_it_says_what_it_is_for(run_dir, slurm, monkeypatch, capsys):
+    monkeypatch.delenv(env.JOB_ID)
+    assert call(run_dir, 75) == 0
+    assert "for job scripts" in capsys.readouterr().err
+    assert slurm.calls == []
+
+
+def test_a_fault_of_its_own_costs_a_line_and_not_the_job(run_dir, slurm, monkeypatch, capsys):
+    def breaks(*_, **__):
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(requeue, "decide", breaks)
+    assert call(run_dir, 75) == 0
+    assert capsys.readouterr().err == "paceline: the job cannot be queued again: RuntimeError: odd\n"
+
+
+def test_without_slurms_commands_it_says_so(run_dir, slurm, capsys, monkeypatch):
+    checkpoint(run_dir, 340)
+    for name in canned.SLURM:
+        (slurm.folder / name).unlink()
+    monkeypatch.setenv("PATH", str(slurm.folder))
+    assert call(run_dir, 75) == 0
+    assert "command not found" in capsys.readouterr().err
+
+
+def test_a_run_without_a_record_is_queued_again_too(tmp_path, slurm):
+    run_dir = RunDir(tmp_path / "own")
+    run_dir.create()
+    checkpoint(run_dir, 7)
+    call(run_dir, 75)
+    assert record.read(run_dir).job_id == "12"
+    assert slurm.calls[-1] == "scontrol requeue 12"
