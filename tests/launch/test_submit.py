@@ -84,7 +84,7 @@ CASES = {
     "options": (
         *("--nodes", "2", *PLAIN, "--grace-s", "300", "--job-name", "digits of today", "--on-node-loss", "fail"),
         *("--sbatch", "--constraint=a100|h100", "--sbatch", "--exclusive", "--sbatch", "-q long"),
-        *("--nproc-per-node", "4", "--hang-timeout", "600", "--check-finite", "-m", "digits.train", "-m", "x"),
+        *("--nproc-per-node", "4", "--hang-timeout", "600", "--check-finite", "-m", "json.tool", "-m", "x"),
     ),
     "quoting": (*PLAIN, "--job-name", "$(touch x) \"a\" 'b' # \\ ü %j", "train.py", *NASTY),
     "profile": ("--nodes", "2", "--profile", str(EXAMPLE), "--time", "1-0", "train.py"),
@@ -213,7 +213,7 @@ def test_folders_and_scripts_may_have_any_name(name, place):
 
 def test_a_profile_cannot_break_out_of_its_quotes(place):
     text = dry_run(place, "--profile", "site", "train.py")
-    profile = re.search(r"export PLAIN.*?\n# on", text, re.DOTALL)[0].removesuffix("\n# on")
+    profile = "srun() { :; }\n" + text[text.index("export PLAIN") : text.index("# this script")]
     printed = subprocess.run(
         ["bash", "-c", profile + '\nprintf "%s|%s" "$NASTY" "$TMPDIR"'],
         env={"SLURM_JOB_ID": "12"}, cwd=place.folder, capture_output=True, text=True, check=True,
@@ -222,9 +222,12 @@ def test_a_profile_cannot_break_out_of_its_quotes(place):
     assert [line for line in text.splitlines() if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
 
 
+@pytest.mark.parametrize("lines", ["", "set -euo pipefail"])
 @pytest.mark.parametrize("status", [0, 1, 75, 143])
-def test_a_job_ends_as_its_run_does(status, place):
-    assert run_by_bash(place, dry_run(place, "train.py"), status=status) == status
+def test_a_job_ends_as_its_run_does(status, lines, place):
+    (place.folder / "lines.toml").write_text(f"[setup]\nlines = ['{lines}']\n")
+    text = dry_run(place, "--profile", "./lines.toml", "train.py")
+    assert run_by_bash(place, text, status=status) == status
     (requeue,) = [call for call in place.slurm.calls("paceline") if call[1] == "requeue"]
     assert requeue[-2:] == ["--status", str(status)]
 
@@ -335,6 +338,8 @@ MISUSE = [
     (["--nodes", "two", "train.py"], "--nodes two", "--nodes 2"),
     (["--nodes", "1:2", "train.py"], "--nodes 1:2", "--nodes 1-2"),
     (["--time", "soon", "train.py"], "--time soon", "--time 2h"),
+    (["--time", "1h30m", "train.py"], "--time 1h30m", "--time 1:30:00"),
+    (["-m", "no_such_module"], "there is no module no_such_module", "paceline submit script.py"),
     (["--gpus-per-node", "four", "train.py"], "--gpus-per-node four", "--gpus-per-node 4"),
     (["--cpus-per-gpu", "8", "train.py"], "--cpus-per-gpu has no effect", "--gpus-per-node 1"),
     (["--mem", "64GB", "train.py"], "--mem 64GB", "--mem 64G"),

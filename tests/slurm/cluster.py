@@ -158,7 +158,9 @@ class Cluster:
             if states.split() == [state] * len(NODES):
                 return
             time.sleep(0.1)
-        raise NoCluster(f"the nodes are not {state} after {timeout:.0f} s, but: {states.strip()}; see {self.folder}/*.log")
+        raise NoCluster(
+            f"the nodes are not {state} after {timeout:.0f} s, but: {states.strip()}; see {self.folder}/*.log"
+        )
 
     def _start(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.out").open("ab") as out:

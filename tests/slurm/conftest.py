@@ -96,7 +96,9 @@ class Site:
             if job["JobState"] in (states or ENDED):
                 return job
             if time.monotonic() > deadline:
-                raise AssertionError(f"job {number} is {job['JobState']} ({job['Reason']}) after {timeout} s: {self.said(job)}")
+                raise AssertionError(
+                    f"job {number} is {job['JobState']} ({job['Reason']}) after {timeout} s: {self.said(job)}"
+                )
             time.sleep(0.1)
 
     def said(self, job: dict[str, str]) -> str:

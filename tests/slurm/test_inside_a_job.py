@@ -52,7 +52,9 @@ def test_several_launchers_on_a_node_are_refused(site, ranks):
 @pytest.mark.parametrize("kind", training.FIVE)
 def test_srun_forgotten_is_said_at_once(site, kind):
     training.write(site.folder, kind)
-    ended = site.run("salloc", "--job-name", site.mark, "--nodes=2", "paceline", "run", "--nproc-per-node", 2, "train.py")
+    ended = site.run(
+        "salloc", "--job-name", site.mark, "--nodes=2", "paceline", "run", "--nproc-per-node", 2, "train.py"
+    )
     assert ended.seconds < 3
     assert ended.status == 2
     assert ended.err.count("missing-srun") == 1
@@ -113,7 +115,7 @@ def test_the_terminal_of_an_editor_is_no_launch(site):
 
 def test_nodes_of_different_sizes(site):
     training.write(site.folder, "session")
-    run = 'paceline run --nproc-per-node $((2 - SLURM_NODEID)) train.py'
+    run = "paceline run --nproc-per-node $((2 - SLURM_NODEID)) train.py"
     ended = site.srun("bash", "-c", run)
     assert ended.status == 0, ended.err
     training.assert_trained(site.folder, ranks=3)

@@ -104,14 +104,17 @@ def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
         tmp="/t/$SLURM_JOB_ID",
     )
     text = script(profile=profile)
-    block = text[text.index("module load") : text.index("# on the disk")]
+    block = text[text.index("module load") : text.index("# this script")]
     assert block.splitlines() == [
         "module load cuda",
         "a=1",
         "# why",
         "# not",
         "export B='$a'",
+        "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there",
+        'srun --ntasks-per-node=1 mkdir -p -- /t/"${SLURM_JOB_ID}" || exit',
         'export TMPDIR=/t/"${SLURM_JOB_ID}"',
+        "",
     ]
 
 
@@ -121,4 +124,20 @@ def test_no_line_of_a_usual_script_is_too_long_to_read():
 
 
 def test_a_script_with_a_dash_in_front_is_not_an_option():
-    assert "\n    -- -x.py\n" in script(name="-x.py")
+    assert "\n    -- -x.py || status=$?\n" in script(name="-x.py")
+
+
+@pytest.mark.parametrize(
+    ("typed", "directives", "calls_requeue"),
+    [
+        ({}, ["--requeue"], True),
+        ({"on_node_loss": "fail"}, ["--no-requeue"], True),  # Slurm would queue it again after the loss of a node
+        ({"no_requeue": True}, ["--no-requeue"], False),
+    ],
+)
+def test_who_queues_the_job_again(typed, directives, calls_requeue):
+    text = script(**typed)
+    assert [line.removeprefix("#SBATCH ") for line in text.splitlines() if "requeue" in line and "#SBATCH" in line] == (
+        directives
+    )
+    assert ("paceline requeue" in text) == calls_requeue

@@ -184,6 +184,8 @@ def test_the_state_in_one_word(slurm_says, status, state):
         ("step,val/loss", ["10,0.5"], (10, None)),
         ("step,loss", [], (None, None)),
         ("step,loss", ["x,y"], (None, None)),
+        ("step,loss", ["inf,0.5"], (None, 0.5)),
+        ("step,loss,note", ['10,0.5,"a, b"', "20,,"], (20, 0.5)),
         ("", [], (None, None)),
     ],
 )

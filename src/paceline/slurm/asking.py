@@ -13,6 +13,7 @@ from paceline.slurm.quoting import CONTROL
 
 UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)
 _GPUS = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>[0-9]+)")
+_SBATCH = re.compile(r"--(?P<long>[A-Za-z][\w-]*)(?:(?:=|\s+)(?P<value>.*))?|-(?P<short>[A-Za-z])(?:=|\s*)(?P<rest>.*)")
 _LONG = {option.name: option.long for option in OWN}
 
 
@@ -54,20 +55,18 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
 
     if CONTROL.search(typed):
         raise _refused(typed, "is one line, without control characters")
-    if not re.fullmatch(r"--?[A-Za-z].*", typed):
+    match = _SBATCH.fullmatch(typed)
+    if not match:
         near = f"--sbatch --{typed}" if re.fullmatch(r"[a-z][a-z-]+(=.+)?", typed) else "--sbatch --constraint=a100"
-        raise _refused(typed, "begins with a dash, as sbatch has it", near)
-    if typed.startswith("--"):
-        word, separator, value = re.match(r"--([\w-]+)(=|\s+|$)(.*)", typed + "").groups()  # type: ignore[union-attr]
-    else:
-        word, separator, value = typed[1], "=" if len(typed) > 2 else "", typed[2:].lstrip("= ")
+        raise _refused(typed, "begins with a dash, as sbatch has it, and has a name", near)
+    word, value = match["long"] or match["short"], match["value"] or match["rest"] or ""
     name, kind = sbatch_option(word)
     require_free(name or word, value, shown=f"--sbatch {_shown(typed)}")
     if kind == "value" and not value:
         raise _refused(typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE")
     if kind == "flag" and value:
         raise _refused(typed, f"takes no value: --{name} is a flag", f"--sbatch --{name}")
-    return name or word, value if separator.strip() or value else None
+    return name or word, value or None
 
 
 def require_free(name: str, value: str, *, shown: str) -> None:
@@ -118,7 +117,8 @@ def _time(name: str, text: str) -> None:
         return
     if not launch.seconds_of(text, bare_s=60) > 0:
         rule = "is a time above 0: 90m, 2h, minutes, or as sbatch has it, 1-12:00:00"
-        raise invalid(name, text, rule, "--time 2h")
+        parts = re.fullmatch(r"([0-9]+) ?h(?:ours?)? ?([0-9]+)(?: ?m\w*)?", text)
+        raise invalid(name, text, rule, f"--time {parts[1]}:{int(parts[2]):02d}:00" if parts else "--time 2h")
 
 
 def _on_node_loss(name: str, text: str) -> None:

@@ -69,9 +69,12 @@ def _resources(request: Request) -> Iterator[str]:
 def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by itself"
     yield directive("signal", f"TERM@{request.signal_s}")
-    if request.requeue:
+    by_slurm = request.requeue and request.on_node_loss == "requeue"
+    if by_slurm:
         yield "# after preemption, the time limit or the loss of a node the job is queued again, and goes on"
-    yield directive("requeue" if request.requeue else "no-requeue")
+    elif request.requeue:
+        yield "# by Slurm itself never, so that the loss of a node ends the job: what is unfinished is submitted anew"
+    yield directive("requeue" if by_slurm else "no-requeue")
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
@@ -95,9 +98,9 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"export {setting.name}={word(setting.value)}"
     if profile.tmp:
         folder = _late(profile.tmp)
+        yield "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there"
+        yield f"srun --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
-        yield "# on the disk of each node, mostly"
-        yield 'srun --ntasks-per-node=1 mkdir -p -- "$TMPDIR" || exit'
 
 
 def _late(text: str) -> str:
@@ -126,7 +129,9 @@ def _start(request: Request, place: Place) -> list[str]:
     return [
         "# this script runs on the first node of the job: its address, and a port that is free there",
         f"endpoint=$({_own(place)} endpoint) || exit",
-        *_wrapped([" ".join(srun), *_filled(own), *_filled(script)]),
+        "status=0",
+        # not by a line of its own after the command, which a profile's "set -e" would leave out
+        *_wrapped([" ".join(srun), *_filled(own), *_filled([*script, "|| status=$?"])]),
     ]
 
 
@@ -159,7 +164,7 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 
 def _end(request: Request, place: Place) -> list[str]:
-    lines = ["status=$?"]
+    lines = []
     if request.requeue:
         lines += [
             f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job goes on from there",

@@ -14,6 +14,7 @@ from paceline.slurm.told import Outcome
 
 # Of a launcher that could not tell its end; srun then ends the others, which print the same line later.
 _SRUN = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*")
+_MOST = 6  # lines of the output that a finding shows
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")
 _MEANING = {
     "CANCELLED": ("was cancelled", "somebody did so on purpose, or a job that it depended on has failed; {again}"),
@@ -45,10 +46,10 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
             "slurm-job-ended",
             f"Slurm does not know {name} any more, and its run has not told its end",
             where=where,
-            evidence=tuple(tail),
+            evidence=tuple(tail[-_MOST:]),
             fix=f"sacct -j {record.job_id} where the site keeps accounts; {again}",
         )
-    evidence = (_said(job), *tail)
+    evidence = (_said(job), *tail[-_MOST:])
     if job.state == "TIMEOUT":
         what = f"Slurm ended {name} at its time limit, before its run had ended by itself"
         fix = f"longer: --time; or in time: a larger --grace-s; {again}"

@@ -7,19 +7,17 @@ cluster. What the run itself has told decides how it ended; Slurm's word counts 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO
 
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launcher import evidence
 from paceline.rundir import RunDir
 from paceline.slurm import ending, lookup, record, told, waiting
 from paceline.slurm.jobstate import COMPLETED, COMPLETING, RUNNING, JobState
+from paceline.slurm.output import Output
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome
 
@@ -29,10 +27,6 @@ _NO_OUTPUT_S = 10.0  # a file that a node writes is seen on another host after s
 _LAST_LINES = 40
 _LAST_LINES_S = 3.0  # and so long its last lines may take
 _MOVED_S = 600  # an expected start that moves by less is not said again
-_CHUNK = 1 << 16
-# In the output of one start after the other, a start begins with its plan and ends with one of these.
-_PLAN = re.compile(rb"^paceline: [0-9-]+ nodes? x ", re.M)
-_BLOCK = re.compile("^── paceline |^paceline: run folder ".encode(), re.M)
 
 
 def follow(subject: str | RunDir) -> int:
@@ -57,64 +51,6 @@ def follow(subject: str | RunDir) -> int:
 
 def _say(text: str) -> None:
     print(f"paceline: {text}", file=sys.stderr, flush=True)
-
-
-class Output:
-    """A file that grows, and may not be there yet.
-
-    Attributes:
-        tail: The last bytes that were shown.
-    """
-
-    def __init__(self, run_dir: RunDir) -> None:
-        self._path = run_dir.job_output
-        self._file: IO[bytes] | None = None
-        self.tail = b""
-
-    @property
-    def seen(self) -> bool:
-        """The file is there."""
-        return self._file is not None
-
-    @property
-    def has_block(self) -> bool:
-        """The last lines of the run's last start are among those that were shown."""
-        begins = max((match.start() for match in _PLAN.finditer(self.tail)), default=-1)
-        return any(match.start() > begins for match in _BLOCK.finditer(self.tail))
-
-    def show(self) -> bool:
-        """Hand on what is new to stdout; True if there was something."""
-        if self._file is None:
-            try:
-                self._file = self._path.open("rb")
-            except OSError:
-                return False
-        shown = False
-        while chunk := self._read():
-            shown = True
-            self.tail = (self.tail + chunk)[-_CHUNK:]
-            out = getattr(sys.stdout, "buffer", None)
-            if out is not None:
-                out.write(chunk)
-            else:  # a stream that somebody put in its place
-                sys.stdout.write(chunk.decode("utf-8", "replace"))
-        if shown:
-            sys.stdout.flush()
-        return shown
-
-    def close(self) -> None:
-        """Read no more."""
-        if self._file is not None:
-            self._file.close()
-
-    def _read(self) -> bytes:
-        assert self._file is not None
-        try:
-            if os.fstat(self._file.fileno()).st_size < self._file.tell():
-                self._file.seek(0)  # written anew: a job script of somebody's own without --open-mode=append
-            return self._file.read(_CHUNK)
-        except OSError:  # a file server that is away for a moment
-            return b""
 
 
 @dataclass
@@ -264,6 +200,8 @@ class Follower:
             _say(f"job {self._job.job_id} has ended well; {folder} has no account of the run")
             return EXIT_OK
         last = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
+        if unaware:  # the run's own block has just been shown
+            last = tuple(line for line in last if line.startswith(("srun: error", "slurmstepd")))
         where, script = str(self._run_dir.job_output), str(self._run_dir.job_script)
         finding = ending.judge(state, self._job, log=where, tail=last, script=script)
         report = ending.report(finding, folder=folder)

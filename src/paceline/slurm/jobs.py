@@ -6,6 +6,7 @@ only the end is read, so that hundreds of runs are listed at once.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -183,26 +184,28 @@ def last_figures(head: str, lines: Sequence[str]) -> tuple[int | None, float | N
         lines: Its last ones.
     """
     columns = next(csv.reader([head]), [])
-    rows = list(csv.reader(lines))
-    steps = _column(columns, rows, _STEP)
     name = next((name for name in _LOSSES if name in columns), None) or next(
         (name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))), None
     )
-    losses = _column(columns, rows, name) if name else []
-    return (int(steps[-1]) if steps else None), (losses[-1] if losses else None)
+    step = _last(columns, lines, _STEP)
+    return int(step) if step is not None and math.isfinite(step) else None, None if name is None else _last(
+        columns, lines, name
+    )
 
 
-def _column(columns: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> list[float]:
+def _last(columns: Sequence[str], lines: Sequence[str], name: str) -> float | None:
+    """Return the last figure of a column; not every row has every figure."""
     if name not in columns:
-        return []
+        return None
     place = columns.index(name)
-    found = []
-    for cells in rows:
-        try:
-            found.append(float(cells[place]))
-        except (IndexError, ValueError):
-            continue  # not every row has every figure
-    return found
+    for cells in map(_split, reversed(lines)):
+        with contextlib.suppress(IndexError, ValueError):
+            return float(cells[place])
+    return None
+
+
+def _split(line: str) -> list[str]:
+    return next(csv.reader([line]), [])
 
 
 def render(rows: Sequence[Row]) -> str:

@@ -297,13 +297,9 @@ class _Reader:
     ) -> UsageError:
         near = closest(key.replace("_", "-"), [each for each in known if each not in table])
         value = f'"{table[key]}"' if isinstance(table[key], str) else str(table[key]).lower()
-        fix = (
-            f"{near} = {value}"
-            if near and section
-            else f"[{near}]"
-            if near
-            else also or f"one of {', '.join(known[:9])}"
-        )
+        fix = f"{near} = {value}" if section else f"[{near}]"
+        if not near:
+            fix = also or f"one of {', '.join(known[:9])}"
         what = f"[{section}] has no key {key}" if section else f"a profile has no section {key}"
         return self._invalid(section, key, what, fix)
 

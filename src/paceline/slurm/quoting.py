@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
-_ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates: bytes of a file name that are no text
+# With surrogates: bytes of the command line that are no text.
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
+_ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _PLAIN = re.compile(r"[\w@%+=:,./^-]+")
 
 

@@ -91,7 +91,8 @@ class Request:
         time = "UNLIMITED" if self.unlimited else clock(self.time_s) if self.time_s else ""
         listed: list[tuple[str, str | None]] = [
             ("nodes", self.nodes),
-            ("ntasks-per-node", "1"),
+            # for a range Slurm would count the tasks of the fewest nodes, and give no more nodes than those need
+            ("ntasks-per-node", "1" if self.min_nodes == self.max_nodes else ""),
             ("gpus-per-node", self.gpus),
             ("cpus-per-task", str(self.cpus or "")),
             ("mem", self.mem),

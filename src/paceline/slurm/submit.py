@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -18,7 +17,7 @@ from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launcher import script
 from paceline.rundir import RunDir, new_run_id, write_whole
-from paceline.slurm import batch, commands, limits, profile, profile_files, record, refusal, request, survey
+from paceline.slurm import batch, commands, limits, profile, profile_files, record, refusal, request
 from paceline.slurm.batch import Place
 from paceline.slurm.quoting import CONTROL, word
 from paceline.slurm.record import JobRecord
@@ -41,7 +40,6 @@ _OVERRULE = {
     "export": ("SBATCH_EXPORT",),
     "reservation": ("SBATCH_RESERVATION",),
 }
-_KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
@@ -58,6 +56,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     Raises:
         PacelineError: The job cannot be submitted.
     """
+    _require_folder()
     site = profile_files.load(typed["profile"]) if typed.get("profile") else profile.Profile()
     asked = request.parse(name, arguments, typed=typed, profile=site)
     _require_script(asked)
@@ -77,6 +76,16 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     return EXIT_OK
 
 
+def _require_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        what = f"the current folder is gone: {error.strerror}"
+        raise UsageError(
+            Finding("option-invalid", what, where="current folder", fix="cd to one that is there")
+        ) from None
+
+
 def _print(text: str) -> None:
     """Print a script as bytes: the terminal's encoding is not the script's."""
     sys.stdout.flush()
@@ -86,9 +95,10 @@ def _print(text: str) -> None:
 
 def _require_script(asked: Request) -> None:
     """Look for the script before anything is queued: the job would find out in hours."""
-    options = asked.options
-    if options.module or (options.no_python and "/" not in options.script):
-        return  # modules and programs may come from what only the job loads
+    options, site = asked.options, asked.profile
+    named = options.module or (options.no_python and "/" not in options.script)
+    if named and (site.prefix or site.modules or site.lines):
+        return  # it may come from what only the job loads
     try:
         script.read(options)
     except PacelineError as error:
@@ -101,7 +111,7 @@ def _place(asked: Request) -> Place:
     now_s = time.time()
     runs = asked.profile.runs or "runs"
     # Slurm writes lines of its own with these paths: only plain text survives all of them
-    run_dir = asked.run_dir or os.path.join(runs, new_run_id(asked.script, now_s=now_s, salt=secrets.token_hex(2)))
+    run_dir = asked.run_dir or os.path.join(runs, new_run_id(asked.script, now_s=now_s, salt=os.urandom(2).hex()))
     run = RunDir(Path(os.path.abspath(run_dir)))
     _require_nameable(folder, "the current folder", "cd to a folder without them")
     _require_nameable(str(run.root), "the run folder", "--run-dir FOLDER", also="\\")
@@ -117,7 +127,7 @@ def _place(asked: Request) -> Place:
 
 def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None:
     """Refuse paths that no ``#SBATCH`` line can name: Slurm drops backslashes from the path of a job's output."""
-    bad = [letter for letter in path if letter in also or CONTROL.match(letter) or "\ud800" <= letter <= "\udfff"]
+    bad = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if bad:
         raise UsageError(
             Finding(
@@ -154,6 +164,8 @@ def _require_possible(asked: Request) -> None:
     )
     if any(name in ("clusters", "cluster-constraint") for name, _ in asked.sbatch):
         return  # what answers here is another one
+    from paceline.slurm import survey  # its threads are not for a dry run
+
     found = limits.judge(meant, survey.gather(account=bool(meant.account)))
     for finding in found[1:] if found and found[0].severity == "error" else found:
         print(finding.render(), file=sys.stderr)
@@ -214,19 +226,10 @@ def _require_ended(before: JobRecord | None, place: Place) -> None:
 
 
 def _environ(asked: Request) -> dict[str, str]:
-    """Return the environment of sbatch, which is the job's too, without what would speak against the script.
-
-    Inside of another job Slurm's variables tell of that one: its memory or CPU binding would be taken for this one's.
-    """
-    environ = env.snapshot()
+    """Return the environment of sbatch, which is the job's too, without what would speak against the script."""
     names = {"job-name", "requeue", *(name for name, _ in asked.directives())}
     dropped = {variable for name in names for variable in _OVERRULE.get(name, ())}
-    inside = bool(environ.get(env.JOB_ID))
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in dropped and not (inside and name.startswith("SLURM_") and not _KEPT.match(name))
-    }
+    return {name: value for name, value in commands.outside().items() if name not in dropped}
 
 
 def _say(told: JobRecord, place: Place, *, as_json: bool) -> None:

@@ -16,11 +16,11 @@
 
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+status=0
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
-    train.py
-status=$?
+    train.py || status=$?
 # 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
 /opt/venv/bin/paceline requeue /home/ada/digits/runs/20261121-140300-train-3f2a --status "$status"
 exit "$status"

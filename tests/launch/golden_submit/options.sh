@@ -1,13 +1,13 @@
 #!/bin/bash
-# paceline submit, 2026-11-21 14:03: digits.train
+# paceline submit, 2026-11-21 14:03: json.tool
 # to submit it again as it is:
-#   sbatch /home/ada/digits/runs/20261121-140300-digits-3f2a/job.sh
+#   sbatch /home/ada/digits/runs/20261121-140300-json-3f2a/job.sh
 #SBATCH --job-name="digits of today"
 #SBATCH --nodes=2
 # one task on each node: it starts the ranks of its node
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
-# 8 for each GPU, as CPUs of the task: srun hands these on in any version of Slurm
+# 8 for each GPU, as CPUs of the task: every version of Slurm has these right
 #SBATCH --cpus-per-task=32
 #SBATCH --mem=64G
 #SBATCH --time=04:00:00
@@ -21,16 +21,16 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
-#SBATCH --output=/home/ada/digits/runs/20261121-140300-digits-3f2a/slurm.out
+#SBATCH --output=/home/ada/digits/runs/20261121-140300-json-3f2a/slurm.out
 
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+status=0
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 300 \
-    --run-dir /home/ada/digits/runs/20261121-140300-digits-3f2a \
+    --run-dir /home/ada/digits/runs/20261121-140300-json-3f2a \
     --nproc-per-node 4 --module --hang-timeout 600 --check-finite \
-    digits.train -m x
-status=$?
+    json.tool -m x || status=$?
 # 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
-/opt/venv/bin/paceline requeue /home/ada/digits/runs/20261121-140300-digits-3f2a --status "$status"
+/opt/venv/bin/paceline requeue /home/ada/digits/runs/20261121-140300-json-3f2a --status "$status"
 exit "$status"

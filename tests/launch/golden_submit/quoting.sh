@@ -7,7 +7,7 @@
 # one task on each node: it starts the ranks of its node
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=4
-# 8 for each GPU, as CPUs of the task: srun hands these on in any version of Slurm
+# 8 for each GPU, as CPUs of the task: every version of Slurm has these right
 #SBATCH --cpus-per-task=32
 #SBATCH --mem=64G
 #SBATCH --time=04:00:00
@@ -22,12 +22,12 @@
 
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+status=0
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
     train.py 'two words' 'it'"'"'s' 'the "best"' 'größe' '$(touch escaped)' '`touch escaped`' 'a;touch escaped;b' \
-    $'a\nb' $'a\r\nb' -x --follow 50%j 'back\slash' '#comment' '!!' '~' '*' '$HOME' $'\033[31m' ''
-status=$?
+    $'a\nb' $'a\r\nb' -x --follow 50%j 'back\slash' '#comment' '!!' '~' '*' '$HOME' $'\033[31m' '' || status=$?
 # 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
 /opt/venv/bin/paceline requeue /home/ada/digits/runs/20261121-140300-train-3f2a --status "$status"
 exit "$status"

@@ -8,7 +8,7 @@
 # one task on each node: it starts the ranks of its node
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=a100:4
-# 8 for each GPU, as CPUs of the task: srun hands these on in any version of Slurm
+# 8 for each GPU, as CPUs of the task: every version of Slurm has these right
 #SBATCH --cpus-per-task=32
 #SBATCH --mem=0
 #SBATCH --time=04:00:00
@@ -33,17 +33,17 @@ export PLAIN=1
 # #SBATCH --nodes=99
 # last line
 export NASTY=$'$(touch x) \'a\' "b"\n`c`'
+# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there
+srun --ntasks-per-node=1 mkdir -p -- /scratch/ada/"${SLURM_JOB_ID}"'/x y' || exit
 export TMPDIR=/scratch/ada/"${SLURM_JOB_ID}"'/x y'
-# on the disk of each node, mostly
-srun --ntasks-per-node=1 mkdir -p -- "$TMPDIR" || exit
 
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+status=0
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     apptainer exec --nv --bind /home/ada/digits/data:/data \
     'image of ada.sif' paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a' \
     --hang-timeout 600 --check-finite \
-    train.py --epochs 3
-status=$?
+    train.py --epochs 3 || status=$?
 exit "$status"

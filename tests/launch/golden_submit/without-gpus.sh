@@ -17,9 +17,9 @@
 
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+status=0
 srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=16 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
-    train.py
-status=$?
+    train.py || status=$?
 exit "$status"

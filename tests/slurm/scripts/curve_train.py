@@ -1,6 +1,6 @@
 """A training whose every step shows in its result: it prints the weights after each. Only its first start is slow.
 
-    python curve_train.py EPOCHS SECONDS_A_STEP
+python curve_train.py EPOCHS SECONDS_A_STEP
 """
 
 import os
