@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench cluster cluster-stop clean
 
 demo: .make-demo
 	$(BIN)/paceline run $(DEMO_RANKS) examples/digits.py
@@ -14,16 +14,18 @@ DEMO_RANKS = $(shell $(BIN)/python scripts/demo_ranks.py)
 
 # Most tests wait for processes rather than compute, so three at a time suit two cores.
 PARALLEL := -n 3 --dist loadfile
-# The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves.
+# The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves; the tests
+# on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1
 
 test: .make-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces and not slurm"
 
 test-all: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL) -m "slow or namespaces" --ignore=tests/faults
+	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces) and not slurm" --ignore=tests/faults
 	$(BIN)/python -m pytest $(ALONE) tests/faults
+	$(BIN)/python -m pytest $(ALONE) -m slurm
 
 lint: .make-test
 	$(BIN)/ruff check .
@@ -39,8 +41,15 @@ bench: .make-test
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/explain.py
 
-clean:
-	rm -rf $(VENV) .make-* runs .pytest_cache .mypy_cache .ruff_cache
+# A Slurm cluster of two nodes on this machine, to try things by hand: eval "$(make cluster)"
+cluster:
+	@$(PYTHON) tests/slurm/cluster.py start .cluster
+
+cluster-stop:
+	@$(PYTHON) tests/slurm/cluster.py stop .cluster
+
+clean: cluster-stop
+	rm -rf $(VENV) .cluster .make-* runs .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# Installs what the tests in network namespaces need, where that is possible; they are skipped without it.
+# Installs what the tests in network namespaces and on a Slurm cluster need, where that is possible. Without iproute2 and
+# iptables tests are skipped; without Slurm and munge they fail, since what Slurm does is known from nothing else.
 set -eu
 missing=()
 command -v ip >/dev/null && command -v tc >/dev/null || missing+=(iproute2)
 command -v iptables >/dev/null || missing+=(iptables)
+PATH=$PATH:/usr/sbin
+command -v slurmctld >/dev/null || missing+=(slurmctld)
+command -v slurmd >/dev/null || missing+=(slurmd)
+command -v sbatch >/dev/null || missing+=(slurm-client)
+command -v munged >/dev/null || missing+=(munge)
 if [ ${#missing[@]} = 0 ]; then exit 0; fi
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "${missing[*]} cannot be installed here: the tests that need it will be skipped"
+    echo "${missing[*]} cannot be installed here: the tests that need it will be skipped, or fail if they need Slurm"
     exit 0
 fi
 apt-get update -qq
-apt-get install -y -qq "${missing[@]}" >/dev/null
+# whatever these packages start, the tests start daemons of their own
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -17,8 +17,8 @@
 #SBATCH --qos=long
 # sent to the steps 330 s before the time limit: the run saves and ends by itself
 #SBATCH --signal=TERM@330
-# after preemption, the time limit or the loss of a node the job is queued again, and goes on
-#SBATCH --requeue
+# by Slurm itself never, so that the loss of a node ends the job: what is unfinished is submitted anew
+#SBATCH --no-requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
 #SBATCH --output=/home/ada/digits/runs/20261121-140300-json-3f2a/slurm.out

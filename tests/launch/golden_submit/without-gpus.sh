@@ -4,8 +4,6 @@
 #   sbatch /home/ada/digits/runs/20261121-140300-train-3f2a/job.sh
 #SBATCH --job-name=train
 #SBATCH --nodes=1-2
-# one task on each node: it starts the ranks of its node
-#SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=01:30:00
 # sent to the steps 150 s before the time limit: the run saves and ends by itself
