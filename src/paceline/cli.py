@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ Deed = Callable[[], int]
 
 _UNHEARD = 128 + 13  # what shells tell of a program that was ended by SIGPIPE: whoever read has gone, as head does
 
-_SAY_FIRST_S = 1.0  # for the one that says it: srun may end all tasks as soon as the first has failed
+_TOGETHER_S = 1.0  # so far apart do the tasks of a step come here
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -76,6 +77,7 @@ def _run(**typed: Any) -> Deed:
         given={**inherited, **given},
         program=[word for word in (typed["script"], *typed["arguments"]) if word],
         address_of=nodeaddr.of_node,
+        in_terminal=env.in_terminal(),
     )
     asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=inherited, placed=placed)
 
@@ -436,8 +438,12 @@ def _misused(error: click.ClickException) -> UsageError:
 
 
 def _refuse(error: PacelineError) -> NoReturn:
-    if error.said_elsewhere:
-        time.sleep(_SAY_FIRST_S)
-    else:
+    status = error.exit_status if error.exit_status else EXIT_MISUSE
+    if not error.said_elsewhere:
         print(error.finding.render(), file=sys.stderr)
-    sys.exit(error.exit_status if error.exit_status else EXIT_MISUSE)
+    if error.found_by_all:
+        # srun may end all tasks when the first has failed: before it was said, or with a status that says SIGTERM
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+        sys.stderr.flush()
+        time.sleep(_TOGETHER_S)
+    sys.exit(status)

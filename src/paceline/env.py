@@ -6,6 +6,7 @@ The only module, besides the worker entry, that touches ``os.environ``. Standard
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -132,6 +133,11 @@ def read(name: str) -> str | None:
 def snapshot() -> dict[str, str]:
     """Return a copy of the whole environment, to hand to a judge. Never print it."""
     return dict(os.environ)
+
+
+def in_terminal() -> bool:
+    """Return whether somebody types here: the shell of a terminal has variables that are not of its own start."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def torchrun_defaults() -> dict[str, str]:

@@ -105,10 +105,12 @@ class PacelineError(Exception):
     """Base of everything that paceline raises for a user; carries a Finding.
 
     Attributes:
-        said_elsewhere: Another process of the same start says the same into the same output.
+        found_by_all: All processes of the same start find the same.
+        said_elsewhere: Another of them says it, into the same output.
     """
 
     exit_status = EXIT_FAILED
+    found_by_all = False
     said_elsewhere = False
 
     def __init__(self, finding: Finding) -> None:

@@ -5,11 +5,14 @@ Slurm reaches its nodes by their ``NodeAddr``, and ``scontrol`` tells it (slurm.
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 import subprocess
+import time
 
 _PATIENCE_S = 5.0
+_TRIES = 3  # all tasks of a large step may ask at once
 
 
 def of_node(name: str) -> str:
@@ -23,6 +26,17 @@ def of_node(name: str) -> str:
 
 def slurms(name: str) -> str:
     """Return the address that Slurm itself reaches a node by; empty where it does not answer."""
+    for again in range(_TRIES):
+        if again:
+            time.sleep(random.uniform(0.2, 2.0))
+        found = _ask(name)
+        if found is not None:
+            return found
+    return ""
+
+
+def _ask(name: str) -> str | None:
+    """Return what Slurm says, empty if it knows nothing; None if it did not answer."""
     try:
         said = subprocess.run(
             ["scontrol", "--oneliner", "show", "node", name],
@@ -33,7 +47,11 @@ def slurms(name: str) -> str:
             timeout=_PATIENCE_S,
             stdin=subprocess.DEVNULL,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return ""
+    except subprocess.TimeoutExpired:
+        return None
     found = re.search(r"\bNodeAddr=(\S+)", said.stdout)
-    return found[1] if found and said.returncode == 0 else ""
+    if found and said.returncode == 0:
+        return found[1]
+    return "" if "not found" in said.stdout + said.stderr or said.returncode == 0 else None

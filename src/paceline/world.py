@@ -44,12 +44,16 @@ class World:
     reason: str = "no launcher: a world of one"
 
 
-def from_environ(environ: Mapping[str, str]) -> World:
+def from_environ(environ: Mapping[str, str], *, in_terminal: bool = False) -> World:
     """Return the world that ``environ`` describes.
 
     ``PACELINE_LAUNCHER`` decides if it is set. Otherwise torchrun's variables (which paceline's launcher
     sets too) come first, then a Slurm step of more than one task; a job's own ``SLURM_*`` variables are
     never enough, because they also exist in ``salloc`` shells and editors' terminals.
+
+    Args:
+        environ: The environment.
+        in_terminal: Whether somebody types here, which tells the shell of ``srun --pty`` from what srun starts in it.
 
     Raises:
         UsageError: ``PACELINE_LAUNCHER`` is not known, or the variables that it needs are missing.
@@ -67,16 +71,16 @@ def from_environ(environ: Mapping[str, str]) -> World:
         )
     if chosen == "none":
         return World(reason="PACELINE_LAUNCHER=none: a world of one")
-    if chosen == "slurm" or (not chosen and _in_step(environ) and env.RANK not in environ):
+    if chosen == "slurm" or (not chosen and _in_step(environ, in_terminal) and env.RANK not in environ):
         return _from_slurm(environ)
     if chosen or env.RANK in environ:
         return _from_torchrun(environ, chosen)
     return World()
 
 
-def _in_step(environ: Mapping[str, str]) -> bool:
-    # in a terminal of a step (srun --pty) nobody has started the other tasks
-    in_task = env.STEP_ID in environ and not environ.get(env.PTY_PORT)
+def _in_step(environ: Mapping[str, str], in_terminal: bool) -> bool:
+    # in a terminal of a step nobody has started the other tasks
+    in_task = env.STEP_ID in environ and not (environ.get(env.PTY_PORT) and in_terminal)
     return in_task and int(environ.get(env.STEP_NUM_TASKS, "1")) > 1
 
 

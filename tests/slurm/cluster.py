@@ -48,6 +48,7 @@ SelectTypeParameters=CR_Core
 GresTypes=gpu
 MailProg=/bin/true
 JobRequeue=1
+FirstJobId={first_job}
 ReturnToService=2
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
@@ -183,8 +184,13 @@ class Cluster:
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def start(folder: Path) -> Cluster:
+def start(folder: Path, *, first_job: int = 1) -> Cluster:
     """Start a cluster in a folder, or return the one that runs there.
+
+    Args:
+        folder: Where all its files will be; what is there of an earlier one is removed.
+        first_job: Number of its first job. Ranks meet at a port that follows from it, so two clusters that run jobs on
+            a machine at the same time must not count alike.
 
     Raises:
         NoCluster: Packages are missing, this is not root, the folder's name will not do, or it did not come up.
@@ -194,10 +200,10 @@ def start(folder: Path) -> Cluster:
     if len(cluster.pids()) == len(NODES) + 2:
         return cluster
     stop(folder)
-    shutil.rmtree(cluster.folder, ignore_errors=True)
+    _clear(cluster.folder)
     for name in ("state", *(f"spool-{node}" for node in NODES)):
         (cluster.folder / name).mkdir(parents=True)
-    _write_files(cluster)
+    _write_files(cluster, first_job)
     try:
         _start_munged(cluster)
         cluster._start("slurmctld", "/usr/sbin/slurmctld", "-D", "-f", str(cluster.conf))
@@ -239,7 +245,14 @@ def _check(folder: Path) -> None:
         raise NoCluster(f"{folder}: Slurm takes no folder with spaces, commas, = or #, nor one of more than 80 letters")
 
 
-def _write_files(cluster: Cluster) -> None:
+def _clear(folder: Path) -> None:
+    """Remove what an earlier cluster left; a folder of anything else stays as it is."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / "munge.key").exists():
+        raise NoCluster(f"{folder} is not empty, and not that of a cluster")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_files(cluster: Cluster, first_job: int) -> None:
     key = cluster.folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
@@ -251,7 +264,8 @@ def _write_files(cluster: Cluster) -> None:
     (cluster.folder / "gres.conf").write_text("".join(f"NodeName={node} {gpus}\n" for node in NODES))
     (cluster.folder / "cgroup.conf").write_text("")
     host = socket.gethostname().partition(".")[0]
-    cluster.conf.write_text(CONF.format(folder=cluster.folder, host=host, ports=_free_ports(3)))
+    text = CONF.format(folder=cluster.folder, host=host, ports=_free_ports(3), first_job=first_job)
+    cluster.conf.write_text(text)
 
 
 def _start_munged(cluster: Cluster) -> None:

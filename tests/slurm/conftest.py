@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import time
@@ -164,7 +165,7 @@ class Submitted:
 def cluster(tmp_path_factory):
     """Start the cluster; at the end no job of it is left, and no process."""
     try:
-        made = start(tmp_path_factory.mktemp("slurm"))
+        made = start(tmp_path_factory.mktemp("slurm"), first_job=1 + secrets.randbelow(16000))
     except NoCluster as error:
         pytest.fail(str(error), pytrace=False)
     try:

@@ -66,7 +66,7 @@ def test_srun_forgotten_is_said_at_once(site, kind):
 
 def test_the_line_to_paste_works(site):
     training.write(site.folder, "raw")
-    text = 'paceline run --nproc-per-node 2 train.py 2>said; line=$(sed -n "s/^ *fix: //p" said); echo "$line"; eval "$line"'
+    text = 'paceline run --nproc-per-node 2 train.py 2>said; eval "$(sed -n "s/^ *fix: //p" said)"'
     ended = site.run("salloc", "--job-name", site.mark, "--nodes=2", "bash", "-c", text)
     assert ended.status == 0, ended.err
     training.assert_trained(site.folder, ranks=4)

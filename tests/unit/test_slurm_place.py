@@ -47,7 +47,13 @@ ONE_NODE = {**BATCH, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node1", 
 
 
 def place(environ, program=("train.py",), **given):
-    return slurm.place(environ, given=given, program=list(program), address_of=lambda name: f"{name}.cluster")
+    return slurm.place(
+        environ,
+        given=given,
+        program=list(program),
+        address_of=lambda name: f"{name}.cluster",
+        in_terminal="SLURM_PTY_PORT" in environ and "piped" not in environ,
+    )
 
 
 def refused(environ, program=("train.py",), **given):
@@ -94,6 +100,11 @@ def test_all_nodes_take_the_same_head_and_port():
     seen = {tuple(place(step("rack[1,3]node[2-5]", "1(x8)", node)).values.items())[2:] for node in range(8)}
     assert len(seen) == 1
     assert dict(*seen)["master_addr"] == "rack1node2.cluster"
+
+
+def test_srun_in_a_terminal_of_a_step_starts_tasks():
+    placed = place({**step(SLURM_PTY_PORT="4000"), "piped": ""})
+    assert placed.values["nnodes"] == "2"
 
 
 def test_options_are_whole_with_what_is_taken():

@@ -66,6 +66,7 @@ def test_a_name_that_does_not_is_asked_of_slurm(scontrol, monkeypatch):
 @pytest.mark.parametrize(("text", "status"), [("Node node7 not found", 1), ("NodeAddr=10.0.0.1", 1), ("", 0)])
 def test_where_slurm_does_not_know_either_the_name_stays(scontrol, monkeypatch, text, status):
     monkeypatch.setattr("socket.getaddrinfo", _unknown)
+    monkeypatch.setattr("time.sleep", lambda _: None)
     scontrol(text, status)
     assert nodeaddr.of_node("node7") == "node7"
 

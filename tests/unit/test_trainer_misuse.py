@@ -186,7 +186,8 @@ def test_several_devices_start_the_script_anew(script, tmp_path, capsys):
     with pytest.raises(UsageError):  # the replacement does not take place here
         trainer(devices=2)
     ((_, *command),) = script
-    assert command == ["-m", "paceline", "run", "--nproc-per-node", "2", str(tmp_path / "train.py"), "--lr", "1"]
+    run = ["-m", "paceline", "run", "--nproc-per-node", "2", "--standalone"]
+    assert command == [*run, str(tmp_path / "train.py"), "--lr", "1"]
     assert "Trainer(devices=2) starts its ranks with: paceline run --nproc-per-node 2" in capsys.readouterr().err
 
 
@@ -194,7 +195,7 @@ def test_a_module_is_started_anew_as_a_module(script, monkeypatch):
     main = SimpleNamespace(__file__="x", __spec__=SimpleNamespace(name="project.train.__main__"))
     monkeypatch.setitem(start.sys.modules, "__main__", main)
     start.start_ranks(3, 1)
-    assert script[0][5:] == ["3", "-m", "project.train", "--lr", "1"]
+    assert script[0][5:] == ["3", "--standalone", "-m", "project.train", "--lr", "1"]
 
 
 @pytest.mark.parametrize("devices", [1, "1", "auto", -1])

@@ -90,12 +90,17 @@ def test_a_chosen_master_is_kept():
         JOB_ONLY,
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
         without(SLURM, "SLURM_STEP_ID"),
-        {**SLURM, "SLURM_PTY_PORT": "40000"},
     ],
-    ids=["salloc shell", "step of one task", "no step", "terminal in a step"],
+    ids=["salloc shell", "step of one task", "no step"],
 )
 def test_a_job_alone_is_a_world_of_one(variables):
     assert from_environ(variables) == World()
+
+
+def test_a_terminal_in_a_step_is_a_world_of_one_and_what_srun_starts_from_it_is_not():
+    variables = {**SLURM, "SLURM_PTY_PORT": "40000"}
+    assert from_environ(variables, in_terminal=True) == World()
+    assert from_environ(variables).world_size == 5
 
 
 def test_torchrun_inside_a_slurm_step_wins():

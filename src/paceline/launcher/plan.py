@@ -279,7 +279,7 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
                 f"{nproc} ranks on this node, and Slurm gave it {_count(facts.granted_gpus, 'GPU')}",
                 where=options.placed.said,
                 fix=f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
-                "on CPUs: export CUDA_VISIBLE_DEVICES=",
+                "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm",
             )
         )
     if options.virtual_local_rank and facts.num_gpus < nproc:

@@ -28,7 +28,7 @@ def judge(last: Checkpoint | None, *, grace_s: int, again: Again) -> Finding | N
         "grace-too-short",
         f"a checkpoint took {last.seconds:.0f} s, and ranks have {grace_s} s to end when the run is stopped",
         where=last.path,
-        why="at a time limit or a preemption they would be killed while they save, and that work be lost",
+        why="they would be killed while they save, and what came after the checkpoint before be lost",
         fix=resume.describe_short_grace(grace_s, again, needed_s=last.seconds),
         severity="warning",
     )

@@ -60,14 +60,19 @@ class Placed:
     one_voice: bool = False
 
 
-def read_step(environ: Mapping[str, str]) -> Step | None:
+def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
     """Return the step that this process was started by as a task; None where there is none, or only a terminal in it.
+
+    Args:
+        environ: The environment.
+        in_terminal: Whether somebody types here. The mark of ``srun --pty`` is inherited by what is started in that
+            shell, also by srun, so it says nothing alone.
 
     Raises:
         UsageError: Slurm's variables contradict each other, as after a part of them was set by hand.
     """
     number = environ.get(env.STEP_ID, "")
-    if not number.isdigit() or int(number) >= _NO_STEP or environ.get(env.PTY_PORT):
+    if not number.isdigit() or int(number) >= _NO_STEP or (environ.get(env.PTY_PORT) and in_terminal):
         return None
     names = (env.JOB_ID, env.STEP_NODELIST, env.STEP_TASKS_PER_NODE, env.NODEID, env.PROCID)
     missing = [name for name in names if not environ.get(name)]
@@ -101,6 +106,7 @@ def place(
     given: Mapping[str, object],
     program: Sequence[str],
     address_of: Callable[[str], str],
+    in_terminal: bool = False,
 ) -> Placed:
     """Return what a run takes from Slurm.
 
@@ -109,6 +115,7 @@ def place(
         given: Options as typed or inherited from torchrun's variables, ``{name: text}``.
         program: The script and its arguments, for lines to paste.
         address_of: Returns how a node is reached, given its name in Slurm; asked for the head only.
+        in_terminal: Whether somebody types here.
 
     Raises:
         UsageError: The step, or the lack of one, does not fit what was asked for.
@@ -118,17 +125,20 @@ def place(
         return Placed()
     if given.get("no_slurm"):
         return Placed(said=f"Slurm job {job} seen, not used (--no-slurm)")
-    step = read_step(environ)
+    step = read_step(environ, in_terminal=in_terminal)
     if step is None:
         return _without_step(job, environ, given=given, program=program)
     if _each_task_is_a_node(step, given):
-        return Placed(said=f"Slurm step {job}.{step.number}, each task a node", num_gpus=len(step.gpus))
+        return Placed(said=f"Slurm step {job}.{step.number}, each task a node")  # which of the GPUs are its own?
     if max(step.tasks) > 1:
         raise _once(step, _double_launch(step, given, program))
     if len(step.nodes) == 1:
         num_nodes = environ.get(env.JOB_NUM_NODES, "1")
         more = f", one of the job's {num_nodes} nodes" if num_nodes not in ("", "1") else ""
         return Placed(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
+    if given.get("standalone"):
+        said = f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself (--standalone)"
+        return Placed(said=said, num_gpus=len(step.gpus))
     _compare(step, given)
     return Placed(
         values=_values(step, environ, given, address_of),
@@ -141,8 +151,6 @@ def place(
 def _values(
     step: Step, environ: Mapping[str, str], given: Mapping[str, object], address_of: Callable[[str], str]
 ) -> dict[str, str]:
-    if given.get("standalone"):
-        return {}
     values = {"nnodes": str(len(step.nodes))}
     dynamic = str(given.get("rdzv_backend") or "static") != "static"
     if not dynamic:
@@ -194,7 +202,7 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
     nnodes = str(given.get("nnodes") or "")
     low, colon, high = nnodes.partition(":")
     if low.isdigit() and (not colon or high.isdigit()):
-        if given.get("standalone") or int(low) <= len(step.nodes) <= int(high or low):
+        if int(low) <= len(step.nodes) <= int(high or low):
             pass
         else:
             raise _once(
@@ -203,7 +211,7 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
                     "torchrun-nnodes-mismatch",
                     f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
                     where=where,
-                    fix=f"leave --nnodes out, or: #SBATCH --nodes={high or low}",
+                    fix=f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's: --no-slurm",
                 ),
             )
     rank = str(given.get("node_rank") or "")
@@ -275,7 +283,7 @@ def retyped(given: Mapping[str, object], program: Sequence[str]) -> str:
 def _once(step: Step, finding: Finding) -> UsageError:
     """All tasks find the same, and one output takes what they print: the first one says it."""
     error = UsageError(finding)
-    error.said_elsewhere = step.task > 0
+    error.found_by_all, error.said_elsewhere = True, step.task > 0
     return error
 
 
@@ -292,7 +300,7 @@ def granted_cpus(environ: Mapping[str, str]) -> int | None:
 def dropped_cpus(environ: Mapping[str, str], usable: int) -> Finding | None:
     """Return the warning that this task may use fewer CPUs than the job asked for each; None if it may use them."""
     granted = granted_cpus(environ)
-    if granted is None or granted <= usable or environ.get(env.PTY_PORT):
+    if granted is None or granted <= usable:
         return None
     return Finding(
         "cpus-too-few",

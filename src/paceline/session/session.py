@@ -86,7 +86,7 @@ class Session:
         loggers: Sequence[logging.Logger | str] = ("csv",),
     ) -> None:
         check_accumulate(accumulate)
-        self._world = runtime.actual_world(world.from_environ(env.snapshot()))
+        self._world = runtime.actual_world(world.from_environ(env.snapshot(), in_terminal=env.in_terminal()))
         self._device = runtime.take_device(self._world)
         self._precision = precisions.choose(precision, self._device)
         self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate

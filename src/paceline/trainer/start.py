@@ -19,7 +19,7 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
     Raises:
         UsageError: It cannot: there is no script, or there are to be other nodes.
     """
-    launched = env.read(env.RUN_TOKEN) is not None or world.from_environ(env.snapshot()).launcher != "none"
+    launched = env.read(env.RUN_TOKEN) is not None or _launcher() != "none"
     if launched or dist.is_initialized() or (devices or 1) * num_nodes == 1:
         return
     if num_nodes > 1:
@@ -36,11 +36,16 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
             where="Trainer(devices=...)",
             fix=f"put it into a function: paceline.launch(train, nproc_per_node={devices})",
         )
-    command = [sys.executable, "-m", "paceline", "run", "--nproc-per-node", str(devices), *script, *sys.argv[1:]]
+    ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a Slurm job that has more nodes
+    command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
     shown = " ".join(["paceline", *command[3:]])
     print(f"paceline: Trainer(devices={devices}) starts its ranks with: {shown}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os.execv(sys.executable, command)
+
+
+def _launcher() -> str:
+    return world.from_environ(env.snapshot(), in_terminal=env.in_terminal()).launcher
 
 
 def _script() -> list[str] | None:
@@ -70,7 +75,7 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
         fix='Trainer(devices="auto"), or: '
         + (
             f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
-            if world.from_environ(env.snapshot()).launcher == "slurm"
+            if _launcher() == "slurm"
             else f"paceline run --nproc-per-node {devices} script.py"
         ),
     )

@@ -1,6 +1,6 @@
 """A training whose every step shows in its result: it prints the weights after each. Only its first start is slow.
 
-python curve_train.py EPOCHS SECONDS_A_STEP
+Its arguments are the number of epochs and the seconds that a step of the first start takes.
 """
 
 import os
@@ -16,7 +16,8 @@ import paceline
 epochs, pause_s = int(sys.argv[1]), float(sys.argv[2])
 session = paceline.Session(precision="64-true", seed=1, accumulate=2)
 x = torch.randn(61, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-model, optimizer = session.setup(*(lambda m: (m, torch.optim.Adam(m.parameters(), lr=0.05)))(nn.Linear(3, 1)))
+net = nn.Linear(3, 1)
+model, optimizer = session.setup(net, torch.optim.Adam(net.parameters(), lr=0.05))
 loader = session.loader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=6, shuffle=True)
 if session.restore():
     pause_s = 0.0

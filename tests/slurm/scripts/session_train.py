@@ -1,7 +1,7 @@
 """Training in a Session, by whomever it is started. What a test adds goes to the places marked "at:"."""
 
 import os
-import time
+import time  # noqa: F401  # for the places
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ class Samples(Dataset):
 def main():
     # at: start
     session = paceline.Session(seed=0)
-    rank, world_size = session.rank, session.world_size
+    rank, world_size = session.rank, session.world_size  # noqa: F841  # for the places
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     model, optimizer = session.setup(net, torch.optim.SGD(net.parameters(), lr=0.01))
@@ -40,9 +40,9 @@ def main():
     # at: model
     session.restore()
 
-    for epoch in session.epochs(epochs):
+    for epoch in session.epochs(epochs):  # noqa: B007  # for the places
         for x, y in loader:
-            step = session.step
+            step = session.step  # noqa: F841  # for the places
             # at: step
             loss = nn.functional.cross_entropy(model(x), y)
             session.backward(loss)
