@@ -252,12 +252,17 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Deed:
 
 
 @cli.command("endpoint")
-def _endpoint() -> Deed:
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Refuse if another job is at work there.")
+def _endpoint(run_dir: Path | None) -> Deed:
     """Print where nodes can meet on this host, HOST:PORT; for job scripts, on the node that will be the head."""
 
     def deed() -> int:
         from paceline.launcher import endpoint
+        from paceline.slurm import claim
 
+        job_id = env.read(env.JOB_ID)
+        if run_dir is not None and job_id:
+            claim.claim(run_dir, job_id)
         print(endpoint.find(env.read(env.NODE_NAME) or ""))
         return EXIT_OK
 

@@ -266,15 +266,50 @@ def test_what_sbatch_warns_of_is_shown(place):
 
 def test_a_run_folder_goes_to_a_second_job_once_the_first_has_ended(place):
     assert place.submit("--run-dir", "mine", "train.py").status == 0
-    place.slurm.answer("squeue", "RUNNING\n")
+    place.slurm.answer("squeue", "12|RUNNING|node1|N/A|None\n")
     done = place.submit("--run-dir", "mine", "train.py")
     assert done.status == 2
     assert "option-contradicted: the run folder" in done.err and "job 12, which is running" in done.err
-    place.slurm.answer("squeue", "")
+    place.slurm.answer("squeue", "12|COMPLETED|node1|N/A|None\n")
     place.slurm.answer("sbatch", "13\n")
     assert place.submit("--run-dir", "mine", "train.py").status == 0
     job = json.loads((place.folder / "mine" / "job.json").read_text())
     assert (job["job_id"], job["earlier_ids"]) == ("13", ["12"])
+
+
+def test_a_job_of_another_cluster_is_looked_for_there(place):
+    place.slurm.answer("sbatch", "12;alps\n")
+    assert place.submit("--run-dir", "mine", "train.py").status == 0
+    place.slurm.answer("squeue -M alps", "12|RUNNING|node1|N/A|None\n")
+    done = place.submit("--run-dir", "mine", "train.py")
+    assert done.status == 2 and "scancel -M alps 12" in done.err
+
+
+def test_where_nobody_tells_whether_the_first_job_has_ended_it_says_so_and_goes_on(place):
+    assert place.submit("--run-dir", "mine", "train.py").status == 0
+    place.slurm.silence("squeue")
+    done = place.submit("--run-dir", "mine", "train.py")
+    assert done.status == 0
+    assert "squeue does not tell whether job 12" in done.err
+
+
+@pytest.mark.parametrize("text", ["Socket timed out on send/recv operation", "Unable to contact slurm controller"])
+def test_what_may_have_been_queued_keeps_its_folder(text, place):
+    place.slurm.answer("sbatch", status=1, err=f"sbatch: error: Batch job submission failed: {text}\n")
+    done = place.submit("train.py")
+    (run_dir,) = (place.folder / "runs").iterdir()
+    assert done.status == 2
+    assert "JOB042 slurm-unavailable" in done.err
+    assert f"the run folder {run_dir} is kept" in done.err and "fix: squeue --me" in done.err
+    assert (run_dir / "job.sh").exists()
+
+
+def test_a_refusal_leaves_a_run_folder_as_it_was(place):
+    assert place.submit("--run-dir", "mine", "train.py").status == 0
+    before = (place.folder / "mine" / "job.sh").read_bytes()
+    place.slurm.answer("sbatch", status=1, err="sbatch: error: Batch job submission failed: Invalid qos\n")
+    assert place.submit("--run-dir", "mine", "--time", "1h", "train.py").status == 2
+    assert (place.folder / "mine" / "job.sh").read_bytes() == before
 
 
 def test_sbatch_is_not_overruled_by_variables_of_the_shell(place):
@@ -297,12 +332,48 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("words", "what", "fix"), IMPOSSIBLE, ids=lambda value: str(value))
 def test_the_impossible_is_refused_before_it_waits_for_ever(words, what, fix, place):
+    place.slurm.answer("sbatch --test-only", status=1, err="allocation failure: Requested node configuration ...")
     done = place.submit(*words, "train.py")
     assert done.status == 2
     assert f"JOB040 slurm-request-impossible: {what}" in done.err
     assert f"  fix: {fix}\n" in done.err
-    assert place.slurm.calls("sbatch") == []
+    (tried,) = place.slurm.calls("sbatch")
+    assert tried[1] == "--test-only"
     assert not (place.folder / "runs").exists()
+
+
+def test_what_sbatch_would_take_is_submitted_with_a_warning(place):
+    """A plugin of the site may make right what its tables say is impossible."""
+    done = place.submit("--gpus-per-node", "9", "train.py")
+    assert done.status == 0
+    assert "slurm-request-impossible: no node of partition gpu has 9 GPUs" in done.err and "warning" in done.err
+    tried, submitted = place.slurm.calls("sbatch")
+    assert {"--test-only", "--nodes=1", "--gpus-per-node=9"} <= set(tried)
+    assert "--test-only" not in submitted
+
+
+START = "sbatch: Job 12 to start at 2026-11-21T14:33:24 using 1 processors on nodes node1"
+
+
+@pytest.mark.parametrize(
+    ("told", "status"), [(f"{START} in partition short", 2), (START, 2), (f"{START} in partition gpu", 0)]
+)
+def test_a_time_beyond_the_partition_is_refused_though_sbatch_takes_it_but_in_another(told, status, place):
+    place.slurm.answer("sbatch --test-only", err=f"{told}\n")
+    done = place.submit("--partition", "short", "--time", "2h", "train.py")
+    assert done.status == status
+    assert "the time limit of partition short is 01:00:00" in done.err
+    assert (place.folder / "runs").exists() == (status == 0)
+
+
+def test_without_time_that_of_the_shell_is_taken(place):
+    done = place.submit("--dry-run", "train.py", env={"SBATCH_TIMELIMIT": "4"})
+    assert "#SBATCH --time=00:04:00\n" in done.out and "#SBATCH --signal=TERM@120\n" in done.out
+    assert " --grace-s 60 " in done.out
+    done = place.submit("--dry-run", "--time", "1h", "train.py", env={"SBATCH_TIMELIMIT": "4"})
+    assert "#SBATCH --time=01:00:00\n" in done.out
+    done = place.submit("--dry-run", "train.py", env={"SBATCH_TIMELIMIT": "soon"})
+    assert done.status == 2 and "SBATCH_TIMELIMIT" in done.err and "Traceback" not in done.err
 
 
 def test_where_slurm_does_not_answer_nothing_is_said(place):

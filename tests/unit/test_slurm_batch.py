@@ -73,7 +73,7 @@ def test_a_job_that_is_not_queued_again_does_not_ask_for_it():
 
 def test_the_signal_comes_before_the_grace_and_goes_to_the_steps():
     text = script(grace_s="300", time="2h")
-    assert "#SBATCH --signal=TERM@330\n" in text and "--grace-s 300 " in text
+    assert "#SBATCH --signal=TERM@360\n" in text and "--grace-s 300 " in text
 
 
 @pytest.mark.parametrize("folder", ["/a/50%j", "/a/back\\slash"])
@@ -92,7 +92,7 @@ def test_a_percent_sign_in_the_output_is_doubled():
 def test_a_prefix_stands_before_the_run_alone():
     text = script(profile=Profile(name="x", prefix=("apptainer", "exec", "my image.sif")))
     assert "apptainer exec 'my image.sif' paceline run " in text
-    assert "$(/opt/venv/bin/paceline endpoint)" in text and "\n/opt/venv/bin/paceline requeue " in text
+    assert "$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/runs/1)" in text and "\n/opt/venv/bin/paceline requeue " in text
 
 
 def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
@@ -106,16 +106,22 @@ def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
     text = script(profile=profile)
     block = text[text.index("module load") : text.index("# this script")]
     assert block.splitlines() == [
-        "module load cuda",
+        "module load cuda || exit",
         "a=1",
         "# why",
         "# not",
         "export B='$a'",
         "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there",
-        'srun --ntasks-per-node=1 mkdir -p -- /t/"${SLURM_JOB_ID}" || exit',
+        'srun --export=ALL --ntasks-per-node=1 mkdir -p -- /t/"${SLURM_JOB_ID}" || exit',
         'export TMPDIR=/t/"${SLURM_JOB_ID}"',
         "",
     ]
+
+
+@pytest.mark.parametrize("sbatch", [[], ["--export=NONE"]])
+def test_the_ranks_have_the_environment_of_the_job_however_it_was_submitted(sbatch):
+    (srun,) = [line for line in script(sbatch=sbatch).splitlines() if line.startswith("srun ")]
+    assert " --export=ALL " in srun
 
 
 def test_no_line_of_a_usual_script_is_too_long_to_read():

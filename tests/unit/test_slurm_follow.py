@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -12,7 +13,7 @@ from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.launcher import outcome
 from paceline.rundir import MANIFEST, RunDir, append_event
 from paceline.slurm import follow as module
-from paceline.slurm import record
+from paceline.slurm import lookup, record
 from paceline.slurm.follow import Follower
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord, Requeue
@@ -260,6 +261,24 @@ def test_slurm_is_asked_seldom(run_dir, slurm):
     _, seconds = followed(run_dir)
     asked = len([words for words in slurm.calls if words.startswith("squeue")])
     assert asked <= 30 + (seconds - 60) / 5 + 3
+
+
+@pytest.mark.parametrize(("state", "pause_s"), [("RUNNING", 30), ("PENDING", 5)])
+def test_a_job_that_runs_for_long_is_asked_after_more_seldom(run_dir, monkeypatch, state, pause_s):
+    passes, asked_s = Time(), []
+
+    def answer(job):
+        asked_s.append(passes.now_s)
+        return lookup.Answer(True, JobState("12", state if passes.now_s < 900 else "COMPLETED"))
+
+    monkeypatch.setattr(lookup, "state", answer)
+    ends(run_dir, status=0)
+    follower = Follower(run_dir, JOB, clock=lambda: passes.now_s, sleep=passes.sleep)
+    assert follower.run() == 0
+    pauses = {int(at): round(later - at) for at, later in pairwise(asked_s)}
+    assert {seconds for at, seconds in pauses.items() if at < 58} == {2}
+    assert {seconds for at, seconds in pauses.items() if 62 <= at < 590} == {5}
+    assert {seconds for at, seconds in pauses.items() if 610 <= at < 870} == {pause_s}
 
 
 def test_an_end_that_leaves_nothing_to_wait_for_is_told_while_nodes_are_cleaned(run_dir, slurm):

@@ -22,7 +22,7 @@ def refused(**typed):
 def test_nothing_typed_is_one_node_and_all_else_is_left_to_slurm():
     asked = parse()
     assert asked.directives() == [("nodes", "1"), ("ntasks-per-node", "1")]
-    assert (asked.requeue, asked.on_node_loss, asked.grace_s, asked.signal_s) == (True, "requeue", 120, 150)
+    assert (asked.requeue, asked.on_node_loss, asked.grace_s, asked.signal_s) == (True, "requeue", 120, 180)
     assert asked.job_name == "train"
 
 
@@ -48,17 +48,36 @@ def test_times_are_read_as_sbatch_reads_them(typed, shown):
 
 
 @pytest.mark.parametrize(
-    ("time", "grace_s"), [(None, 120), ("1d", 120), ("8m", 120), ("4m", 60), ("1m", 15), ("10s", 15)]
+    ("time", "grace_s", "margin_s"),
+    [
+        (None, 120, 60),
+        ("1d", 120, 60),
+        ("8m", 120, 60),
+        ("4m", 60, 60),
+        ("2m", 30, 30),
+        ("1m", 15, 15),
+        ("10s", 15, 15),
+        ("unlimited", 120, 60),
+    ],
 )
-def test_the_grace_is_a_quarter_of_a_short_time(time, grace_s):
+def test_the_grace_is_a_quarter_of_a_short_time_and_the_rest_for_the_script_no_more(time, grace_s, margin_s):
     asked = parse(**({"time": time} if time else {}))
-    assert (asked.grace_s, asked.signal_s) == (grace_s, grace_s + 30)
+    assert (asked.grace_s, asked.signal_s) == (grace_s, grace_s + margin_s)
 
 
 def test_cpus_of_a_node_follow_from_its_gpus():
     asked = parse(gpus_per_node="a100:4", cpus_per_gpu="8")
     assert (asked.cpus, asked.num_gpus, dict(asked.directives())["cpus-per-task"]) == (32, 4, "32")
     assert parse(cpus_per_node="16").cpus == 16
+
+
+@pytest.mark.parametrize(
+    ("typed", "count"), [("a100:4", 4), ("1g.10gb:1", 1), ("3g.40gb:2", 2), ("1g.10gb+me:1", 1), ("4", 4)]
+)
+def test_kinds_of_gpus_may_begin_with_a_figure(typed, count):
+    asked = parse(gpus_per_node=typed, cpus_per_gpu="2")
+    assert (asked.gpus, asked.num_gpus, asked.cpus) == (typed, count, 2 * count)
+    assert dict(asked.directives())["gpus-per-node"] == typed
 
 
 def test_what_is_handed_on_is_as_typed_but_for_the_grace():

@@ -204,13 +204,14 @@ def test_on_node_loss_fail_leaves_it_alone(run_dir, slurm, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_start_without_a_later_checkpoint_is_the_last(run_dir, slurm, capsys):
+def test_a_second_start_without_a_later_checkpoint_is_the_last(run_dir, slurm, capsys):
     checkpoint(run_dir, 340)
-    record.write(run_dir, replace(JOB, requeues=(Requeue(340, 5, "unfinished"),)))
+    record.write(run_dir, replace(JOB, requeues=(Requeue(340, 5, "unfinished"),) * 2))
     assert call(run_dir, 75) == 0
     assert not any("requeue" in words for words in slurm.calls)
     err = capsys.readouterr().err
-    assert "it would go round for ever" in err
+    assert "the last 2 starts have saved nothing new: the job is not queued again, it would go round for ever" in err
+    assert "3 starts, last checkpoint: step 340" in err
     assert "--time" in err
     assert "--grace-s" in err
 
@@ -223,8 +224,10 @@ UNFINISHED, NODE_LOST = "unfinished", "node-lost"
     [
         (75, [], 10, True),
         (75, [(10, UNFINISHED)], 20, True),
-        (75, [(10, UNFINISHED), (20, UNFINISHED)], 20, False),
-        (75, [(20, NODE_LOST)], 20, False),
+        (75, [(10, UNFINISHED), (20, UNFINISHED)], 20, True),  # preempted early, once
+        (75, [(10, UNFINISHED), (20, UNFINISHED), (20, UNFINISHED)], 20, False),
+        (75, [(20, NODE_LOST)], 20, True),
+        (75, [(20, NODE_LOST), (20, NODE_LOST)], 20, False),
         (1, [(20, NODE_LOST)], 20, True),
         (1, [(20, NODE_LOST), (20, NODE_LOST)], 20, False),
         (1, [(10, NODE_LOST), (20, NODE_LOST)], 20, True),
@@ -239,11 +242,137 @@ def test_what_counts_as_progress(status, earlier, last_step, goes_on):
     assert (decision.finding is None) is goes_on
 
 
-@pytest.mark.parametrize(("steps", "goes_on"), [(12, True), (None, True), (0, False)])
-def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_it_trained(steps, goes_on):
-    job = replace(JOB, requeues=(Requeue(0, 1, UNFINISHED),))
+@pytest.mark.parametrize(
+    ("steps", "earlier", "goes_on"),
+    [
+        (12, [False, False], True),
+        (None, [False, False], True),
+        (0, [False], True),
+        (0, [False, False], False),
+        (0, [False, True], True),  # the start before had trained
+        (0, [True, True, False], False),
+    ],
+)
+def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_it_trained(steps, earlier, goes_on):
+    job = replace(JOB, requeues=tuple(Requeue(0, 1, UNFINISHED, trained) for trained in earlier))
     decision = requeue.decide(75, job=job, tale=Tale(steps=steps), last_step=None, nodelist="")
     assert bool(decision.why) is goes_on
+    assert decision.elsewhere is (steps != 0)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last_step", "words"),
+    [
+        ([0, 0], None, "all 3 starts have saved nothing new"),
+        ([10, 20, 20], 20, "the last 2 starts have saved nothing new"),
+    ],
+)
+def test_it_is_told_how_many_starts_made_no_progress(earlier, last_step, words):
+    job = replace(JOB, requeues=tuple(Requeue(step, 1, UNFINISHED) for step in earlier))
+    decision = requeue.decide(75, job=job, tale=Tale(steps=0), last_step=last_step, nodelist="")
+    assert words in decision.finding.what
+
+
+STOPPED, BROKE = Outcome(143), Outcome(1, (FAILED,))
+
+
+@pytest.mark.parametrize(
+    ("status", "tale", "earlier", "why"),
+    [
+        (143, Tale(), 0, UNFINISHED),
+        (143, Tale(steps=0, outcome=STOPPED), 0, UNFINISHED),
+        (143, Tale(steps=0, outcome=STOPPED), 1, UNFINISHED),
+        (143, Tale(steps=0, outcome=STOPPED), 2, ""),
+        (143, Tale(), 2, ""),
+        (143, Tale(steps=3, outcome=STOPPED), 0, ""),
+        (143, Tale(steps=0, outcome=BROKE), 0, ""),
+        (137, Tale(steps=0), 0, ""),
+        (1, Tale(steps=0), 0, ""),
+    ],
+)
+@pytest.mark.parametrize("last_step", [None, 20])
+def test_a_stop_before_the_first_step_is_not_the_end(status, tale, earlier, why, last_step):
+    job = replace(JOB, requeues=(Requeue(last_step or 0, 1, UNFINISHED),) * earlier)
+    decision = requeue.decide(status, job=job, tale=tale, last_step=last_step, nodelist="")
+    assert decision.why == why
+    assert not decision.elsewhere
+
+
+def test_a_job_that_was_preempted_while_it_started_is_queued_again(run_dir, slurm):
+    append_event(run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2)
+    append_event(run_dir.events(0), node=0, kind="outcome", exit_status=143, findings=[], summary={})
+    assert call(run_dir, 143) == 0
+    assert slurm.calls[-1] == "scontrol requeue 12"
+
+
+UNSURE = "slurm_requeue error: Socket timed out on send/recv operation"
+
+
+def silent(slurm, monkeypatch, *, then, text=UNSURE):
+    monkeypatch.setattr(requeue, "_PAUSE_S", 0.01)
+    show = RUNS_NOW.format(requeue=1, out="")
+    slurm.does("scontrol", f"case $1 in show) echo '{show}';; requeue) echo '{text}' >&2; exit 1;; esac")
+    slurm.answers("squeue", *then)
+    slurm.answers("sbatch", "15\n")
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])  # the latter while this script has not ended yet
+def test_a_time_out_may_hide_that_the_job_is_queued_already(run_dir, slurm, monkeypatch, capsys, state):
+    checkpoint(run_dir, 340)
+    silent(slurm, monkeypatch, then=[f"12|{state}||N/A|BeginTime\n"])
+    assert call(run_dir, 75) == 0
+    assert slurm.calls.count("scontrol requeue 12") == 1
+    assert not any(words.startswith("sbatch") for words in slurm.calls)
+    assert capsys.readouterr().err == "paceline: job 12 is queued again, to go on from step 340\n"
+    assert len(record.read(run_dir).requeues) == 1
+
+
+@pytest.mark.parametrize("text", [UNSURE, "Unable to contact slurm controller (connect failure)"])
+def test_without_an_answer_no_second_job_is_submitted(run_dir, slurm, monkeypatch, capsys, text):
+    checkpoint(run_dir, 340)
+    silent(slurm, monkeypatch, then=["12|RUNNING|node1|N/A|None\n"], text=text)
+    assert call(run_dir, 75) == 0
+    assert slurm.calls.count("scontrol requeue 12") == 3
+    assert not any(words.startswith("sbatch") for words in slurm.calls)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "does not tell whether job 12 is queued again" in err
+    assert text in err
+    assert f"sbatch {run_dir.job_script}" in err
+    assert record.read(run_dir) == JOB
+
+
+@pytest.mark.parametrize(
+    ("states", "calls"),
+    [
+        (["12|RUNNING|node1|N/A|None\n", "12|PENDING||N/A|BeginTime\n"], []),  # queued by the first question
+        (["12|RUNNING|node1|N/A|None\n", "12|CANCELLED|node1|N/A|None\n"], []),
+        (["12|RUNNING|node1|N/A|None\n"], ["sbatch"]),
+    ],
+)
+def test_a_refusal_after_a_time_out_counts_only_while_the_job_runs(run_dir, slurm, monkeypatch, states, calls):
+    checkpoint(run_dir, 340)
+    silent(slurm, monkeypatch, then=states)
+    show = RUNS_NOW.format(requeue=1, out="").replace("RUNNING", "CANCELLED")
+    first = f"case $1 in show) echo '{RUNS_NOW.format(requeue=1, out='')}';; esac"
+    slurm.does(
+        "scontrol",
+        first,
+        f"echo '{UNSURE}' >&2; exit 1",
+        f"case $1 in show) echo '{show}';; *) echo 'Invalid job state' >&2; exit 1;; esac",
+    )
+    call(run_dir, 75)
+    assert [words.split()[0] for words in slurm.calls if words.startswith("sbatch")] == calls
+
+
+def test_a_command_that_hangs_is_no_refusal(run_dir, slurm, monkeypatch):
+    checkpoint(run_dir, 340)
+    monkeypatch.setattr(requeue, "_ANSWER_S", 0.3)
+    silent(slurm, monkeypatch, then=["12|RUNNING|node1|N/A|None\n"])
+    show = RUNS_NOW.format(requeue=1, out="")
+    slurm.does("scontrol", f"case $1 in show) echo '{show}';; requeue) sleep 5;; esac")
+    call(run_dir, 75)
+    assert not any(words.startswith("sbatch") for words in slurm.calls)
 
 
 @pytest.mark.parametrize(("steps", "why"), [(0, NODE_LOST), (None, NODE_LOST), (30, "")])

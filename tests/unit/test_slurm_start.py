@@ -182,7 +182,9 @@ def again(environ, job_script="", placed=PLACED):
 def test_a_submitted_run_goes_on_by_its_script():
     found = again({"SLURM_JOB_ID": "12"}, "runs/the run/job.sh")
     last = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
-    assert resume.after_stop(last, found)[1:] == ["resume: sbatch 'runs/the run/job.sh'"]
+    assert resume.after_stop(last, found)[1:] == [
+        "the job script queues it again; if it does not: sbatch 'runs/the run/job.sh'"
+    ]
     assert resume.after_loss(last, found) == ["resume from step 450: sbatch 'runs/the run/job.sh'"]
 
 

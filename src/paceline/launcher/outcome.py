@@ -7,6 +7,7 @@ likely and stands beside its evidence. A victim never outranks a cause, whatever
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -222,7 +223,7 @@ def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Findin
         where=_where(end),
         evidence=end.log_tail[-3:],
         why="os._exit, a native library's exit, or a program that is not Python ends so",
-        fix=f"look at its last lines: less {end.log}",
+        fix=f"look at its last lines: less {shlex.quote(str(end.log))}",
     )
 
 
@@ -250,9 +251,9 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
         name = "rank-died-oom-killer"
         evidence.append(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run")
     fix = (
-        f"what it printed before: less {end.log}"
+        f"what it printed before: less {shlex.quote(str(end.log))}"
         if failure.type == "SystemExit"
-        else (f"the whole traceback: less {end.log}")
+        else (f"the whole traceback: less {shlex.quote(str(end.log))}")
     )
     return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
 
@@ -334,7 +335,7 @@ def _explain_signal(end: RankEnd, who: str) -> Finding:
             f"{who} crashed in native code (SIGSEGV)",
             where=where,
             evidence=tuple(tail),
-            fix=f"the Python stack at the crash and the last lines: less {end.log}",
+            fix=f"the Python stack at the crash and the last lines: less {shlex.quote(str(end.log))}",
         )
     if number == signal.SIGABRT and any(_TIMEOUT.search(line) for line in end.log_tail):
         return Finding(
@@ -358,7 +359,7 @@ def _explain_signal(end: RankEnd, who: str) -> Finding:
         + ("" if number == signal.SIGABRT else ", which this launcher did not send; who did is not visible"),
         where=where,
         evidence=tuple(tail),
-        fix=f"its last lines: less {end.log}",
+        fix=f"its last lines: less {shlex.quote(str(end.log))}",
     )
 
 

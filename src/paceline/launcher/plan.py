@@ -161,7 +161,8 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
         if options.rdzv_backend != "c10d":
             return options.rdzv_backend, options.rdzv_endpoint, Choice(0, "in --rdzv-endpoint")
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_C10D_PORT)
-        return "c10d", host, Choice(port, "--rdzv-endpoint")
+        placed = "rdzv_endpoint" in options.placed.values
+        return "c10d", host, Choice(port, "the step's number" if placed else "--rdzv-endpoint")
     if options.rdzv_endpoint:
         host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_PORT)
         return "static", host, Choice(port, "--rdzv-endpoint")

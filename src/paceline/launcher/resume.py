@@ -137,6 +137,8 @@ def _loop(line: str, between: str) -> str:
 def _lines(label: str, again: Again, loop: str) -> list[str]:
     if not again.line:
         return []
+    if again.submitted and label == "resume":
+        label = "the job script queues it again; if it does not"
     if again.nodes > 1:
         label += f", on all {again.nodes} nodes" + (", each with its own --node-rank" if again.numbered else "")
     return [f"{label}: {again.line}", *([f"by itself: {loop}"] if loop else [])]

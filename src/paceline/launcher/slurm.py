@@ -186,7 +186,7 @@ def _double_launch(step: Step, given: Mapping[str, object], program: Sequence[st
         where=f"Slurm step {step.job}.{step.number}, tasks per node {_counts(step.tasks)}",
         why="one paceline run on each node starts its ranks; several on a node take each other's GPUs and ports",
         fix=f"#SBATCH --ntasks-per-node=1, or: {srun(len(step.nodes), words=retyped(given, program))}",
-        evidence=("ranks as Slurm's tasks, without paceline run: srun python " + shlex.join(program),)
+        evidence=("for Session, Trainer and Lightning tasks can be the ranks: srun python " + shlex.join(program),)
         if program and program[0].endswith(".py")
         else (),
     )

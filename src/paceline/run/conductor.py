@@ -135,6 +135,8 @@ class Conductor:
         sender = "an unknown sender" if got.sender is None else "the terminal"
         if got.sender:
             sender = host.describe_process(got.sender)
+        if "slurmstepd" in sender:
+            sender = "Slurm (before a time limit, for a preemption, or by scancel)"
         hands_on = signals.for_ranks(got.number, self._options.signals_to_handle)
         return self._end_ranks(got.number, got.number.name, sender, hands_on=hands_on)
 
@@ -243,7 +245,8 @@ class Conductor:
                 )
             self._keep_noise(self._node.run_dir)
             self._node.event("outcome", **report.to_json())
-        if not self._told_by_head:
+        of_interest = report.exit_status != EXIT_OK or not self._options.check_only
+        if not self._told_by_head and of_interest:
             self._console.write(report.framed())
         elif report.exit_status != EXIT_OK:
             time.sleep(_HEAD_SPEAKS_S)

@@ -12,7 +12,7 @@ from paceline.slurm.option_table import INSTEAD, NEVER, ON_NODE_LOSS, OWN
 from paceline.slurm.quoting import CONTROL
 
 UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)
-_GPUS = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>[0-9]+)")
+_GPUS = re.compile(r"(?:(?P<kind>\w[\w.+-]*):)?(?P<count>[0-9]+)")
 _SBATCH = re.compile(r"--(?P<long>[A-Za-z][\w-]*)(?:(?:=|\s+)(?P<value>.*))?|-(?P<short>[A-Za-z])(?:=|\s*)(?P<rest>.*)")
 _LONG = {option.name: option.long for option in OWN}
 

@@ -91,7 +91,7 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
     if not _by_directive(place.folder):
         yield f"cd -- {word(place.folder)} || exit"
     for module in profile.modules:
-        yield f"module load {word(module)}"
+        yield f"module load {word(module)} || exit"
     yield from profile.lines
     for setting in profile.environment:
         yield from comment(setting.why)
@@ -99,7 +99,7 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
     if profile.tmp:
         folder = _late(profile.tmp)
         yield "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there"
-        yield f"srun --ntasks-per-node=1 mkdir -p -- {folder} || exit"
+        yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
 
 
@@ -116,22 +116,24 @@ def _start(request: Request, place: Place) -> list[str]:
     # in front of the run alone: in a container there is no Slurm, which the other two commands talk to
     prefix = request.profile.prefix
     command = [word(each) for each in ((*prefix, "paceline") if prefix else place.paceline)]
-    srun = ["srun", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
+    # of a job that was submitted with --export=NONE srun would start its tasks without an environment too
+    srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
         srun.append(f"--cpus-per-task={request.cpus}")
-    own = [*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"]
-    own.append(f"--run-dir {word(place.run_dir)}")
-    own += [_option(name, value) for name, value in request.handed]
+    # lines of their own for what is long, so that the layout does not hang on where things are
+    own = " ".join([*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"])
+    options = _filled([_option(name, value) for name, value in request.handed])
+    goes_to = f"--run-dir {word(place.run_dir)}"
     # a name with a dash in front would be taken for an option
     script = ["--"] if request.script.startswith("-") else []
     script += [word(each) for each in (request.script, *request.script_args)]
     return [
         "# this script runs on the first node of the job: its address, and a port that is free there",
-        f"endpoint=$({_own(place)} endpoint) || exit",
+        f"endpoint=$({_own(place)} endpoint --run-dir {word(place.run_dir)}) || exit",
         "status=0",
         # not by a line of its own after the command, which a profile's "set -e" would leave out
-        *_wrapped([" ".join(srun), *_filled(own), *_filled([*script, "|| status=$?"])]),
+        *_wrapped([" ".join(srun), own, goes_to, *options, *_filled([*script, "|| status=$?"])]),
     ]
 
 

@@ -23,6 +23,7 @@ from paceline.slurm.told import Outcome
 
 _READ_S = 0.2
 _ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 5.0, 60.0
+_ASK_SELDOM_S, _SELDOM_AFTER_S = 30.0, 600.0  # of a job that runs: a hundred may be followed for days
 _NO_OUTPUT_S = 10.0  # a file that a node writes is seen on another host after so long at the latest, mostly
 _LAST_LINES = 40
 _LAST_LINES_S = 3.0  # and so long its last lines may take
@@ -86,6 +87,7 @@ class Follower:
         self._output = Output(run_dir)
         self._seen = _Seen()
         self._told: JobState | None = None
+        self._runs = False
         self._has_run = False
         self._runs_since: float | None = None
         self._ended_before = False
@@ -107,8 +109,15 @@ class Follower:
                 status = self._look(now)
                 if status is not None:
                     return status
-                next_ask = self._clock() + (_ASK_S if now - started < _LATER_AFTER_S else _ASK_LATER_S)
+                next_ask = self._clock() + self._pause_s(now - started)
             self._sleep(_READ_S)
+
+    def _pause_s(self, followed_s: float) -> float:
+        """Return how long Slurm is not asked; soon again where a run has shown its end."""
+        if followed_s < _LATER_AFTER_S:
+            return _ASK_S
+        seldom = followed_s >= _SELDOM_AFTER_S and self._runs and not self._output.has_block
+        return _ASK_SELDOM_S if seldom else _ASK_LATER_S
 
     def say_goodbye(self) -> None:
         """Say that the job does not end because nobody watches."""
@@ -120,6 +129,7 @@ class Follower:
         self._reread()
         answer = lookup.state(self._job)
         state = answer.state
+        self._runs = state is not None and state.state == RUNNING
         if state is not None and not state.ended:
             self._ended_before = False
             self._tell(state)

@@ -40,6 +40,24 @@ def judge(request: Request, cluster: Cluster) -> list[Finding]:
     return [*found, *next((each for each in judged if not _fatal(each)), judged[0] if judged else [])]
 
 
+def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
+    """Return what keeps a job waiting that sbatch has taken on trial.
+
+    Where ``EnforcePartLimits`` is off it takes a job beyond its partition's limits, which never starts.
+
+    Args:
+        request: The request.
+        cluster: What Slurm says of itself.
+        partition: Where the job would start by sbatch's word; empty where it has not said.
+    """
+    names = [name for name in (partition or request.partition).split(",") if name]
+    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
+    if any(name in _OVERRULED for name, _ in request.sbatch):
+        return []
+    judged = [list(_limits(request, each, cluster)) for each in chosen]
+    return judged[0] if judged and all(judged) else []
+
+
 def _fatal(findings: Sequence[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 

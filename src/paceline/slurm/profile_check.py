@@ -145,12 +145,9 @@ def _request(asked: Request, cluster: Cluster) -> Iterator[Item]:
 
 
 def _sbatch(asked: Request) -> Item:
-    """Let sbatch itself judge all options together: only it knows QOS, features and what the site forbids."""
+    """Let sbatch itself judge all options together."""
     subject = "sbatch --test-only"
-    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in asked.directives()]
-    said = commands.tell(
-        "sbatch", "--test-only", "--wrap=true", *words, timeout_s=_SHELL_LIMIT_S, environ=commands.outside()
-    )
+    said = survey.trial(asked, environ=commands.outside())
     if said.status == 0:
         return Item(subject, OK, said.err.strip().removeprefix("sbatch: ").split("\n")[0])
     finding = refusal.judge(said, known_options=refusal.sbatch_options)

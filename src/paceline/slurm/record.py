@@ -28,11 +28,13 @@ class Requeue:
         step: Optimizer steps of the checkpoint from which it goes on, 0 where there is none.
         time_ns: When.
         why: ``"unfinished"`` or ``"node-lost"``.
+        elsewhere: The start before had trained, and its script keeps its checkpoints in a place of its own.
     """
 
     step: int
     time_ns: int
     why: str
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class JobRecord:
         fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         try:
             requeues = tuple(
-                Requeue(step=int(each["step"]), time_ns=int(each["time_ns"]), why=str(each["why"]))
+                Requeue(int(each["step"]), int(each["time_ns"]), str(each["why"]), bool(each.get("elsewhere", False)))
                 for each in fields.pop("requeues", ())
             )
             earlier = tuple(str(each) for each in fields.pop("earlier_ids", ()))

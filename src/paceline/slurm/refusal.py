@@ -63,6 +63,11 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
 _NOT_THERE = re.compile(r"Unable to contact slurm controller|[Uu]nable to resolve|Could not establish a configuration")
 
 
+def unsure(said: Said) -> bool:
+    """Whether a job may have been queued although sbatch says that it was not, since no answer came in time."""
+    return said.status == UNANSWERED or "timed out" in said.err or "Unable to contact" in said.err
+
+
 def judge(said: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
     """Return why a job was not taken.
 

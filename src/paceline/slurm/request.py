@@ -16,7 +16,9 @@ from paceline.slurm.profile import Profile
 from paceline.slurm.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
-SIGNAL_MARGIN_S = 30  # ranks that are killed when their grace is over still need a moment to be told of
+# Ranks that are killed when their grace is over still need a moment to be told of, and the script then has questions
+# to Slurm before it queues the job again, which a controller may let wait.
+SIGNAL_MARGIN_S = 60
 _HANDED = {option.name for option in HANDED}
 
 
@@ -84,7 +86,7 @@ class Request:
     @property
     def signal_s(self) -> int:
         """How long before its time limit the job is told to stop."""
-        return self.grace_s + SIGNAL_MARGIN_S
+        return self.grace_s + _margin(_limit(self.time_s))
 
     def directives(self) -> list[tuple[str, str | None]]:
         """Return what is asked of Slurm: sbatch's long names, each with its value or None."""
@@ -215,13 +217,24 @@ def _time(text: str) -> tuple[int | None, bool]:
 
 
 def _grace(asked: int | None, time_s: int | None) -> int:
-    limit_s = None if time_s is None else max(60, -(-time_s // 60) * 60)  # Slurm counts minutes
+    limit_s = _limit(time_s)
     if asked is None:
         return DEFAULT_GRACE_S if limit_s is None else min(DEFAULT_GRACE_S, limit_s // 4)
-    if limit_s is not None and asked + SIGNAL_MARGIN_S >= limit_s:
+    least_s = asked + _margin(limit_s)
+    if limit_s is not None and least_s >= limit_s:
         what = f"--grace-s {asked} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
-        raise asking.contradicted(what, f"--time {clock(4 * (asked + SIGNAL_MARGIN_S))}, or a shorter --grace-s")
+        raise asking.contradicted(what, f"--time {clock(4 * least_s)}, or a shorter --grace-s")
     return asked
+
+
+def _limit(time_s: int | None) -> int | None:
+    """Return the time limit that Slurm makes of a time: it counts minutes."""
+    return None if time_s is None else max(60, -(-time_s // 60) * 60)
+
+
+def _margin(limit_s: int | None) -> int:
+    """Return how long before the end of the grace the signal comes; of a short time no more than a quarter."""
+    return SIGNAL_MARGIN_S if limit_s is None else min(SIGNAL_MARGIN_S, limit_s // 4)
 
 
 def _plain_range(text: str) -> str:

@@ -7,6 +7,7 @@ and a fault of its own costs a line and not the job.
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sys
 import time
@@ -18,15 +19,20 @@ from paceline import env
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
 from paceline.launcher import evidence
 from paceline.rundir import RunDir
-from paceline.slurm import commands, lookup, record, told
-from paceline.slurm.jobstate import RUNNING, JobState
+from paceline.slurm import commands, lookup, record, refusal, told
+from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
+from paceline.slurm.quoting import word
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
 from paceline.slurm.told import Tale
 from paceline.world import expand_nodelist
 
-# How many starts in a row may end without a later checkpoint. Another node may break in a row; the end of a run that
-# stopped by itself comes again at the same place.
-_FRUITLESS = {UNFINISHED: 1, NODE_LOST: 2}
+# How often a job is queued again from one and the same place: another node may break, or a start be preempted early,
+# without anything being wrong with the run.
+_FRUITLESS = 2
+_TERMINATED = 128 + signal.SIGTERM
+# Slurm did not hear or did not answer: what it was asked for may be done all the same.
+_UNSURE = re.compile(r"timed out|unable to contact|socket|communication|connection|transmitted|standby", re.IGNORECASE)
+_TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,27 @@ class Decision:
         step: Where it would go on.
         exclude: Nodes that its next start must not have.
         finding: Why it is not queued again although its end would have it so.
+        elsewhere: The run has trained and keeps its checkpoints in a place of its own.
     """
 
     why: str = ""
     step: int = 0
     exclude: tuple[str, ...] = ()
     finding: Finding | None = None
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a job was not put back into the queue.
+
+    Attributes:
+        text: Slurm's words.
+        sure: It is not queued again; without an answer it may be.
+    """
+
+    text: str
+    sure: bool = True
 
 
 def requeue(folder: Path, *, status: int) -> int:
@@ -101,28 +122,35 @@ def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, no
     step = last_step or 0
     if why == NODE_LOST and last_step is None and tale.steps:
         return Decision(finding=_nothing_kept(job))
-    if _goes_round(why, job, tale, last_step):
+    # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
+    elsewhere = status == EXIT_UNFINISHED and last_step is None and tale.steps != 0
+    if not elsewhere and _times_from(job, step) >= _FRUITLESS:
         return Decision(finding=_no_progress(why, job, step))
-    return Decision(why=why, step=step, exclude=_names(lost, nodelist))
+    return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
 
 
 def _why(status: int, job: JobRecord, tale: Tale) -> str:
     if status == EXIT_UNFINISHED:
         return UNFINISHED
     lost = status != EXIT_OK and tale.outcome is not None and tale.outcome.lost
-    return NODE_LOST if lost and job.on_node_loss == "requeue" else ""
+    if lost:
+        return NODE_LOST if job.on_node_loss == "requeue" else ""
+    # preempted while it started: nothing was there to be saved, and what was saved before is. A scancel does not come
+    # here, since it ends this script too.
+    stopped = tale.outcome is None or tale.outcome.stopped
+    return UNFINISHED if status == _TERMINATED and stopped and not tale.steps else ""
 
 
-def _goes_round(why: str, job: JobRecord, tale: Tale, last_step: int | None) -> bool:
-    if why == UNFINISHED and last_step is None:
-        # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
-        return tale.steps == 0 and bool(job.requeues)
-    fruitless = 0
+def _times_from(job: JobRecord, step: int) -> int:
+    """Return how often in a row the job was queued again to go on from a step, or from none."""
+    times = 0
     for each in reversed(job.requeues):
-        if each.step < (last_step or 0):
+        if each.step < step:
             break
-        fruitless += 1
-    return fruitless >= _FRUITLESS[why]
+        times += 1
+        if each.elsewhere:  # the start before it got on, though no step tells of it
+            break
+    return times
 
 
 def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
@@ -141,16 +169,19 @@ def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
 
 
 def _no_progress(why: str, job: JobRecord, step: int) -> Finding:
-    starts = len(job.requeues) + 1
+    fruitless, starts = _times_from(job, step), len(job.requeues) + 1
+    if not step and fruitless == len(job.requeues) and not job.requeues[0].elsewhere:
+        fruitless += 1  # the first start had saved nothing either
+    which = f"the last {fruitless} starts have" if fruitless < starts else f"all {starts} starts have"
     if why == UNFINISHED:
-        cause = "stopped before it had saved anything new"
+        cause = "was stopped"
         fix = "a longer --time, or a larger --grace-s, so that a start gets past a checkpoint; save more often"
     else:
-        cause = "lost a node before it had saved anything new"
+        cause = "lost a node"
         fix = "sinfo -R tells which nodes are down; exclude them: --sbatch --exclude=NODES; save more often"
     return Finding(
         "slurm-job-ended",
-        f"the run {cause}, and the start before did too: the job is not queued again, it would go round for ever",
+        f"the run {cause}, and {which} saved nothing new: the job is not queued again, it would go round for ever",
         where=f"job {job.job_id}",
         evidence=(f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),),
         fix=fix,
@@ -171,33 +202,62 @@ def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobS
     if now is not None and now.state != RUNNING:
         return  # somebody cancels it, or has queued it again himself
     exclude = _possible(run_dir, decision.exclude, now)
-    entry = Requeue(decision.step, time.time_ns(), decision.why)
+    entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     written = replace(job, requeues=(*job.requeues, entry))
     record.write(run_dir, written)  # now, since this script is ended within moments of what comes
     allowed = now is None or now.requeue is not False
-    refused = _put_back(job.job_id, decision, exclude) if allowed else "--no-requeue"
-    if not refused:
+    refused = _put_back(job, decision, exclude) if allowed else _Refusal("--no-requeue")
+    if refused is None:
         return
+    if not refused.sure:  # a second job beside a first that was queued after all would write the same checkpoints
+        record.write(run_dir, job)
+        again = f"squeue --me tells whether it is; if not: sbatch {word(str(run_dir.job_script.absolute()))}"
+        _say(f"Slurm does not tell whether job {job.job_id} is queued again ({refused.text}); {again}")
+        return
+    cannot = f"job {job.job_id} cannot be queued again ({refused.text})"
     said = _submit(run_dir, exclude)
     number, _, cluster = said.out.strip().partition(";")
     if said.status != 0 or not number.isdigit():
         record.write(run_dir, job)
-        _say(f"job {job.job_id} cannot be queued again ({refused}), nor submitted again: {_first_line(said)}")
+        maybe = "; squeue --me tells whether it was all the same" if refusal.unsure(said) else ""
+        _say(f"{cannot}, nor submitted again: {_first_line(said)}{maybe}")
         return
     record.write(run_dir, written.resubmitted(number, cluster))
-    _say(f"job {job.job_id} cannot be queued again ({refused}): submitted as job {number}{_words(decision, exclude)}")
+    _say(f"{cannot}: submitted as job {number}{_words(decision, exclude)}")
 
 
-def _put_back(job_id: str, decision: Decision, exclude: Sequence[str]) -> str:
-    """Put the job back into the queue; returns why not, empty if it was."""
+def _put_back(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Refusal | None:
+    """Put the job back into the queue; returns why not, None if it was."""
     with _deaf():
-        said = commands.tell("scontrol", "requeue", job_id)
-        if said.status != 0:
-            return _first_line(said)
+        refused = _try_to_put_back(job)
+        if refused is not None:
+            return refused
         if exclude:  # can only be said of a job that waits
-            commands.tell("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(exclude)}")
-        _say(f"job {job_id} is queued again{_words(decision, exclude)}")
-    return ""
+            commands.tell("scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}")
+        _say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
+    return None
+
+
+def _try_to_put_back(job: JobRecord) -> _Refusal | None:
+    refused = None
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S)
+        said = commands.tell("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
+        if said.status == 0:
+            return None
+        refused = _Refusal(_first_line(said), sure=said.status != commands.UNANSWERED and not _UNSURE.search(said.err))
+        if refused.sure and not number:
+            break
+        # a question that got no answer may have been heard; asked again, Slurm refuses what it has done already
+        state = lookup.state(job).state
+        if state is not None and (state.waits or state.state == COMPLETING):  # until this script has ended
+            return None
+        running = state is not None and state.state == RUNNING
+        refused = replace(refused, sure=refused.sure and running)
+        if refused.sure or (state is not None and not running):
+            break
+    return refused
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,8 +18,9 @@ from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launcher import script
 from paceline.rundir import RunDir, new_run_id, write_whole
-from paceline.slurm import batch, commands, limits, profile, profile_files, record, refusal, request
+from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request
 from paceline.slurm.batch import Place
+from paceline.slurm.profile import Profile
 from paceline.slurm.quoting import CONTROL, word
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import Request
@@ -42,6 +44,9 @@ _OVERRULE = {
 }
 
 
+_TO_START_S = 120  # a minute that the signal may come early, and one to start
+
+
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
     """Carry out ``paceline submit``.
 
@@ -57,7 +62,9 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
         PacelineError: The job cannot be submitted.
     """
     _require_folder()
-    site = profile_files.load(typed["profile"]) if typed.get("profile") else profile.Profile()
+    site = profile_files.load(typed["profile"]) if typed.get("profile") else Profile()
+    if "time" not in typed and "time" not in site.slurm:
+        site = _with_time(site)
     asked = request.parse(name, arguments, typed=typed, profile=site)
     _require_script(asked)
     place = _place(asked)
@@ -67,6 +74,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
         return EXIT_OK
     _require_sbatch()
     _require_possible(asked)
+    _warn_of_early_signal(asked)
     told = _submit(asked, place, text)
     _say(told, place, as_json=bool(typed.get("json")))
     if typed.get("follow"):
@@ -74,6 +82,19 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
 
         return follow.follow(RunDir(Path(place.run_dir)))
     return EXIT_OK
+
+
+def _with_time(site: Profile) -> Profile:
+    """Return a profile with the time limit of the shell's own variable, which the grace and the script depend on."""
+    given = env.read(env.SBATCH_TIME)
+    if not given:
+        return site
+    try:
+        asking.check({"time": given})
+    except UsageError as error:
+        fix = f"unset {env.SBATCH_TIME}, or give --time"
+        raise UsageError(replace(error.finding, where=env.SBATCH_TIME, fix=fix)) from None
+    return replace(site, slurm={**site.slurm, "time": given})
 
 
 def _require_folder() -> None:
@@ -166,11 +187,20 @@ def _require_possible(asked: Request) -> None:
         return  # what answers here is another one
     from paceline.slurm import survey  # its threads are not for a dry run
 
-    found = limits.judge(meant, survey.gather(account=bool(meant.account)))
-    for finding in found[1:] if found and found[0].severity == "error" else found:
-        print(finding.render(), file=sys.stderr)
-    if found and found[0].severity == "error":
-        raise UsageError(found[0])
+    told = survey.gather(account=bool(meant.account))
+    found = limits.judge(meant, told)
+    fatal = next((finding for finding in found if finding.severity == "error"), None)
+    # a site's own plugin may change what is asked for so that it can be had
+    if fatal is not None and (trial := survey.trial(asked, environ=_environ(asked))).status == 0:
+        named = re.search(r" in partition (\S+)", trial.err)
+        waits = limits.waits_for_ever(meant, told, partition=named[1] if named else "")
+        fatal = waits[0] if waits else None
+        found = [*waits, *(replace(each, severity="warning") for each in found if each not in waits)]
+    for finding in found:
+        if finding is not fatal:
+            print(finding.render(), file=sys.stderr)
+    if fatal is not None:
+        raise UsageError(fatal)
 
 
 def _submit(asked: Request, place: Place, text: str) -> JobRecord:
@@ -179,6 +209,7 @@ def _submit(asked: Request, place: Place, text: str) -> JobRecord:
     _require_ended(before, place)
     new = not run.root.exists()
     try:
+        old = run.job_script.read_bytes() if run.job_script.exists() else None
         run.create()
         write_whole(run.job_script, text)
     except OSError as error:
@@ -188,9 +219,7 @@ def _submit(asked: Request, place: Place, text: str) -> JobRecord:
     said = commands.tell("sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(asked))
     match = re.search(r"^(\d+)(?:;(\S+))?\s*$", said.out, re.MULTILINE)
     if said.status or not match:
-        if new:
-            shutil.rmtree(run.root, ignore_errors=True)
-        raise SetupError(refusal.judge(said, known_options=refusal.sbatch_options))
+        raise SetupError(_not_taken(said, run, new=new, old=old))
     warned = said.err.strip()
     if warned:
         print(warned, file=sys.stderr)
@@ -208,19 +237,55 @@ def _submit(asked: Request, place: Place, text: str) -> JobRecord:
     return told
 
 
+def _not_taken(said: commands.Said, run: RunDir, *, new: bool, old: bytes | None) -> Finding:
+    """Return why there is no job, and leave the run folder as it was: but if the job may have been queued after all."""
+    finding = refusal.judge(said, known_options=refusal.sbatch_options)
+    if refusal.unsure(said):
+        kept = f"the run folder {run.root} is kept, since the job may have been queued all the same"
+        return replace(finding, where=str(run.root), why=kept, fix="squeue --me   (before it is submitted again)")
+    if new:
+        shutil.rmtree(run.root, ignore_errors=True)
+    elif old is not None:  # that of the job before, which is submitted again with it
+        with contextlib.suppress(OSError):
+            run.job_script.write_bytes(old)
+    return finding
+
+
+def _warn_of_early_signal(asked: Request) -> None:
+    """Say that a job may be told to stop before it has done anything: Slurm sends its signals up to a minute early."""
+    if asked.time_s and asked.time_s - asked.signal_s < _TO_START_S:
+        finding = Finding(
+            "grace-too-short",
+            f"with --time {request.clock(asked.time_s)} the job may be told to stop as soon as it starts",
+            where=f"--signal=TERM@{asked.signal_s}",
+            why="Slurm sends the signal up to a minute before the time that it is given (sbatch(1), --signal)",
+            fix=f"--time {request.clock(4 * _TO_START_S)}, or more",
+            severity="warning",
+        )
+        print(finding.render(), file=sys.stderr)
+
+
 def _require_ended(before: JobRecord | None, place: Place) -> None:
     """Refuse a run folder whose job is still there: two jobs would write the same checkpoints."""
     if before is None:
         return
-    state = commands.ask("squeue", "--noheader", f"--jobs={before.job_id}", "--format=%T")
-    if state and state.strip():
+    answer = lookup.state(before)
+    if not answer.heard:
+        print(
+            f"paceline: squeue does not tell whether job {before.job_id} of {place.run_dir} has ended; "
+            "if it has not, two jobs write the same checkpoints",
+            file=sys.stderr,
+        )
+    if answer.state is not None and not answer.state.ended:
+        on = f" -M {word(before.cluster)}" if before.cluster else ""
+        state = answer.state.state.lower()
         raise UsageError(
             Finding(
                 "option-contradicted",
-                f"the run folder {place.run_dir} is that of job {before.job_id}, which is {state.split()[0].lower()}",
+                f"the run folder {place.run_dir} is that of job {before.job_id}, which is {state}",
                 where="--run-dir",
                 why="two jobs would write the same checkpoints",
-                fix=f"paceline follow {word(place.run_dir)}, or: scancel {before.job_id}",
+                fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {before.job_id}",
             )
         )
 

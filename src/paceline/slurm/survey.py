@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from paceline.slurm import cluster, commands
 from paceline.slurm.cluster import Cluster
+from paceline.slurm.request import Request
 
 # A user without an association may still use a cluster that does not enforce them: then there is no line.
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account,partition")
+_TRIAL_S = 10.0
 
 
 def gather(*, account: bool) -> Cluster:
@@ -23,6 +26,12 @@ def gather(*, account: bool) -> Cluster:
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = list(pool.map(lambda words: commands.ask(*words), asked))
     return cluster.read(*answers)
+
+
+def trial(asked: Request, *, environ: Mapping[str, str]) -> commands.Said:
+    """Return what sbatch says of a request without queueing it: only it knows QOS, features and what a site changes."""
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in asked.directives()]
+    return commands.tell("sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ)
 
 
 def _user() -> str:

@@ -15,8 +15,8 @@
 #SBATCH --constraint="a100|h100"
 #SBATCH --exclusive
 #SBATCH --qos=long
-# sent to the steps 330 s before the time limit: the run saves and ends by itself
-#SBATCH --signal=TERM@330
+# sent to the steps 360 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@360
 # by Slurm itself never, so that the loss of a node ends the job: what is unfinished is submitted anew
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
@@ -24,9 +24,9 @@
 #SBATCH --output=/home/ada/digits/runs/20261121-140300-json-3f2a/slurm.out
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/runs/20261121-140300-json-3f2a) || exit
 status=0
-srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
+srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 300 \
     --run-dir /home/ada/digits/runs/20261121-140300-json-3f2a \
     --nproc-per-node 4 --module --hang-timeout 600 --check-finite \

@@ -13,15 +13,15 @@
 #SBATCH --mem=64G
 #SBATCH --time=1-00:00:00
 #SBATCH --partition=gpu
-# sent to the steps 150 s before the time limit: the run saves and ends by itself
-#SBATCH --signal=TERM@150
+# sent to the steps 180 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@180
 # after preemption, the time limit or the loss of a node the job is queued again, and goes on
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
 #SBATCH --output=/home/ada/digits/runs/20261121-140300-train-3f2a/slurm.out
 
-module load cuda/12.4
+module load cuda/12.4 || exit
 ulimit -c 0
 # The GPUs sit on different sockets. Between sockets some machines corrupt or stall direct copies from GPU to GPU (GPU011,
 # p2p-hang); through host memory they are slower and arrive. Not for GPUs that NVLink joins: there it costs most of the
@@ -29,9 +29,9 @@ ulimit -c 0
 export NCCL_P2P_DISABLE=1
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a) || exit
 status=0
-srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=16 \
+srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=16 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
     --hang-timeout 300 \

@@ -12,8 +12,8 @@
 #SBATCH --mem=64G
 #SBATCH --time=04:00:00
 #SBATCH --partition=gpu
-# sent to the steps 150 s before the time limit: the run saves and ends by itself
-#SBATCH --signal=TERM@150
+# sent to the steps 180 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@180
 # after preemption, the time limit or the loss of a node the job is queued again, and goes on
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -21,9 +21,9 @@
 #SBATCH --output=/home/ada/digits/runs/20261121-140300-train-3f2a/slurm.out
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a) || exit
 status=0
-srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
+srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a \
     train.py 'two words' 'it'"'"'s' 'the "best"' 'größe' '$(touch escaped)' '`touch escaped`' 'a;touch escaped;b' \

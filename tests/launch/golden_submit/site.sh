@@ -17,15 +17,15 @@
 #SBATCH --exclusive
 #SBATCH --constraint="a100 & nvme"
 #SBATCH --container-image="x y"
-# sent to the steps 150 s before the time limit: the run saves and ends by itself
-#SBATCH --signal=TERM@150
+# sent to the steps 180 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@180
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
 #SBATCH --output="/home/ada/digits/all runs of ada/20261121-140300-train-3f2a/slurm.out"
 
-module load cuda/12.4
-module load 'a $(touch x)'
+module load cuda/12.4 || exit
+module load 'a $(touch x)' || exit
 source /opt/site.sh
 echo $HOSTNAME
 export PLAIN=1
@@ -34,15 +34,14 @@ export PLAIN=1
 # last line
 export NASTY=$'$(touch x) \'a\' "b"\n`c`'
 # on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there
-srun --ntasks-per-node=1 mkdir -p -- /scratch/ada/"${SLURM_JOB_ID}"'/x y' || exit
+srun --export=ALL --ntasks-per-node=1 mkdir -p -- /scratch/ada/"${SLURM_JOB_ID}"'/x y' || exit
 export TMPDIR=/scratch/ada/"${SLURM_JOB_ID}"'/x y'
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint) || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a') || exit
 status=0
-srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
-    apptainer exec --nv --bind /home/ada/digits/data:/data \
-    'image of ada.sif' paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
+srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
+    apptainer exec --nv --bind /home/ada/digits/data:/data 'image of ada.sif' paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
     --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a' \
     --hang-timeout 600 --check-finite \
     train.py --epochs 3 || status=$?
