@@ -92,7 +92,10 @@ def test_a_percent_sign_in_the_output_is_doubled():
 def test_a_prefix_stands_before_the_run_alone():
     text = script(profile=Profile(name="x", prefix=("apptainer", "exec", "my image.sif")))
     assert "apptainer exec 'my image.sif' paceline run " in text
-    assert "$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/runs/1)" in text and "\n/opt/venv/bin/paceline requeue " in text
+    assert (
+        "$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/runs/1)" in text
+        and "\n/opt/venv/bin/paceline requeue " in text
+    )
 
 
 def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
