@@ -19,11 +19,12 @@ PARALLEL := -n 3 --dist loadfile
 ALONE := -n 1
 
 test: .make-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces and not slurm"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces and not slurm and not alone"
 
 test-all: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces) and not slurm" --ignore=tests/faults
+	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces) and not slurm and not alone" --ignore=tests/faults
+	$(BIN)/python -m pytest $(ALONE) -m alone
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm
 

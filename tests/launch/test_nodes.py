@@ -57,6 +57,7 @@ def test_nodes_of_different_sizes_train_together(command, kind):
     assert len(list((command.folder / ended[0].run_dir / "logs").glob("rank-*.out"))) == 3
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["static", "c10d"])
 def test_every_node_ends_with_the_same_block_and_within_two_seconds(command, kind):
     command.script(
@@ -81,7 +82,8 @@ def test_every_node_ends_with_the_same_block_and_within_two_seconds(command, kin
     records = (command.folder / ended[0].run_dir / "events.jsonl").read_text().splitlines()
     ends = next(event for event in map(json.loads, records) if event["kind"] == "end")["ends"]
     assert len(ends) == 3
-    assert all(end["time_ns"] / 1e9 - failed_at < 2 for end in ends)
+    took = [end["time_ns"] / 1e9 - failed_at for end in ends]
+    assert max(took) < 2, took
 
 
 def test_a_victims_node_does_not_call_its_own_rank_the_cause(command):

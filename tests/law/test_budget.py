@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,4 +43,10 @@ def processor_s(*command):
 )
 def test_what_needs_no_run_answers_at_once(words):
     command = [sys.executable, "-m", "paceline", *words]
-    assert any(processor_s(*command) <= ANSWER_S for _ in range(5))
+    took = []
+    for _ in range(8):  # what runs on the same core beside it makes a command need more of the processor too
+        took.append(processor_s(*command))
+        if took[-1] <= ANSWER_S:
+            return
+        time.sleep(1.0)
+    raise AssertionError(f"{took} s")
