@@ -86,21 +86,31 @@ class Command:
 
     def survivors(self, within_s: float = 0.0) -> list[str]:
         """Processes that still carry this test's mark after ``within_s``, as text."""
-        deadline = time.monotonic() + within_s
-        while True:
-            found = marked(self.mark)
-            if not found or time.monotonic() > deadline:
-                return [f"{pid} {line}" for pid, line in found.items()]
-            time.sleep(0.05)
+        return survivors(self.mark, within_s)
 
     def wait_for(self, path: Path, timeout: float = 30) -> str:
         """Wait until a rank has written a file whole (it ends with a line feed)."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if path.exists() and path.read_text().endswith("\n"):
-                return path.read_text()
-            time.sleep(0.02)
-        raise AssertionError(f"{path} was not written within {timeout} s")
+        return wait_for(path, timeout)
+
+
+def survivors(mark: str, within_s: float = 0.0) -> list[str]:
+    """Processes that still carry a mark after ``within_s``, as text."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = marked(mark)
+        if not found or time.monotonic() > deadline:
+            return [f"{pid} {line}" for pid, line in found.items()]
+        time.sleep(0.05)
+
+
+def wait_for(path: Path, timeout: float = 30) -> str:
+    """Wait until a file was written whole (it ends with a line feed), and return its text."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written within {timeout} s")
 
 
 def free_port() -> int:

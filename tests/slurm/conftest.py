@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from slurm.cluster import Cluster, NoCluster, start, stop
-from starting import BIN, Ended, Running, marked
+from starting import BIN, Ended, Running, survivors, wait_for
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "PREEMPTED")
 
@@ -109,21 +109,11 @@ class Site:
 
     def wait_for(self, path: Path, timeout: float = 30) -> str:
         """Wait until a rank has written a file whole (it ends with a line feed)."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if path.exists() and path.read_text().endswith("\n"):
-                return path.read_text()
-            time.sleep(0.02)
-        raise AssertionError(f"{path} was not written within {timeout} s")
+        return wait_for(path, timeout)
 
     def survivors(self, within_s: float = 0.0) -> list[str]:
         """Processes that carry this test's mark after ``within_s``, as text."""
-        deadline = time.monotonic() + within_s
-        while True:
-            found = marked(self.mark)
-            if not found or time.monotonic() > deadline:
-                return [f"{pid} {line}" for pid, line in found.items()]
-            time.sleep(0.05)
+        return survivors(self.mark, within_s)
 
     def close(self) -> list[str]:
         """End what the test has started; return what it should have ended by itself."""

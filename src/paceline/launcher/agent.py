@@ -124,7 +124,7 @@ class Agent(LocalElasticAgent):
         )
         for finding in found.warnings:
             self._machinery.notice(finding)
-        if found.line and not (self._machinery.options.placed.one_voice and self.node_rank > 0):
+        if found.line and not self._machinery.options.placed.left_to_head(self.node_rank):
             self._machinery.console.say(found.line)
         self._machinery.base_env = {**self._machinery.base_env, **found.env}
         if found.master and host.is_loopback(self._master[0]):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
 from paceline.launcher.options import Options
+from paceline.launcher.slurm import srun
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,7 @@ def plan(
         return Again(line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True)
     line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
     if options.placed.one_voice:  # one line for all nodes, each of which finds its own rank
-        tasks = f"srun --nodes={options.max_nodes} --ntasks={options.max_nodes} --ntasks-per-node=1"
-        return Again(line=f"{tasks} {line}", slurm=True, step=True)
+        return Again(line=srun(options.max_nodes, words=line), slurm=True, step=True)
     return Again(
         line=line,
         shell=not function,
@@ -110,7 +110,8 @@ def after_stop(last: Checkpoint | None, again: Again) -> list[str]:
         loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
     elif again.shell and not again.slurm:
         loop = _loop(again.line, f"[ $? -eq {EXIT_UNFINISHED} ] || break")
-    return [kept, *_lines("resume", again, loop)]
+    label = "the job script queues it again; if it does not" if again.submitted else "resume"
+    return [kept, *_lines(label, again, loop)]
 
 
 def after_failure(last: Checkpoint | None, again: Again) -> list[str]:
@@ -137,8 +138,6 @@ def _loop(line: str, between: str) -> str:
 def _lines(label: str, again: Again, loop: str) -> list[str]:
     if not again.line:
         return []
-    if again.submitted and label == "resume":
-        label = "the job script queues it again; if it does not"
     if again.nodes > 1:
         label += f", on all {again.nodes} nodes" + (", each with its own --node-rank" if again.numbered else "")
     return [f"{label}: {again.line}", *([f"by itself: {loop}"] if loop else [])]

@@ -59,6 +59,10 @@ class Placed:
     num_gpus: int = 0
     one_voice: bool = False
 
+    def left_to_head(self, node_rank: int) -> bool:
+        """Whether a node keeps to itself what the head says for all."""
+        return self.one_voice and node_rank > 0
+
 
 def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
     """Return the step that this process was started by as a task; None where there is none, or only a terminal in it.
@@ -142,7 +146,7 @@ def place(
     _compare(step, given)
     return Placed(
         values=_values(step, environ, given, address_of),
-        said=f"Slurm step {job}.{step.number}: {_names(environ)}, head {step.nodes[0]}",
+        said=f"Slurm step {job}.{step.number}: {environ[env.STEP_NODELIST]}, head {step.nodes[0]}",
         num_gpus=len(step.gpus),
         one_voice=True,
     )
@@ -161,10 +165,6 @@ def _values(
     if dynamic:
         return {**values, "rdzv_endpoint": f"[{head}]:{port}" if ":" in head else f"{head}:{port}"}
     return {**values, "master_addr": head, "master_port": port}
-
-
-def _names(environ: Mapping[str, str]) -> str:
-    return environ[env.STEP_NODELIST]
 
 
 def _each_task_is_a_node(step: Step, given: Mapping[str, object]) -> bool:
@@ -201,19 +201,17 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
     where = f"Slurm step {step.job}.{step.number} on {len(step.nodes)} nodes"
     nnodes = str(given.get("nnodes") or "")
     low, colon, high = nnodes.partition(":")
-    if low.isdigit() and (not colon or high.isdigit()):
-        if int(low) <= len(step.nodes) <= int(high or low):
-            pass
-        else:
-            raise _once(
-                step,
-                Finding(
-                    "torchrun-nnodes-mismatch",
-                    f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
-                    where=where,
-                    fix=f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's: --no-slurm",
-                ),
-            )
+    is_range = low.isdigit() and (not colon or high.isdigit())  # what is none, the parser refuses
+    if is_range and not int(low) <= len(step.nodes) <= int(high or low):
+        raise _once(
+            step,
+            Finding(
+                "torchrun-nnodes-mismatch",
+                f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
+                where=where,
+                fix=f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's: --no-slurm",
+            ),
+        )
     rank = str(given.get("node_rank") or "")
     if rank.isdigit() and int(rank) != step.node_rank:
         raise UsageError(
@@ -239,9 +237,8 @@ def _without_step(
     if given.get("standalone") or asked == "1":
         return Placed(said=f"Slurm job {job} has {num_nodes} nodes, one is used")
     if str(given.get("node_rank") or "0") != "0":
-        return Placed(
-            said=f"Slurm job {job} seen, not used (--node-rank)"
-        )  # started on a node by other means than srun
+        # brought to this node by other means than srun
+        return Placed(said=f"Slurm job {job} seen, not used (--node-rank)")
     line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program))
     raise UsageError(
         Finding(

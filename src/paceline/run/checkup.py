@@ -55,7 +55,7 @@ def run(options: Options, conduct: Conduct) -> int:
         handed_over.seek(0)
         nodes = json.load(handed_over)
     findings = join(nodes)
-    if options.placed.one_voice and options.node_rank > 0:
+    if options.placed.left_to_head(options.node_rank):
         return status_of(findings)  # the head says it, into the same output
     if options.json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings], "nodes": nodes}, indent=1))

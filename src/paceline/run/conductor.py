@@ -148,7 +148,7 @@ class Conductor:
         """Begin the orderly end on all nodes; returns until when the agent must have noticed."""
         self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
         agent = self._node.agent
-        quiet = self._options.placed.one_voice and agent is not None and agent.node_rank > 0  # the head got it too
+        quiet = agent is not None and self._options.placed.left_to_head(agent.node_rank)  # the head got it too
         if agent is not None and agent.group is not None and not quiet:
             by = f"{name} from {sender}" if sender else name
             again = "SIGINT" if not sender or name in NOTICES else "once more"
@@ -198,7 +198,7 @@ class Conductor:
             patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
             found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store, give_up=self._hears_insistence)
             lost = board.remote.lost
-            self._told_by_head = self._options.placed.one_voice and agent.node_rank > 0 and 0 in found
+            self._told_by_head = self._options.placed.left_to_head(agent.node_rank) and 0 in found
         told = [found[node] for node in sorted(found)]
         kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
         return replace(

@@ -175,7 +175,7 @@ class Node:
             verdict = outcome.judge(ends, lost=names_of(lost, {}, agent), hang=hang)
             told = verdict.causes or verdict.lost or hang
             what = verdict.finding.what if told else "a rank on another node failed"
-            if not (self._options.placed.one_voice and agent.node_rank > 0):
+            if not self._options.placed.left_to_head(agent.node_rank):
                 self._console.say(f"{what}; ranks were started again ({restarts} of {self._options.max_restarts})")
             self.event("restart", attempt=group.number, why=verdict.finding.to_json())
         self.event(
