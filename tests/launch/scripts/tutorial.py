@@ -77,6 +77,7 @@ class LitMLP(L.LightningModule):
 
 
 if __name__ == "__main__":
+    torch.manual_seed(42)
     dm = DigitsDataModule()
     model = LitMLP(hidden_size=96)
     trainer = L.Trainer(
