@@ -49,12 +49,14 @@ class Group:
         world_size: Number of ranks.
         accumulate: Batches of a group where no loader tells.
         total: Returns the sum of a weight over all ranks; a collective.
+        is_reduced: Whether gradients are those of all ranks before the group is complete.
         num_batches: Backwards since the last step.
     """
 
     world_size: int
     accumulate: int
     total: Callable[[float], float]
+    is_reduced: bool = False
     num_batches: int = 0
     _own: float = 0.0  # weights of this rank so far
     _known: float | None = 0.0  # of all ranks, as long as loaders tell
@@ -109,12 +111,18 @@ class Group:
         self._own += own
         if not ends_group:
             # Divided by something of the right size for now, so that float16 does not overflow.
-            self._unit = self._unit or own or 1.0
+            self._unit = self._unit or self._size(own, rows, weight) or 1.0
             return Part(own * self.world_size / self._unit, ends_group=False)
         total = self.total(self._own) if self._known is None else self._known
         if not total:
             return Part(0.0, True, 0.0 if self._unit else 1.0)
         return Part(own * self.world_size / total, True, self._unit / total if self._unit else 1.0)
+
+    def _size(self, own: float, rows: Rows | None, weight: float | None) -> float:
+        """Return how much a group's first batch counts, which all ranks agree on where their gradients are one."""
+        if weight is None:
+            return own if rows is None else rows.of_batch
+        return self.total(own) if self.is_reduced else own
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:

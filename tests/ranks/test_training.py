@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
@@ -111,9 +112,9 @@ def test_all_ranks_skip_what_overflows_on_one(ranks, tmp_path, strategy):
 # Weights of the user's own
 
 
-def train_tokens(accumulate):
+def train_tokens(accumulate, strategy="ddp"):
     """Each row counts with its own number of tokens, which no loader knows."""
-    session = Session(precision="64-true", accumulate=accumulate)
+    session = Session(precision="64-true", accumulate=accumulate, strategy=strategy)
     model = net()
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
     losses = []
@@ -121,7 +122,8 @@ def train_tokens(accumulate):
         tokens = (index % 4 + 1).double()
         loss = ((model(x) - y).square().flatten() * tokens).sum() / tokens.sum().clamp(min=1)
         if session.backward(loss, weight=tokens.sum()):
-            losses.append([each.grad.tolist() for each in session.unwrap(model).parameters()])
+            grads = [each.grad for each in session.unwrap(model).parameters()]
+            losses.append([(each.full_tensor() if isinstance(each, DTensor) else each).tolist() for each in grads])
             optimizer.step()
             optimizer.zero_grad()
     return losses
@@ -145,10 +147,10 @@ def tokens_by_hand(accumulate):
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_weight_overrides_the_rows(ranks, accumulate, world_size):
+@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 1), ("ddp", 3), ("fsdp", 3), (DDP(static_graph=True), 3)])
+def test_a_weight_overrides_the_rows(ranks, accumulate, strategy, world_size):
     (expected,) = ranks.run(tokens_by_hand, accumulate, world_size=1)
-    for found in ranks.run(train_tokens, accumulate, world_size=world_size):
+    for found in ranks.run(train_tokens, accumulate, strategy, world_size=world_size):
         assert len(found) == len(expected)
         for step, theirs in zip(found, expected, strict=True):
             for ours, by_hand in zip(step, theirs, strict=True):
@@ -158,9 +160,9 @@ def test_a_weight_overrides_the_rows(ranks, accumulate, world_size):
 # Groups of accumulated batches
 
 
-def train_in_groups(hook, disturbed):
+def train_in_groups(hook, disturbed, static_graph=False):
     """Return what all-reduces there were up to each batch, and the weights."""
-    session = Session(precision="64-true", accumulate=3, strategy=DDP(comm_hook=hook))
+    session = Session(precision="64-true", accumulate=3, strategy=DDP(comm_hook=hook, static_graph=static_graph))
     model = net()
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
     reduced, original = [], dist.all_reduce
@@ -192,6 +194,15 @@ def train_in_groups(hook, disturbed):
 def test_ranks_talk_at_the_end_of_a_group_only(ranks):
     results = ranks.run(train_in_groups, "fp16", False, world_size=2)
     assert [each[0] for each in results] == [[0, 0, 1, 0, 1] * 2] * 2
+
+
+def test_a_static_graph_is_learnt_in_the_first_group(ranks):
+    expected = ranks.run(train_in_groups, "fp16", False, world_size=2)
+    found = ranks.run(train_in_groups, "fp16", False, True, world_size=2)
+    assert [each[0] for each in found] == [[1, 1, 1, 0, 1, 0, 0, 1, 0, 1]] * 2
+    assert found[0][1] == found[1][1]
+    for name, values in expected[0][1].items():
+        assert torch.tensor(found[0][1][name]).sub(torch.tensor(values)).abs().max() < 1e-3  # float16 on the way
 
 
 def leave_a_group(how):
@@ -494,8 +505,8 @@ class Own(IterableDataset):
         return iter(torch.full((3 * self.batches, 1), float(self.rank)))
 
 
-def read_whole(length, batch_size, accumulate, last, workers):
-    session = Session(precision="64-true", accumulate=accumulate, seed=0)
+def read_whole(length, batch_size, accumulate, last, workers, strategy="ddp"):
+    session = Session(precision="64-true", accumulate=accumulate, seed=0, strategy=strategy)
     model = nn.Linear(1, 1)
     nn.init.constant_(model.weight, 0.5)
     nn.init.constant_(model.bias, 0.0)
@@ -508,16 +519,21 @@ def read_whole(length, batch_size, accumulate, last, workers):
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
-    return seen, steps, session.unwrap(model).weight.item()
+    (weight, *_) = session.unwrap(model).parameters()
+    return seen, steps, (weight.full_tensor() if isinstance(weight, DTensor) else weight).item()
 
 
-@pytest.mark.parametrize(("accumulate", "last", "workers"), [(1, "exact", 0), (3, "exact", 0), (2, "drop", 2)])
-def test_a_whole_stream_gives_the_batches_of_one_rank(ranks, accumulate, last, workers):
+@pytest.mark.parametrize(
+    ("accumulate", "last", "workers", "strategy"),
+    [(1, "exact", 0, "ddp"), (3, "exact", 0, "ddp"), (2, "drop", 2, "ddp"), (3, "exact", 0, "fsdp")],
+)
+def test_a_whole_stream_gives_the_batches_of_one_rank(ranks, accumulate, last, workers, strategy):
     ((expected, steps, weight),) = ranks.run(read_whole, 23, 4, accumulate, last, 0, world_size=1)
     assert list(itertools.chain(*expected)) == list(range(23 if last == "exact" else 20))
     assert steps == -(-len(expected) // accumulate)
     for world_size in (2, 4):
-        for found, theirs, other in ranks.run(read_whole, 23, 4, accumulate, last, workers, world_size=world_size):
+        results = ranks.run(read_whole, 23, 4, accumulate, last, workers, strategy, world_size=world_size)
+        for found, theirs, other in results:
             assert (found, theirs) == (expected, steps)
             assert other == pytest.approx(weight, abs=1e-12)
 

@@ -65,11 +65,17 @@ class Gradients:
         self._world_size, self._device = world.world_size, device
         self._precision, self._strategy, self._accumulate = chosen, way, accumulate
         self._tally, self._say = tally, say
-        self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
+        self._group = Group(
+            world.world_size,
+            accumulate,
+            total=lambda own: float(runtime.sum_over_ranks(own)),
+            is_reduced=not isinstance(way, strategy.DDP) or way.static_graph,
+        )
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
         self._frozen: dict[nn.Parameter, str] = {}  # parameters that DDP leaves out, by name
         self._armed = Armed()
+        self._unlearned: set[DistributedDataParallel] = set()  # static graphs that DDP has not seen yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # what became of parameters, with fsdp
 
     def setup(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
@@ -111,6 +117,8 @@ class Gradients:
         # of rows stays out of it.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
         if part.ends_group:
+            if self._unlearned:
+                self._unlearned -= self._armed.ran()
             with self._armed.fired():
                 loss.backward(gradient)
         else:
@@ -167,10 +175,12 @@ class Gradients:
         """Say whether the next forward and backward reduce gradients.
 
         Shards are reduced in every backward: between two of them fsdp would keep whole gradients, which is the memory
-        that it is there to save, and where nobody can scale or drop them.
+        that it is there to save, and where nobody can scale or drop them. DDP learns a static graph in the first
+        backward that it reduces, and stops at an assertion of its own where one went before that it did not reduce;
+        a mean of gradients that are one already changes nothing.
         """
         for each in self._armed.models:
-            each.require_backward_grad_sync = ends_group
+            each.require_backward_grad_sync = ends_group or each in self._unlearned
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         self._tell_limit(model)
@@ -184,7 +194,8 @@ class Gradients:
             self._armed.watch(replica)
             if self._accumulate > 1:
                 self._tally.on_sync = self._sync
-                replica.require_backward_grad_sync = False
+                replica.require_backward_grad_sync = self._strategy.static_graph
+                self._unlearned |= {replica} if self._strategy.static_graph else set()
             self._frozen |= {each: name for name, each in model.named_parameters() if not each.requires_grad}
         self._buffered += [each for each in model.modules() if any(True for _ in each.buffers(recurse=False))]
         return ready
@@ -252,6 +263,10 @@ class Armed:
     def note(self, number: int) -> None:
         """Take down that a model has run."""
         self._ready[number] = None
+
+    def ran(self) -> set[DistributedDataParallel]:
+        """Return those that have run."""
+        return {self.models[number] for number in self._ready}
 
     @contextmanager
     def fired(self) -> Iterator[None]:
