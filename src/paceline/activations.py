@@ -8,6 +8,7 @@ from collections import Counter
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from paceline.blocks import blocks_of
 from paceline.errors import Finding, UsageError
 
 
@@ -18,19 +19,20 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
 
     Args:
         model: The user's own module.
-        layers: Their classes; None: the entries of every ``ModuleList``.
+        layers: Their classes; None: the outermost entries of every ``ModuleList``.
 
     Raises:
         UsageError: There is none.
     """
     if layers is None:
-        chosen = [each for lists in model.modules() if isinstance(lists, nn.ModuleList) for each in lists]
+        chosen = blocks_of(model)
     else:
         chosen = [each for each in model.modules() if isinstance(each, layers) and each is not model]
     if not chosen:
         raise _none_found(model, layers)
     for each in chosen:
-        each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
+        if getattr(each.forward, "func", None) is not checkpoint:  # asked for before
+            each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
     return len(chosen)
 
 

@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last, so th
 
 # kind -> the fields beside version, time_ns, node and kind
 EVENTS: Mapping[str, frozenset[str]] = {
-    "start": frozenset({"attempt", "ranks", "pids", "world_size"}),
+    "start": frozenset({"attempt", "ranks", "pids", "world_size", "host", "launcher"}),
     "end": frozenset({"attempt", "ends"}),
     "restart": frozenset({"attempt", "why"}),
     "outcome": frozenset({"exit_status", "findings", "summary"}),

@@ -26,6 +26,7 @@ FLOORS = {
     "doctor": 2,
     "lint": 2,
     "logging": 2,
+    "blocks": 1,
     "comm_hooks": 1,
     "strategy": 2,
     "precision": 2,

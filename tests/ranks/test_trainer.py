@@ -202,6 +202,49 @@ def test_what_cannot_do_with_zero_rows(ranks):
     assert ranks.run(needs_rows, 4, world_size=2) == ["something else", empty]
 
 
+def validate_one(folder):
+    class Meter:
+        total = 0.0
+
+        def compute(self):
+            total = torch.tensor(self.total)
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(total)
+            return total
+
+        def reset(self):
+            self.total = 0.0
+
+    class Needs(Task):
+        def __init__(self):
+            super().__init__()
+            self.meter = Meter()
+
+        def validation_step(self, batch, batch_idx):
+            self.log("first", batch[0][0].sum())  # raises with zero rows, as torchmetrics does
+            self.log("quiet", len(batch[0]), reduce_fx="sum", prog_bar=True, logger=False)
+            self.meter.total += float(batch[0][0].sum())
+            self.log("meter", self.meter)
+
+        def on_validation_epoch_end(self):
+            self.log("after", 2.0)
+
+    made = trainer(folder, monitor="first", enable_checkpointing=False)
+    made.fit(Needs(), DataLoader(regression(8), 4), DataLoader(regression(1, seed=8), 1))
+    values = {name: value.item() for name, value in made.callback_metrics.items() if "loss" not in name}
+    return values, made.validate()
+
+
+def test_a_rank_without_any_row_is_left_out_of_an_evaluation(ranks, tmp_path):
+    """And takes part in its means, also in those of an object that computes its own together with the other ranks."""
+    first = regression(1, seed=8).tensors[0].sum().item()
+    values = {"first": first, "meter": pytest.approx(first, abs=1e-6), "after": 2.0}
+    for world_size in WORLDS:
+        for found in ranks.run(validate_one, str(tmp_path / str(world_size)), world_size=world_size):
+            assert found == ({**values, "quiet": 1.0}, [values])
+    assert {"first", "meter", "after"} < set(table(tmp_path / "4")[-1])
+
+
 def should_stop():
     class Stop:
         def on_train_epoch_end(self, trainer, task):

@@ -275,10 +275,55 @@ class Shuffled(Numbers):
             yield number + 100 * random.randrange(1000)
 
 
-class ItsOwnShare(Numbers):
+class OfWorkers(Numbers):
+    """Shares itself out among workers, as torch's documentation does it."""
+
     def __iter__(self):
         info = get_worker_info()
         return iter(range(info.id if info else 0, self.length, info.num_workers if info else 1))
+
+
+class OfRanks(Numbers):
+    def __iter__(self):
+        return iter(range(get_rank(), self.length, 2))
+
+
+def get_rank():
+    return 0
+
+
+class Bounded(Numbers):
+    """Its workers' function cuts it, as torch's documentation does it."""
+
+    def __init__(self, length):
+        self.start, self.end = 0, length
+
+    def __iter__(self):
+        return iter(range(self.start, self.end))
+
+
+def cut(worker):
+    info = get_worker_info()
+    each = -(-info.dataset.end // info.num_workers)
+    info.dataset.start = worker * each
+    info.dataset.end = min(info.dataset.start + each, info.dataset.end)
+
+
+class Buffered(Numbers):
+    """Shuffles in a buffer, with a global generator, while it is read."""
+
+    def __iter__(self):
+        held = []
+        for number in range(self.length):
+            held.append(number)
+            if len(held) == 4:
+                yield held.pop(int(torch.randint(4, ())))
+        yield from held
+
+
+def collate_drawing(rows):
+    torch.rand(3 * len(rows))
+    return torch.tensor(rows)
 
 
 def read(stream, world_size=1, **options):
@@ -309,12 +354,29 @@ def test_a_stream_that_shuffles_is_the_same_on_all_ranks():
     assert read(Shuffled(20), 2, batch_size=6, num_workers=1) == expected[0]
 
 
+def test_a_stream_may_share_itself_out_among_workers():
+    expected = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert read(OfWorkers(9), batch_size=3, num_workers=2) == expected
+    assert read(OfWorkers(9), 2, batch_size=3, num_workers=2) == expected
+    assert read(OfWorkers(9), batch_size=3) == expected
+    assert read(Bounded(9), batch_size=3, num_workers=2, worker_init_fn=cut) == expected
+
+
+def test_what_collation_draws_does_not_move_the_stream():
+    expected = read(Buffered(20), batch_size=5)
+    before = torch.get_rng_state()
+    for options in ({}, {"num_workers": 2}):
+        for world_size in (1, 3):
+            assert read(Buffered(20), world_size, batch_size=5, collate_fn=collate_drawing, **options) == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_stream_that_seems_to_share_itself_out_is_asked_about():
-    finding = refused(ItsOwnShare(9), batch_size=3)
+    finding = refused(OfRanks(9), batch_size=3)
     assert finding.name == "data-not-shardable"
     assert "sharded=True" in finding.fix
     assert "sharded=False" in finding.fix
-    assert read(ItsOwnShare(9), batch_size=3, sharded=False) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert read(OfRanks(6), batch_size=3, sharded=False) == [[0, 2, 4]]
 
 
 def test_the_length_of_a_stream_is_not_known():
@@ -336,10 +398,12 @@ def test_a_loader_goes_on_where_another_stood(stop, accumulate, stream):
     data = Numbers(17) if stream else list(range(17))
     options = {} if stream else {"shuffle": True}
     whole = [batch.tolist() for batch in make(data, batch_size=3, **options)]
-    loader = make(data, batch_size=3, accumulate=accumulate, **options)
+    tally = Tally()
+    loader = make(data, batch_size=3, accumulate=accumulate, tally=tally, **options)
     seen = []
     for batch in loader:
         seen.append(batch.tolist())
+        tally.take()
         if len(seen) == stop:
             state = loader.state_dict()
             assert loader.under_way

@@ -164,7 +164,9 @@ def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path):
 def test_events_come_back_in_order(tmp_path):
     path = tmp_path / "events.jsonl"
     before = time.time_ns()
-    append_event(path, node=1, kind="start", attempt=0, ranks=[2, 3], pids=[10, 11], world_size=4)
+    append_event(
+        path, node=1, kind="start", attempt=0, ranks=[2, 3], pids=[10, 11], world_size=4, host="node-a", launcher=9
+    )
     append_event(path, node=1, kind="outcome", exit_status=0, findings=[], summary={"größe": 1})
     first, second = read_events(path)
     assert (first["version"], first["node"], first["kind"], first["ranks"]) == (1, 1, "start", [2, 3])

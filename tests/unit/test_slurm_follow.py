@@ -73,7 +73,9 @@ def prints(run_dir, text):
 def ends(run_dir, *findings, status, node=0, attempt=0):
     told = [finding.to_json() for finding in findings]
     path = run_dir.events(node)
-    append_event(path, node=node, kind="start", attempt=attempt, ranks=[0], pids=[1], world_size=2)
+    append_event(
+        path, node=node, kind="start", attempt=attempt, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
+    )
     append_event(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 
 import pytest
@@ -48,7 +50,17 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="runs"):
     if job_id:
         record.write(run_dir, JobRecord(job_id, nodes="2", submitted_ns=int((NOON_S + 60 * minute) * 1e9)))
     if status is not None:
-        append_event(run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=1)
+        append_event(
+            run_dir.events(0),
+            node=0,
+            kind="start",
+            attempt=0,
+            ranks=[0],
+            pids=[1],
+            world_size=1,
+            host="node-a",
+            launcher=9,
+        )
         findings = [FAILED.to_json()] if status else []
         append_event(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=findings, summary={})
     if loss is not None:
@@ -84,6 +96,23 @@ def test_runs_without_a_job_are_listed_too_and_slurm_is_not_asked(slurm, listed)
     assert [line.split()[0] for line in lines] == ["run", "20261121-120000-new-bbbb", "20261121-110000-old-aaaa"]
     assert [line.split()[2] for line in lines[1:]] == ["succeeded", "failed"]
     assert slurm.calls == []
+
+
+@pytest.mark.parametrize(
+    ("host", "launcher", "started_s", "state"),
+    [
+        (socket.gethostname(), os.getpid(), time.time(), "running"),
+        (socket.gethostname(), os.getpid(), 1e9, "killed"),  # another process has its number since
+        (socket.gethostname(), 2**22 + 1, time.time(), "killed"),
+        ("elsewhere", os.getpid(), time.time(), "unknown"),
+    ],
+)
+def test_a_run_here_that_has_told_no_end(slurm, listed, host, launcher, started_s, state):
+    run_dir = makes("a")
+    fields = {"attempt": 0, "ranks": [0], "pids": [1], "world_size": 1, "host": host, "launcher": launcher}
+    event = {"version": 1, "time_ns": int(started_s * 1e9), "node": 0, "kind": "start", **fields}
+    run_dir.events(0).write_text(json.dumps(event) + "\n")
+    assert json.loads(listed("--json").out)[0]["state"] == state
 
 
 def test_json_has_the_same_and_more(slurm, listed):

@@ -63,7 +63,9 @@ def checkpoint(run_dir, step, number=1):
 
 
 def ends(run_dir, *findings, status=1):
-    append_event(run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2)
+    append_event(
+        run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
+    )
     append_event(run_dir.events(0), node=0, kind="end", attempt=0, ends=[{"steps": 30}])
     told_ = [finding.to_json() for finding in findings]
     append_event(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=told_, summary={})
@@ -299,7 +301,9 @@ def test_a_stop_before_the_first_step_is_not_the_end(status, tale, earlier, why,
 
 
 def test_a_job_that_was_preempted_while_it_started_is_queued_again(run_dir, slurm):
-    append_event(run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2)
+    append_event(
+        run_dir.events(0), node=0, kind="start", attempt=0, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
+    )
     append_event(run_dir.events(0), node=0, kind="outcome", exit_status=143, findings=[], summary={})
     assert call(run_dir, 143) == 0
     assert slurm.calls[-1] == "scontrol requeue 12"

@@ -200,6 +200,15 @@ def test_activations_are_computed_again(layers):
         assert torch.equal(ours.grad, theirs.grad)
 
 
+def test_a_block_is_computed_again_once():
+    model = Blocks()
+    model.blocks = nn.ModuleList([nn.ModuleList([block := Block()]), block, Blocks()])
+    assert activations.recompute(model, None) == 2, "a block in two places, and one with a list of its own"
+    assert activations.recompute(model, None) == 2
+    block(torch.ones(4, 3)).sum().backward()
+    assert block.calls == 2
+
+
 def test_nothing_to_recompute():
     finding = refused(activations.recompute, nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), None)
     assert finding.evidence == ("2 x Linear",)

@@ -298,6 +298,14 @@ def test_check_val_every_n_epoch_and_sanity_checks():
     assert starts == [0, 10, 20]
 
 
+def test_validations_in_between_are_of_epochs_that_have_one():
+    starts = []
+    callback = SimpleNamespace(on_validation_start=lambda trainer, task: starts.append(trainer.global_step))
+    made = trainer(max_epochs=4, check_val_every_n_epoch=2, val_check_interval=3, callbacks=[callback])
+    made.fit(Task(), loader(), loader(8))
+    assert starts == [8, 10, 18, 20]
+
+
 def test_limit_val_batches():
     made = trainer(limit_val_batches=0)
     made.fit(Task(), loader(), loader())
@@ -359,8 +367,16 @@ def half(optimizer):
             },
             [1, 1, 1, 0.5],
         ),
+        (
+            lambda task, optimizer: {
+                "optimizer": optimizer,
+                "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
+                "monitor": "val_loss",
+            },
+            [1, 1, 1, 0.5],
+        ),
     ],
-    ids=["optimizer", "list", "pair", "dict", "by step", "frequency", "plateau"],
+    ids=["optimizer", "list", "pair", "dict", "by step", "frequency", "plateau", "plateau beside its metric"],
 )
 def test_configure_optimizers(configure, expected):
     assert rates(configure) == expected
@@ -404,7 +420,7 @@ def test_a_plateau_without_its_metric():
     assert finding(caught).fix == 'monitor="val_loss"'
 
 
-# Early stopping, checkpoints, resuming
+# Early stopping, checkpoints
 
 
 def scripted(losses):
@@ -450,69 +466,6 @@ def test_a_monitor_that_is_never_logged():
     assert "logged were train_loss, train_loss_epoch, val_loss" in finding(caught).what
 
 
-def test_resume_goes_on_where_the_run_ended():
-    whole = Task()
-    trainer(max_epochs=3, run_dir="whole").fit(whole, loader(shuffle=True))
-    trainer(max_epochs=1).fit(Task(), loader(shuffle=True))
-    task, made = Task(), trainer(max_epochs=3, resume=True)
-    made.fit(task, loader(shuffle=True))
-    assert weights(task) == weights(whole)
-    assert [epoch for epoch, _, _ in task.seen] == [1] * 5 + [2] * 5
-    again, made = Task(), trainer(max_epochs=3)
-    made.fit(again, loader(shuffle=True), ckpt_path="last")
-    assert again.seen == []
-    assert weights(again) == weights(whole)
-
-
-def test_a_run_that_was_not_launched_begins_anew():
-    trainer(max_epochs=1).fit(Task(), loader())
-    task = Task()
-    trainer(max_epochs=1).fit(task, loader())
-    assert len(task.seen) == 5
-
-
-def test_the_folder_of_a_launched_run_is_gone_on_in(monkeypatch):
-    monkeypatch.setenv("PACELINE_RUN_DIR", "run")
-    trainer(max_epochs=1, run_dir=None).fit(Task(), loader())
-    task = Task()
-    trainer(max_epochs=2, run_dir=None).fit(task, loader())
-    assert [epoch for epoch, _, _ in task.seen] == [1] * 5
-
-
-def test_the_last_step_in_the_middle_of_an_epoch_and_on_from_there():
-    """Batches and means go on as if nothing had been: also the mean over an epoch that two runs shared."""
-    whole = Task()
-    made = trainer(max_epochs=2, run_dir="whole")
-    made.fit(whole, loader(shuffle=True))
-    expected = rows("whole/metrics.csv")[-1]["train_loss_epoch"]
-    trainer(max_steps=7).fit(Task(), loader(shuffle=True))
-    task = Task()
-    trainer(resume=True).fit(task, loader(shuffle=True))
-    assert weights(task) == weights(whole)
-    assert task.seen == [(1, 2, 7), (1, 3, 8), (1, 4, 9)]
-    assert float(rows()[-1]["train_loss_epoch"]) == pytest.approx(float(expected), abs=1e-14)
-
-
-def test_a_limited_epoch_is_a_whole_one():
-    trainer(max_epochs=1, limit_train_batches=2).fit(Task(), loader())
-    task = Task()
-    trainer(limit_train_batches=2, resume=True).fit(task, loader())
-    assert task.seen == [(1, 0, 2), (1, 1, 3)]
-
-
-class Scheduled(Task):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        return [optimizer], [half(optimizer)]
-
-
-def test_an_epoch_in_two_runs_is_one_for_schedulers():
-    trainer(max_steps=7).fit(Scheduled(), loader())
-    task = Scheduled()
-    trainer(resume=True).fit(task, loader())
-    assert task.optimizers().param_groups[0]["lr"] == 0.05 / 4
-
-
 def test_a_limit_that_cuts_through_a_step():
     with pytest.raises(UsageError) as caught:
         trainer(limit_train_batches=3, accumulate_grad_batches=2).fit(Task(), loader())
@@ -520,13 +473,6 @@ def test_a_limit_that_cuts_through_a_step():
     made = trainer(limit_train_batches=99, accumulate_grad_batches=2, max_epochs=1)
     made.fit(Task(), loader())
     assert made.global_step == 3
-
-
-def test_schedulers_are_in_the_checkpoint():
-    trainer(max_epochs=2).fit(Scheduled(), loader(4))
-    task = Scheduled()
-    trainer(max_epochs=3, resume=True).fit(task, loader(4))
-    assert task.optimizers().param_groups[0]["lr"] == 0.05 / 8
 
 
 def test_checkpoints_are_kept_as_asked_for():
@@ -541,11 +487,3 @@ def test_a_checkpoint_that_is_not_there():
     with pytest.raises(UsageError) as caught:
         trainer().fit(Task(), loader(), ckpt_path="last")
     assert finding(caught).name == "checkpoint-missing"
-
-
-def test_another_fit_is_another_run():
-    made, first, second = trainer(enable_checkpointing=False), Task(), Task()
-    made.fit(first, loader())
-    made.fit(second, loader())
-    assert weights(first) == weights(second)
-    assert made.global_step == 10

@@ -1,6 +1,7 @@
 """What the Trainer logs and shows, and the data and hyperparameters that it works with."""
 
 import io
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, random_split
 import paceline
 from paceline import DataModule, Module
 from paceline.errors import UsageError
+from paceline.trainer.meters import found_at, place_of
 from paceline.trainer.metrics import rows_of
 from paceline.trainer.progress import Display, as_text, clock
 from unit.training import (  # noqa: F401  the fixtures are used by being here
@@ -131,6 +133,30 @@ def test_objects_that_compute_their_own_value():
     trainer().fit(Metered(), loader())
     assert [row["greatest"] for row in rows()] == ["4.0", "14.0"]
     assert Metered.meter.resets == 2
+
+
+def test_an_object_that_computes_its_own_value_is_found_on_a_rank_without_rows():
+    """With the lists that torchmetrics would gather as floats where they are empty."""
+
+    class Meter(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def __init__(self):
+            super().__init__()
+            self.targets, self.total = [], torch.zeros(())
+
+        @property
+        def metric_state(self):
+            return {"targets": self.targets, "total": self.total}
+
+    here, there = torch.nn.ModuleDict({"meter": Meter()}), torch.nn.ModuleDict({"meter": Meter()})
+    here["meter"].targets = [torch.tensor([[1, 2]]), torch.tensor([[3, 4]])]
+    place = place_of(here["meter"], list(here.named_modules()))
+    found = found_at(place, list(there.named_modules()))
+    assert found is there["meter"]
+    assert [(each.shape, each.dtype) for each in found.targets] == [((0, 2), torch.int64)]
+    assert found.total == 0
+    assert place_of(Meter(), list(here.named_modules())) is None
 
 
 @pytest.mark.parametrize(
@@ -341,6 +367,20 @@ def test_hyperparameters_by_name():
 
     with pytest.raises(UsageError, match="b: no argument of __init__; there are a"):
         Wrong(1)
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Namespace])
+def test_hyperparameters_of_a_namespace(kind):
+    class Parsed(Module):
+        def __init__(self, args):
+            super().__init__()
+            self.save_hyperparameters(args, ignore="seed")
+
+    made = Parsed(kind(lr=0.1, width=3, seed=0))
+    assert made.hparams == {"lr": 0.1, "width": 3}
+    assert made.hparams.lr == 0.1
+    with pytest.raises(UsageError, match="of type object is no name of an argument, mapping or namespace"):
+        Parsed(object())
 
 
 def test_a_module_works_without_a_trainer():

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from paceline import Module
+from paceline import DataModule, Module
 from paceline.errors import UsageError
 from paceline.trainer import start
+from paceline.trainer.options import num_batches
 from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     finding,
@@ -117,6 +118,29 @@ class Named:
         def training_step(self, batch, batch_idx):
             self.log("x", 1.0, reduce_fx="max")
 
+    class Misspelt(Task):
+        def on_train_epoch_ended(self): ...
+
+    class MovesData(Task):
+        def on_after_batch_transfer(self, batch, index): ...
+
+    class AfterValidation(Task):
+        def on_validation_end(self):
+            self.log("x", 1.0)
+
+    class SchedulerBeside(Task):
+        def configure_optimizers(self):
+            return {"optimizer": super().configure_optimizers(), "scheduler": None}
+
+    class IntervalBeside(Task):
+        def configure_optimizers(self):
+            return {"optimizer": super().configure_optimizers(), "lr_scheduler": None, "interval": "step"}
+
+    class Swapped(Task):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            return [optimizer], [optimizer]
+
     class Compiled(Task):
         _compiled_call_impl = staticmethod(print)  # as after task.compile(), whose import takes seconds
 
@@ -142,13 +166,113 @@ class Named:
         ("Neither", "on_step=False and on_epoch=False leave nothing to log"),
         ("Greatest", "reduce_fx='max' is not one of mean, sum"),
         ("Outside", "nothing is under way that it could belong to"),
+        ("Misspelt", "Misspelt.on_train_epoch_ended would never be called by this Trainer"),
+        ("MovesData", "MovesData.on_after_batch_transfer would never be called by this Trainer"),
+        ("AfterValidation", "nothing is under way that it could belong to"),
+        ("SchedulerBeside", "configure_optimizers returned has an unknown key 'scheduler'"),
+        ("IntervalBeside", "configure_optimizers returned has a key 'interval', which belongs to the scheduler"),
+        ("Swapped", "lr_scheduler is of type SGD"),
         ("Compiled", "the task itself is compiled"),
     ],
 )
 def test_a_task_that_does_not_fit_is_refused(task, what):
     with pytest.raises(UsageError, match=what) as caught:
-        trainer(max_epochs=1).fit(getattr(Named, task)(), loader())
+        trainer(max_epochs=1, enable_checkpointing=False).fit(getattr(Named, task)(), loader(), loader(4))
     assert finding(caught).fix
+
+
+@pytest.mark.parametrize(
+    ("task", "fix"),
+    [
+        ("Misspelt", "def on_train_epoch_end(self, ...): ..."),
+        ("SchedulerBeside", '"lr_scheduler": ...'),
+        ("IntervalBeside", '"lr_scheduler": {"scheduler": scheduler, "interval": \'step\'}'),
+    ],
+)
+def test_what_to_write_instead(task, fix):
+    with pytest.raises(UsageError) as caught:
+        trainer(max_epochs=1).fit(getattr(Named, task)(), loader())
+    assert finding(caught).fix == fix
+
+
+def test_what_is_no_hook_is_no_misspelt_one():
+    class Mine(Task):
+        on_gpu = False
+
+        @property
+        def on_cpu(self):
+            return True
+
+    task = Mine()
+    trainer(max_epochs=1, enable_checkpointing=False).fit(task, loader())
+    assert len(task.seen) == 5
+
+
+def test_a_log_after_a_test():
+    class Logs:
+        def on_test_end(self, trainer, task):
+            trainer.log("x", 1.0)
+
+    with pytest.raises(UsageError, match="nothing is under way that it could belong to"):
+        trainer(callbacks=Logs()).test(Task(), loader(4))
+
+
+class Moves(DataModule):
+    def train_dataloader(self):
+        return loader()
+
+
+@pytest.mark.parametrize("name", ["on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"])
+def test_a_data_object_that_moves_batches(name):
+    data = type("Moves", (Moves,), {name: lambda self, batch, *rest: batch})()
+    with pytest.raises(UsageError, match=f"Moves.{name} would never be called by this Trainer"):
+        trainer().fit(Task(), data)
+
+
+def test_a_data_object_of_lightnings_is_taken_for_what_it_has_itself():
+    base = type("DataHooks", (), {"__module__": "lightning.pytorch", "on_after_batch_transfer": lambda *given: None})
+    task = Task()
+    trainer(max_epochs=1).fit(task, type("Mine", (base,), {"train_dataloader": lambda self: loader()})())
+    assert len(task.seen) == 5
+
+
+# Nothing to train on
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("limit_train_batches", lambda made: made.fit(Task(), loader(), loader())),
+        ("limit_val_batches", lambda made: made.fit(Task(), loader(), loader())),
+        ("limit_val_batches", lambda made: made.validate(Task(), loader())),
+        ("limit_test_batches", lambda made: made.test(Task(), loader())),
+    ],
+)
+def test_a_fraction_of_less_than_a_batch(name, run):
+    with pytest.raises(UsageError) as caught:
+        run(trainer(max_epochs=None, max_steps=1, **{name: 0.1}))
+    assert finding(caught).what == f"{name}=0.1 is not as much as one of 5 batches"
+    assert finding(caught).fix == f"Trainer({name}=0.2)"
+
+
+def test_the_least_fraction_is_one_that_works():
+    for length in range(1, 3000):
+        with pytest.raises(UsageError) as caught:
+            num_batches("x", 1e-9, length)
+        assert num_batches("x", float(finding(caught).fix[len("Trainer(x=") : -1]), length) in (1, None)
+
+
+@pytest.mark.parametrize("given", [loader(0), loader(3, drop_last=True)])
+def test_no_batch_to_train_on(given):
+    with pytest.raises(UsageError) as caught:
+        trainer(max_epochs=None, max_steps=1).fit(Task(), given)
+    assert finding(caught).what == "the loader for train has no batch"
+    assert "drop_last" in finding(caught).fix
+
+
+def test_no_batch_and_no_end():
+    with pytest.raises(UsageError, match="limit_train_batches=0 makes no step"):
+        trainer(max_epochs=None, max_steps=1, limit_train_batches=0).fit(Task(), loader())
 
 
 def test_a_validation_without_a_task():

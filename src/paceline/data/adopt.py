@@ -20,8 +20,8 @@ from torch.utils.data import (
 
 from paceline.errors import Finding, UsageError
 
-# What a stream asks for when it shares itself out.
-_OWN_SHARES = ("get_worker_info", "get_rank", "RANK", "world_size", "num_replicas")
+# What a stream asks for when it shares itself out among ranks; of workers it is told that there is one.
+_OWN_SHARES = ("get_rank", "RANK", "world_size", "num_replicas")
 
 
 def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     batches = loader.batch_sampler
     if type(batches) is BatchSampler:
         parts |= {"batch_size": batches.batch_size, "last": "drop" if batches.drop_last else "exact"}
-        parts |= _order_of(batches.sampler)
+        parts |= _order_of(batches.sampler, loader.dataset)
     elif batches is not None:
         parts["batch_sampler"] = batches
     else:
@@ -68,13 +68,20 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return parts
 
 
-def _order_of(sampler: Any) -> dict[str, Any]:
-    if type(sampler) is SequentialSampler:
-        return {"shuffle": False}
-    whole = type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
-    if whole and sampler.generator is None:
-        return {"shuffle": True}  # in our order, which any world size and a resume can repeat
+def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
+    if type(sampler) in (SequentialSampler, RandomSampler) and _is_of_all(sampler, dataset):
+        if type(sampler) is SequentialSampler:
+            return {"shuffle": False}
+        if not sampler.replacement and sampler.generator is None:
+            return {"shuffle": True}  # in our order, which any world size and a resume can repeat
     return {"sampler": sampler}
+
+
+def _is_of_all(sampler: Any, dataset: Any) -> bool:
+    """Return whether a sampler yields as many as the dataset has; its own source may be shorter."""
+    source = sampler.data_source
+    alike = source is dataset or (hasattr(dataset, "__len__") and len(source) == len(dataset))
+    return alike and len(sampler) == len(source)
 
 
 def check_sampler(sampler: Any) -> None:
@@ -118,7 +125,7 @@ def check_stream(stream: Any) -> None:
     """Refuse a stream that seems to share itself out, as long as nobody has said so.
 
     Raises:
-        UsageError: Its ``__iter__`` asks for the rank or the worker.
+        UsageError: Its ``__iter__`` asks for the rank.
     """
     try:
         source = inspect.getsource(type(stream).__iter__)

@@ -30,6 +30,8 @@ def check_options(
         raise contradiction("a stream decides its order by itself: no shuffle, sampler or batch_sampler")
     if not is_stream and sharded is not None:
         raise contradiction("sharded= is for streams; a dataset with a length is shared out by its indices")
+    if batch_sampler is not None and last == "drop":
+        raise contradiction('a batch_sampler decides its batches by itself, short ones too: no last="drop"')
 
 
 def contradiction(what: str) -> UsageError:
@@ -85,6 +87,8 @@ def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[A
     )
     if twice:
         raise contradiction(f"the DataLoader decides {twice[0]} already")
-    if per_rank and "batch_size" in parts:
+    if per_rank and "batch_sampler" in parts:
+        raise contradiction("the DataLoader's batch_sampler decides the global batches: no per_rank=True")
+    if per_rank:
         parts["per_rank_batch_size"] = parts.pop("batch_size")
     return given.dataset, {**parts, **arguments}

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from paceline.data.adopt import check_dataset, check_sampler, check_stream, fingerprint
 from paceline.data.arguments import check_options, contradiction, global_batch_size
 from paceline.data.batch import moved_ahead, to_device, without_rows
+from paceline.data.changes import state_of
 from paceline.data.order import Order, StoredOrder, blocks, derive, shuffled
 from paceline.data.samples import Request, Samples, WorkerStart, in_memory, seeded, takes_batches
 from paceline.data.shard import EvenBatches, GivenBatches, Rows, Shard
@@ -30,7 +31,8 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.world import World
 
 # Arguments that torch's DataLoader takes as they are.
-_HANDED_ON = ("pin_memory", "timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+_OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+_HANDED_ON = ("pin_memory", *_OF_WORKERS)
 
 _with_workers: weakref.WeakSet[Loader] = weakref.WeakSet()
 
@@ -63,8 +65,9 @@ class Loader:
 
     Iterate it once for each epoch: it reshuffles by itself, in an order that depends on seed and epoch alone.
     All ranks get the same number of batches; where a global batch has fewer samples than ranks, some get a batch
-    of zero rows: every tensor in it has shape ``[0, ...]``, every list of plain values is empty, and other objects
-    are those of a real sample. A mean over such a batch is NaN in value (its gradient is not); sums are 0.
+    of zero rows: every tensor and NumPy array in it has shape ``[0, ...]``, lists of plain values and those with an
+    entry for each sample are empty, and other objects are those of a real sample. A mean over such a batch is NaN in
+    value (its gradient is not); sums are 0.
 
     ``Session.loader`` makes it and documents the arguments.
     """
@@ -96,7 +99,7 @@ class Loader:
         self._is_checked = around.world.world_size == 1
         self._state_of_dataset: Any = None  # when the workers got it
         self._trains = False  # whether a loop before the last one had a backward
-        self.training_loops = 0  # loops with autograd that yielded a batch; those of evaluation may be among them
+        self.training_loops = 0  # that have begun
         is_stream = isinstance(dataset, IterableDataset)
         check_options(
             is_stream, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, last=last, sharded=sharded
@@ -112,6 +115,7 @@ class Loader:
         self._sampler = batch_sampler if batch_sampler is not None else sampler
         check_sampler(self._sampler)
         self._generators = _generators_of(self._sampler)
+        self._num_drawn = 0  # epochs for which the sampler was asked
         settings = self._settings(num_workers, options, is_stream=is_stream)
         settings["worker_init_fn"] = WorkerStart(worker_init_fn)
         # Its own generator, because torch would draw a seed for the workers from the global one at each epoch.
@@ -141,7 +145,9 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or what is left of one that a checkpoint was in."""
         tally, epoch, start = self._around.tally, self._epoch, self._start
-        self._epoch, self._start = epoch + 1, 0
+        # A look at what a training is to go on with, as an evaluation, sees all of it and leaves its place alone.
+        passes_by = start > 0 and not torch.is_grad_enabled()
+        start = 0 if passes_by else start
         self._trains = self._trains or (self._iteration is not None and self._iteration.trained)
         self._refuse_two_loops()
         if callable(getattr(self.dataset, "set_epoch", None)):
@@ -157,19 +163,24 @@ class Loader:
                 with_grad = torch.is_grad_enabled()
                 fresh = iteration.rows is None or iteration.rows.ends_group
                 if with_grad and fresh and tally.before_group is not None:
-                    tally.before_group(iteration.number < 0)
+                    tally.before_group(iteration.number < 0, self._is_of_training(iteration))
                     self._check_same_data()
+                if iteration.number < 0 and not passes_by:  # not before: a run may have ended there
+                    self._epoch, self._start = epoch + 1, 0
+                    self.training_loops += with_grad and self._is_of_training(iteration)
                 try:
                     rows, batch = next(batches)
                 except StopIteration:
+                    start = 0
                     return
                 if with_grad and iteration.number < 0:
                     self._iteration, self._iterated = iteration, epoch
-                    self.training_loops += 1
                 tally.yields(iteration, rows, with_grad=with_grad)
                 yield batch if rows.of_rank else without_rows(batch)
         finally:
             tally.close(iteration)
+            if start and iteration.number == 0 and not iteration.trained and self._epoch == epoch + 1:
+                self._epoch, self._start = epoch, start  # somebody only looked at the first batch
 
     def release(self) -> None:
         """Let workers that wait for another epoch go."""
@@ -194,7 +205,7 @@ class Loader:
     def _restart_workers_if_changed(self) -> None:
         """Let workers see what the script has changed in the dataset since they were started."""
         if self._batches.persistent_workers:
-            state = _shallow(self.dataset)
+            state = state_of(self.dataset)
             if self._batches._iterator is not None and state != self._state_of_dataset:
                 self.release()
             self._state_of_dataset = state
@@ -220,15 +231,18 @@ class Loader:
 
     @property
     def under_way(self) -> bool:
-        """Whether a training loop over it goes on, so that a checkpoint now is one in the middle of an epoch.
-
-        A loop is one of training if autograd is enabled, and it, an earlier one over this loader, or none at all so
-        far had a backward: people evaluate without ``torch.no_grad()`` too.
-        """
+        """Whether a training loop over it goes on, so that a checkpoint now is one in the middle of an epoch."""
         running = self._iteration
         if running is None or not running.live or not running.with_grad or running.rows is None:
             return False
-        return running.trained or self._trains or not self._around.tally.has_trained
+        return self._is_of_training(running)
+
+    def _is_of_training(self, iteration: Iteration) -> bool:
+        """Return whether a loop with autograd is one of training: people evaluate without ``torch.no_grad()`` too.
+
+        It is if it, an earlier one over this loader, or none at all so far had a backward.
+        """
+        return iteration.trained or self._trains or not self._around.tally.has_trained
 
     def state_dict(self) -> dict[str, int]:
         """Return how far it has come, at any world size: the epoch, its samples that are done, and of how many."""
@@ -278,10 +292,11 @@ class Loader:
         chosen = self._chosen(is_stream)
         settings = {name: value for name, value in options.items() if value is not None}
         if num_workers is None:
-            # Options that need workers ask for some.
-            wanted = bool(settings.get("persistent_workers") or settings.get("prefetch_factor"))
+            wanted = any(settings.get(name) for name in _OF_WORKERS)  # options that need workers ask for some
             num_workers = max(chosen.num_workers, wanted)
             self.reason = chosen.reason if num_workers == chosen.num_workers else ""
+        if not num_workers and settings.get("timeout"):
+            raise contradiction("timeout= is for workers, and there are none")
         settings["num_workers"] = num_workers
         settings.setdefault("pin_memory", chosen.pin_memory)
         if num_workers:
@@ -331,16 +346,20 @@ class Loader:
         )
         self._batches = DataLoader(self._stream, batch_size=None, collate_fn=_as_it_is, **settings)
 
-    def _begin(self, epoch: int, start: int) -> tuple[Shard | None, Iterator[tuple[Rows, Any]]]:
+    def _begin(self, epoch: int, start: int) -> tuple[Callable[[int], Shard] | None, Iterator[tuple[Rows, Any]]]:
+        world, size = self._around.world, self.batch_size
         if isinstance(self.dataset, IterableDataset):
-            return None, self._begin_stream(epoch, start)
+
+            def served(end: int) -> Shard:  # all batches up to there but the last are whole
+                return Shard(EvenBatches(end, size, start=start), world.rank, world.world_size)
+
+            return None if self._sharded else served, self._begin_stream(epoch, start)
         order, batches = self._order(epoch, start)
-        world = self._around.world
         shard = Shard(batches, world.rank, world.world_size, self._around.accumulate)
         self._requests.begin(epoch, order, shard)
         # The batches first, so that torch's iterator sees its end and lets its workers go.
         pairs = zip(self._batches, shard.rows(), strict=False)
-        return shard, ((rows, batch) for batch, rows in pairs)
+        return (lambda _: shard), ((rows, batch) for batch, rows in pairs)
 
     def _begin_stream(self, epoch: int, start: int) -> Iterator[tuple[Rows, Any]]:
         self._stream.at[0], self._stream.at[1] = epoch, start
@@ -361,24 +380,32 @@ class Loader:
             if not self._shuffle:
                 return StoredOrder(range(length)), batches
             return shuffled(length, seed=self._around.seed, epoch=epoch), batches
-        drawn = self._draw(epoch)
+        drawn = self._drawn(epoch)
         if self.batch_size:
             return StoredOrder(drawn), EvenBatches(len(drawn), self.batch_size, self._last, start)
         bounds = list(itertools.accumulate(map(len, drawn), initial=0))
         left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
         return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
 
-    def _draw(self, epoch: int) -> list[Any]:
+    def _drawn(self, epoch: int) -> list[Any]:
         """Return what the user's sampler yields in an epoch, the same on all ranks and in a resumed run."""
+        if not _is_torchs(self._sampler):
+            # It may go on from the epoch before, as one that shuffles its list in place.
+            for missed in range(self._num_drawn, epoch):
+                self._draw(missed)
+            self._num_drawn = epoch + 1
+        drawn = self._draw(epoch)
+        self._check_alike(drawn, f"{type(self._sampler).__name__} yields another order on each rank")
+        return drawn
+
+    def _draw(self, epoch: int) -> list[Any]:
         if callable(getattr(self._sampler, "set_epoch", None)):
             self._sampler.set_epoch(epoch)
         for generator, first in self._generators:
             # As the user seeded it in the first epoch; then by the epoch's number, which a resumed run knows too.
             generator.manual_seed(derive("sampler", first, epoch) if epoch else first)
         with seeded("sampler", self._around.seed, epoch):
-            drawn = list(self._sampler)
-        self._check_alike(drawn, f"{type(self._sampler).__name__} yields another order on each rank")
-        return drawn
+            return list(self._sampler)
 
     def _check_same_data(self) -> None:
         """See once, where all ranks are, that they have the same data, as far as can be seen without reading it."""
@@ -437,20 +464,21 @@ def _moved(batches: Iterator[tuple[Rows, Any]], device: torch.device) -> Iterato
     return ((rows, to_device(batch, device)) for rows, batch in batches)
 
 
+def _is_torchs(sampler: Any) -> bool:
+    """Return whether a sampler, and the one inside a batch sampler, keeps nothing from one epoch to the next."""
+    inner = getattr(sampler, "sampler", None)
+    parts = [sampler] if inner is None else [sampler, inner]
+    return all(
+        type(part).__module__ == torch.utils.data.sampler.__name__ or callable(getattr(part, "set_epoch", None))
+        for part in parts
+    )
+
+
 def _generators_of(sampler: Any) -> list[tuple[torch.Generator, int]]:
     """Return the generators of a sampler and of the one inside a batch sampler, each with its seed."""
     parts = (sampler, getattr(sampler, "sampler", None))
     found = (getattr(part, "generator", None) for part in parts)
     return [(each, each.initial_seed()) for each in found if isinstance(each, torch.Generator)]
-
-
-def _shallow(dataset: Any) -> Any:
-    """Return what is seen of a dataset's attributes without looking into them; of one in another too."""
-    attributes = getattr(dataset, "__dict__", {})
-    simple = (int, float, str, bool, type(None))
-    seen = {name: value if isinstance(value, simple) else id(value) for name, value in attributes.items()}
-    inner = attributes.get("dataset")
-    return (seen, _shallow(inner)) if inner is not None else seen
 
 
 def _as_it_is(batch: Any) -> Any:

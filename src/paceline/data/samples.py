@@ -26,9 +26,9 @@ Request = tuple[int, list[int]]  # number of the epoch, indices of samples
 
 def in_memory(dataset: Any) -> bool:
     """Return whether reading a sample is only looking it up: nothing is drawn, decoded or waited for."""
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:  # a class derived from it may transform what it looks up
         return in_memory(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
+    if type(dataset) is ConcatDataset:
         return all(map(in_memory, dataset.datasets))
     return type(dataset) in (TensorDataset, torch.Tensor, list, tuple, range)
 
@@ -89,9 +89,17 @@ class Samples(Dataset[Any]):
 
 
 def takes_batches(dataset: Any) -> bool:
-    """Return whether a dataset loads many samples at once by its own code; torch's ``Subset`` only hands on."""
+    """Return whether a dataset loads many samples at once by its own code; torch's ``Subset`` only hands on.
+
+    Of a class derived from it, only the methods of its own may be called: the other one of the two would pass them by.
+    If it has both, then because torch asks for ``__getitems__`` beside ``__getitem__``. That is mostly a loop, and one
+    by one each sample draws for itself.
+    """
     if isinstance(dataset, Subset):
-        return takes_batches(dataset.dataset)
+        own_item, own_items = (
+            getattr(type(dataset), name) is not getattr(Subset, name) for name in ("__getitem__", "__getitems__")
+        )
+        return own_items if own_item != own_items else takes_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
 
 
@@ -188,7 +196,11 @@ def _outlive_signals() -> None:
 
 
 class WorkerStart:
-    """What a worker does first: show the user's own dataset in ``get_worker_info``, and run their function."""
+    """What a worker does first: show the user's own dataset in ``get_worker_info``, and run their function.
+
+    A stream is told that its worker is the only one: we share out what it yields, and one that shared itself out
+    among workers too, as torch's documentation writes them, would lose the other workers' part.
+    """
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self._user = user
@@ -200,5 +212,10 @@ class WorkerStart:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Samples):
             loading._worker_info = dataclasses.replace(info, dataset=info.dataset.dataset)
+        elif info is not None:
+            stream: Any = info.dataset
+            stream.worker = (info.id, info.num_workers)
+            loading._worker_info = dataclasses.replace(info, id=0, num_workers=1, dataset=stream.dataset)
+            worker = 0  # whose function may divide by it, or seed what all of them have to draw alike
         if self._user is not None:
             self._user(worker)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from paceline.data.batch import without_rows
 from paceline.data.order import derive
-from paceline.data.samples import kept_state, random_state, seed_all, set_random_state
+from paceline.data.samples import kept_state, random_state, seed_all, seeded, set_random_state
 from paceline.data.shard import Rows, share
 from paceline.errors import Finding, UsageError
 
@@ -27,7 +28,7 @@ class Piece(NamedTuple):
         rows: Samples of it that are this rank's; 0 if ``batch`` only shows the structure.
         of_batch: Samples of the global batch, or of this rank's own if the stream is sharded.
         is_last: Whether the stream ends with it.
-        batch: The collated samples.
+        batch: The samples, collated in the end.
     """
 
     rows: int
@@ -48,6 +49,9 @@ class Stream(IterableDataset[Piece]):
         rank: This rank; 0 of 1 if the stream is sharded.
         world_size: Number of ranks.
         share_of_seed: The rank, where each rank reads something else and so draws something else.
+
+    Attributes:
+        worker: Number of the worker that reads it, and of how many.
     """
 
     def __init__(
@@ -68,17 +72,36 @@ class Stream(IterableDataset[Piece]):
         self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
         self._rank, self._world_size = rank, world_size
         self._share_of_seed = share_of_seed
+        self.worker = (0, 1)
 
     def __iter__(self) -> Iterator[Piece]:
-        info = get_worker_info()
         epoch, skip = self.at.tolist()
         seed = derive("stream", self._seed, epoch, self._share_of_seed)
-        if info is not None:  # a worker's random state is nobody else's
+        pieces = self._pieces(epoch, skip)
+        if get_worker_info() is None:
+            pieces = _undisturbed(pieces, seed)
+        else:  # a worker's random state is nobody else's
             seed_all(seed)
-            return self._pieces(epoch, skip, info.id, info.num_workers)
-        return _undisturbed(self._pieces(epoch, skip, 0, 1), seed)
+        return self._collated(pieces, skip, seed)
 
-    def _pieces(self, epoch: int, skip: int, worker: int, num_workers: int) -> Iterator[Piece]:
+    def _collated(self, pieces: Iterator[Piece], skip: int, seed: int) -> Iterator[Piece]:
+        """Collate each piece with a random state of its own.
+
+        Ranks collate different rows, and workers different batches: what is drawn for them must not move the
+        generators that the stream itself draws from, or they would read different streams.
+        """
+        worker, num_workers = self.worker
+        for number, piece in enumerate(pieces):
+            if self._collate is default_collate:  # draws nothing
+                batch = default_collate(piece.batch)
+            else:
+                place = skip + (number * num_workers + worker) * self._batch_size
+                with seeded("collate", seed, place, self._rank):
+                    batch = self._collate(piece.batch)
+            yield piece._replace(batch=batch)
+
+    def _pieces(self, epoch: int, skip: int) -> Iterator[Piece]:
+        worker, num_workers = self.worker
         if callable(getattr(self.dataset, "set_epoch", None)):
             self.dataset.set_epoch(epoch)
         batches = _grouped(itertools.islice(iter(self.dataset), skip, None), self._batch_size)
@@ -88,7 +111,7 @@ class Stream(IterableDataset[Piece]):
             if number % num_workers == worker:
                 mine = share(len(samples), rank=self._rank, world_size=self._world_size)
                 shown = samples[mine.start : mine.stop] or samples[:1]
-                yield Piece(len(mine), len(samples), is_last, self._collate(shown))
+                yield Piece(len(mine), len(samples), is_last, shown)
 
 
 def _undisturbed(pieces: Iterator[Piece], seed: int) -> Iterator[Piece]:
@@ -147,7 +170,9 @@ def met_pieces(pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]])
         if num_left == 0:
             return
         coming = None if piece.is_last else next(pieces, None)
-        piece = coming if coming is not None else piece._replace(rows=0, is_last=True)
+        if coming is None and piece.rows:  # emptied here, where it is known how many samples it is made of
+            coming = piece._replace(rows=0, is_last=True, batch=without_rows(piece.batch, num_rows=piece.rows))
+        piece = piece if coming is None else coming
 
 
 def _empty_stream(num_empty: int) -> UsageError:

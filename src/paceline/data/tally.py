@@ -14,7 +14,8 @@ class Iteration:
     """One run through a loader, as the tally knows it.
 
     Attributes:
-        shard: The batches that it runs through; None for a stream.
+        shard: Returns the batches that it runs through, given how many samples it has served up to now; None for a
+            stream whose ranks each read something else.
         rows: Those of the batch yielded last.
         num_batches: Batches yielded since the last backward.
         with_grad: Whether the last one was fetched with autograd enabled.
@@ -25,7 +26,7 @@ class Iteration:
         number: Number of the last batch, from 0.
     """
 
-    shard: Shard | None = None
+    shard: Callable[[int], Shard] | None = None
     rows: Rows | None = None
     num_batches: int = 0
     with_grad: bool = True
@@ -43,9 +44,10 @@ class Iteration:
         """
         if self.shard is None or self.number < 0:
             return None
-        ranks = range(self.shard.world_size)
+        shard = self.shard(self.end)
+        ranks = range(shard.world_size)
         for batches in ([self.number], range(self.number + 1)):
-            spans = [[self.shard.positions_of(batch, rank) for batch in batches] for rank in ranks]
+            spans = [[shard.positions_of(batch, rank) for batch in batches] for rank in ranks]
             if [sum(map(len, of_rank)) for of_rank in spans] == sizes:
                 return spans
         return None
@@ -57,7 +59,8 @@ class Iteration:
         """
         if self.rows is None:
             return self.end
-        waits_for_backward = self.trained and self.num_batches > 0
+        # Nobody knows of the first batch whether a backward will come; later ones of a loop without any wait for none.
+        waits_for_backward = self.num_batches > 0 and (self.trained or self.number == 0)
         return self.end if self.rows.ends_group and not waits_for_backward else self.group_start
 
 
@@ -70,7 +73,7 @@ class Tally:
 
     Attributes:
         before_group: Called before the first batch of each group of a loop with autograd, where a step is complete;
-            with whether the loop begins.
+            with whether the loop begins, and whether it is one of training.
         on_sync: Called with whether the next backward ends its group, if groups have more than one batch.
         last: The loop that yielded a batch last.
     """
@@ -78,7 +81,7 @@ class Tally:
     def __init__(self) -> None:
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
-        self.before_group: Callable[[bool], None] | None = None
+        self.before_group: Callable[[bool, bool], None] | None = None
         self.on_sync: Callable[[bool], None] | None = None
         self.last: Iteration | None = None
         self.is_again = False  # whether the last backward was another one of the same batch
@@ -89,8 +92,8 @@ class Tally:
         """Whether there was a backward of any loop's batch."""
         return self._trained is not None
 
-    def open(self, shard: Shard | None = None, *, start: int = 0) -> Iteration:
-        """Return the record of a loop that begins."""
+    def open(self, shard: Callable[[int], Shard] | None = None, *, start: int = 0) -> Iteration:
+        """Return the record of a loop that begins; its attributes say what the arguments are."""
         self._iterations = [each for each in self._iterations if each.live or each.num_batches]
         self._iterations.append(Iteration(shard, group_start=start, end=start))
         return self._iterations[-1]
@@ -134,7 +137,7 @@ class Tally:
 
         Returns:
             Those of the batch yielded since the last call; if there was none, those of the last call again (a
-            second loss of the same batch); None if nothing was ever yielded.
+            second loss of the same batch); None if nothing was ever yielded, or by evaluations only.
 
         Raises:
             UsageError: Several batches come into question.
@@ -142,6 +145,8 @@ class Tally:
         since = [each for each in self._iterations if each.num_batches]
         self.is_again = not since and self._rows is not None
         if not since:
+            if not weighted:
+                _refuse_replay(self._trained)
             return self._rows
         if len(since) == 1 and since[0].live:
             chosen: Iteration | None = since[0]
@@ -149,7 +154,8 @@ class Tally:
             chosen = _any_of(since) if weighted else _choose(since)
         if chosen is not None:
             _refuse_holes(chosen, weighted)
-            chosen.trained = True
+            for each in since if weighted else (chosen,):  # those of a zip are trained on together
+                each.trained |= each is chosen or (each.live and each.with_grad)
             self._trained = chosen
             self._rows = chosen.rows
             if weighted and self._rows is not None and len(since) > 1:
@@ -159,9 +165,21 @@ class Tally:
         return self._rows
 
 
-def _any_of(since: list[Iteration]) -> Iteration:
+def _any_of(since: list[Iteration]) -> Iteration | None:
+    """Return the first loop that a weighted loss may be from; None if all were evaluations."""
     found = [each for each in since if each.live and each.with_grad]
-    return (found or since)[0]
+    found = found or [each for each in since if each.live or each.with_grad]
+    return found[0] if found else None
+
+
+def _refuse_replay(trained: Iteration | None) -> None:
+    """A loss with no new batch belongs to the last one, but not if that was the end of a loop of several."""
+    if trained is not None and not trained.live and trained.number > 0:
+        raise _unknown_weight(
+            "no batch came from a loader since the loop over it has ended",
+            fix="session.backward(loss, weight=number_of_samples), or loop over the loader again: "
+            "itertools.cycle(loader) serves the first epoch's batches for ever",
+        )
 
 
 def _refuse_holes(chosen: Iteration, weighted: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
@@ -184,6 +186,8 @@ class Node:
             ranks=sorted(group.ranks.values()),
             pids=[group.pids[local] for local in sorted(group.pids)],
             world_size=group.world_size,
+            host=socket.gethostname(),
+            launcher=os.getpid(),
         )
 
     def notice(self, finding: Finding) -> None:

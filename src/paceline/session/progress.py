@@ -58,11 +58,12 @@ class Progress:
         self._loaders: list[weakref.ref[Loader]] = []
         self._registered: dict[str, Any] = {}
         self._waiting: dict[str, Any] = {}  # restored state, until its loader or its object is there
+        self._rates: dict[int, list[float]] = {}  # learning rates of each optimizer, as they were restored
         # How the script keeps its checkpoints; nothing is deleted before it has said so.
         self._keeping: dict[str, Any] = {"mode": "max", "keep_last": sys.maxsize, "keep_best": 0}
         self._loops = self._epoch = 0  # calls of epochs(); epoch of the last one
         self._in_epoch = False
-        self._loops_before = 0  # training loops over loaders before this epoch
+        self._before = (0, 0)  # training loops over loaders, and steps, before this epoch
         self._resume_at = (0, 0)  # in which of these loops, and at which epoch of it
 
     def add_loader(self, loader: Loader) -> None:
@@ -88,9 +89,10 @@ class Progress:
 
     def register(self, name: str, value: Any) -> None:
         """Keep the state of an object; set it if a checkpoint has one for it."""
+        self.stop.arm()
         self._registered[name] = value
         if self._hand_over(f"registered/{name}", value):
-            _set_rates(value)
+            self._put_rates_back(value)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield epochs from where this training stands."""
@@ -100,10 +102,14 @@ class Progress:
         while self._epoch < num_epochs:
             if self.stop.agreed(now=True):
                 self.leave()
-            self._in_epoch, self._loops_before = True, self._training_loops()
-            yield self._epoch
-            self._in_epoch = False
-            self._epoch += 1
+            self._in_epoch, self._before = True, (self._training_loops(), self._gradients.steps)
+            is_done = False
+            try:
+                yield self._epoch
+                is_done = True
+            finally:  # the loop over epochs may be left by break
+                self._epoch += is_done or self._is_epoch_done()
+                self._in_epoch = False
 
     def save(self, *, metric: float | None, wait: bool, **keeping: Any) -> None:
         """Save a checkpoint."""
@@ -121,14 +127,20 @@ class Progress:
             return False
         self.has_restored = True
         state = portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
+        self._rates = {id(each): _rates_of(each) for each in self._gradients.optimizers}
         self._take(state["session"])
         self._take_random(state["random"] if state["world_size"] == self._world.world_size else None)
         ranks = f"{saved.world_size} rank{'s' * (saved.world_size != 1)}"
         self._say(f"goes on from {saved.path}: step {saved.step}, saved by {ranks}")
         return True
 
-    def at_boundary(self, begins: bool) -> None:
-        """All ranks are here, and every step so far is complete; perhaps a loop over a loader begins."""
+    def at_boundary(self, begins: bool, is_of_training: bool) -> None:
+        """All ranks are here, and every step so far is complete.
+
+        Args:
+            begins: Whether a loop over a loader begins.
+            is_of_training: Whether that loop trains; nobody stops in an evaluation, whose result would be lost.
+        """
         if begins:
             self._gradients.check_frozen()
         if self._reseed is not None:
@@ -136,7 +148,7 @@ class Progress:
             seed_device(self._reseed)
             self._reseed = None
         self._gradients.drop_unfinished()
-        if self.stop.agreed():
+        if is_of_training and self.stop.agreed():
             self.leave()
 
     def leave(self) -> None:
@@ -183,7 +195,8 @@ class Progress:
         In the middle of a training loop the epoch is not over, and before the first one it has hardly begun.
         """
         under_way = any(each.under_way for each in self._living().values())
-        begun = not self._loaders or self._training_loops() > self._loops_before
+        loops, steps = self._before
+        begun = not self._loaders or self._training_loops() > loops or self._gradients.steps > steps
         return self._in_epoch and begun and not under_way
 
     def _take(self, own: dict[str, Any]) -> None:
@@ -196,7 +209,7 @@ class Progress:
         for number, loader in self._living().items():
             self._hand_over(f"loader/{number}", loader)
         for name, value in self._registered.items():
-            self.register(name, value)
+            self._hand_over(f"registered/{name}", value)
 
     def _hand_over(self, name: str, to: Any) -> bool:
         """Load restored state that waits for an object; return whether there was any."""
@@ -204,6 +217,17 @@ class Progress:
         if state is not None:
             to.load_state_dict(state)
         return state is not None
+
+    def _put_rates_back(self, value: Any) -> None:
+        """Undo what a scheduler, if this is one, has done to the learning rates: it was made after the restore."""
+        optimizer = getattr(value, "optimizer", None)
+        if isinstance(optimizer, Optimizer):
+            rates = self._rates.get(id(optimizer)) or getattr(value, "_last_lr", None) or _rates_of(optimizer)
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
     def _take_random(self, random: dict[str, Any] | None) -> None:
         self._reseed = None
@@ -215,12 +239,8 @@ class Progress:
             torch.cuda.set_rng_state(random["cuda"])
 
 
-def _set_rates(value: Any) -> None:
-    """Put the learning rates of a scheduler, which was made after the restore and has set its own, back."""
-    optimizer, rates = getattr(value, "optimizer", None), getattr(value, "_last_lr", None)
-    if isinstance(optimizer, Optimizer) and rates:
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):
-            group["lr"] = rate
+def _rates_of(optimizer: Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def read_seed(seed: Any) -> int:

@@ -12,9 +12,10 @@ import json
 import math
 import os
 import re
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], Job
     """Return what is told of one run."""
     slurm = known.get((job.cluster, job.job_id)) if job is not None else None
     tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
-    state, since_s = judge(slurm, tale, submitted_s=job.submitted_ns / 1e9 if job else None)
+    state, since_s = judge(slurm, tale, submitted_s=job.submitted_ns / 1e9 if job else None, alive=_is_alive)
     step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     # each may be behind the others: rows are logged now and then, events count the last start alone
@@ -143,13 +144,20 @@ def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], Job
     )
 
 
-def judge(slurm: JobState | None, tale: Tale, *, submitted_s: float | None) -> tuple[str, float | None]:
+def judge(
+    slurm: JobState | None,
+    tale: Tale,
+    *,
+    submitted_s: float | None,
+    alive: Callable[[str, int, float], bool | None] = lambda *_: None,
+) -> tuple[str, float | None]:
     """Return a run's state in one word, and since when. Pure.
 
     Args:
         slurm: What Slurm says, None if it says nothing.
         tale: What the run folder tells.
         submitted_s: When the job was submitted, None if there is none.
+        alive: Returns whether a process of a host, started before a time, is still there; None if nobody knows.
     """
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
@@ -158,7 +166,23 @@ def judge(slurm: JobState | None, tale: Tale, *, submitted_s: float | None) -> t
         return tale.outcome.word, tale.outcome.time_ns / 1e9
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
-    return "unknown", tale.started_ns / 1e9 if tale.started_ns else submitted_s
+    started_s = tale.started_ns / 1e9 if tale.started_ns else submitted_s
+    lives = [alive(host, pid, tale.started_ns / 1e9) for host, pid in tale.launchers]
+    if any(lives):
+        return "running", started_s
+    # A launcher that ends by itself says so in the run folder.
+    return "killed" if lives and None not in lives else "unknown", started_s
+
+
+def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
+    import psutil
+
+    if host != socket.gethostname():
+        return None
+    try:
+        return psutil.Process(pid).create_time() <= before_s + 1  # another one has the number by now
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _figures(run_dir: RunDir) -> tuple[int | None, float | None]:

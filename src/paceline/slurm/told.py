@@ -65,12 +65,14 @@ class Tale:
         started_ns: When ranks were last started, 0 if they never were.
         steps: Optimizer steps of the last start, as far as they were told.
         nodes: How many nodes have left events.
+        launchers: Host and process of each launcher of the last start.
     """
 
     outcome: Outcome | None = None
     started_ns: int = 0
     steps: int | None = None
     nodes: int = 0
+    launchers: tuple[tuple[str, int], ...] = ()
 
 
 def read(run_dir: RunDir, *, since_ns: int = 0) -> Tale:
@@ -112,6 +114,11 @@ def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> Ta
         started_ns=max((int(event.get("time_ns", 0)) for event in starts), default=0),
         steps=steps,
         nodes=sum(bool(events) for events in files),
+        launchers=tuple(
+            (str(event["host"]), int(event["launcher"]))
+            for event in starts
+            if event.get("attempt") == last and "launcher" in event
+        ),
     )
 
 

@@ -37,8 +37,15 @@ class Data:
                 with alike(seed):
                     owner.setup(stage)
 
-    def loader(self, session: Session, stage: str, *, per_rank: bool) -> Any:
-        """Return the loader of a stage, shared out among the ranks; None if there is none."""
+    def loader(self, session: Session, stage: str, *, per_rank: bool, evaluates: bool = False) -> Any:
+        """Return the loader of a stage, shared out among the ranks; None if there is none.
+
+        Args:
+            session: Shares it out.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+            per_rank: Whether its batch size is that of each rank.
+            evaluates: Whether it is to begin with its first sample, also after a restore.
+        """
         given = self._loaders.get(stage)
         makers = [getattr(owner, f"{stage}_dataloader", None) for owner in self._owners]
         for make in makers:
@@ -46,7 +53,18 @@ class Data:
                 given = make()
         if isinstance(given, list | tuple):
             given = _the_one(given, stage)
-        return None if given is None else session.loader(given, per_rank=per_rank)
+        if given is None or not evaluates:
+            return None if given is None else session.loader(given, per_rank=per_rank)
+        # The first loader of a session takes the position that a checkpoint has for the one that was trained on, or
+        # is refused with it; the second has none to take.
+        try:
+            loader = session.loader(given, per_rank=per_rank)
+        except UsageError as error:
+            if error.finding.name != "data-changed":
+                raise
+            loader = session.loader(given, per_rank=per_rank)
+        loader.load_state_dict({"epoch": 0, "done": 0, "length": 0})
+        return loader
 
 
 def is_data(thing: Any) -> bool:

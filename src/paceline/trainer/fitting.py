@@ -15,7 +15,7 @@ from paceline.trainer.hooks import Hooks
 from paceline.trainer.metrics import Metrics, Values, rows_of
 from paceline.trainer.monitor import Monitor
 from paceline.trainer.optimizers import Schedule, never_logged
-from paceline.trainer.options import Plan, num_batches
+from paceline.trainer.options import Plan, no_batches, num_batches
 from paceline.trainer.progress import Display
 from paceline.trainer.recorder import Recorder
 from paceline.trainer.work import Work
@@ -47,26 +47,37 @@ class Evaluation:
             limit: Batches to take; None for all.
             keep: Whether the trainer is to have the means.
         """
-        metrics, progress = Metrics(self.trainer.session), self.display.progress
+        metrics, progress, has_run = Metrics(self.trainer.session), self.display.progress, False
         with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
             self.hooks.call(f"on_{stage}_start")
             self.hooks.call(f"on_{stage}_epoch_start")
             for batch_idx, batch in enumerate(itertools.islice(loader, limit)):
                 self.recorder.begin_batch(batch)
-                # Much cannot do with zero rows (metrics of torchmetrics raise). The first batch is never left out, so
-                # that all ranks have logged the same names, and with shards no rank may leave out any.
-                if not batch_idx or self.work.is_sharded or rows_of(batch):
+                # Much cannot do with zero rows (metrics of torchmetrics raise); with shards no rank may leave out any.
+                if self.work.is_sharded or rows_of(batch):
                     self.work.evaluate(f"{stage}_step", batch, batch_idx)
+                    has_run = True
                 progress.batch = batch_idx + 1
             self.recorder.begin_batch(None)
+            self._agree_on_names(metrics, has_run=has_run)
             self.hooks.call(f"on_{stage}_epoch_end")
             values = metrics.of_epoch()
             metrics.end()
             if keep:
                 self.trainer.take(values.of_all)
                 progress.shown.update(metrics.in_bar(values))
-            self.hooks.call(f"on_{stage}_end")
+            with self.recorder.within(None):  # the means are made: what is logged now would be lost
+                self.hooks.call(f"on_{stage}_end")
         return values
+
+    def _agree_on_names(self, metrics: Metrics, *, has_run: bool) -> None:
+        """Let a rank without any row take part in the means of what rank 0, which always has some, has logged."""
+        session = self.trainer.session
+        if session.world_size > 1 and session.reduce(int(not has_run)):
+            parts = list(self.work.parts())
+            names = session.once(lambda: metrics.names(parts))
+            if not has_run:
+                metrics.take_names(names, parts)
 
 
 class Fit:
@@ -97,6 +108,9 @@ class Fit:
         if plan.monitor is not None:
             self._monitor = Monitor(plan.monitor, mode=plan.mode, patience=plan.patience, min_delta=plan.min_delta)
         self._metrics: Metrics | None = None  # of the epoch that is under way
+        self._sums: dict[str, Any] | None = None  # its sums before the hooks of an end that is not the epoch's
+        self._done = 0  # its batches whose steps are complete
+        self._is_rest = False  # whether some of it was done before a checkpoint
         self._begin_batch = self._hooks.caller("on_train_batch_start")
         self._after_backward = self._hooks.caller("on_after_backward")
         self._before_step = self._hooks.caller("on_before_optimizer_step")
@@ -106,15 +120,18 @@ class Fit:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next epochs depend on; a collective, as every save is."""
+        sums = self._metrics.state_dict() if self._metrics and self._sums is None else self._sums
         return {
             "metrics": {name: float(value) for name, value in self._trainer.callback_metrics.items()},
             "monitor": self._monitor.state_dict() if self._monitor else None,
-            "epoch": self._metrics.state_dict() if self._metrics else None,
+            "epoch": sums,
+            "batches": self._done,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self._trainer.take(state["metrics"])
+        self._done = state.get("batches", 0)  # older checkpoints have none
         if self._monitor and state["monitor"]:
             self._monitor.load_state_dict(state["monitor"])
         if state["epoch"]:
@@ -131,7 +148,7 @@ class Fit:
             self._evaluation.run("validation", self._val, limit=self._plan.num_sanity_val_steps, keep=False)
         with self._display.bar():
             for epoch in () if self._is_over() else session.epochs(self._plan.epochs):
-                start = batches_done(self._train)
+                start = self._batches_done()
                 if not ran:
                     done = epoch * (self._batches or 0) + start
                     total, group = self._plan.batches(self._batches), self._plan.accumulate_grad_batches
@@ -142,6 +159,15 @@ class Fit:
         if not ran:
             self._display.line(f"nothing is left to train after step {session.step}; resume=False begins anew", {})
         self._hooks.call("on_train_end")
+
+    def _batches_done(self) -> int:
+        """Return how many batches of the epoch that begins were done before a checkpoint."""
+        samples, size = self._train.state_dict()["done"], self._train.batch_size
+        self._is_rest = samples > 0
+        if not samples:
+            self._metrics = None  # it begins anew, and so do its means
+            return 0
+        return samples // size if size else self._done  # batches of a batch_sampler may be of any size
 
     def _is_over(self) -> bool:
         """Whether training ends before its last epoch; a collective."""
@@ -154,28 +180,37 @@ class Fit:
         """Train for an epoch, or what is left of it; return whether training is over."""
         self._trainer.current_epoch = epoch
         metrics = self._metrics = self._metrics or Metrics(self._session)
+        self._done = start
         self._begin_stage(epoch, start)
         # Left open until the checkpoint is made if the last step comes first: the rest of the epoch is still to come.
         with self._recorder.within(metrics), closing(iter(self._train)) as batches:
             self._hooks.call("on_train_epoch_start")
-            whole = self._train_on(batches, start)
+            whole = self._train_on(batches, start, between=self._batches_between_validations(epoch))
             if whole:
                 batches.close()
+                self._leave_rest()
             val = self._validate_if_due(epoch)
+            if not whole:
+                self._sums = metrics.state_dict()
             train = self._end_metrics(metrics)
             self._log({**train.for_loggers, **val.for_loggers})
             if whole:
-                self._metrics = None
+                self._metrics, self._done = None, 0
                 self._look_at(epoch, {**train.of_all, **val.of_all})
             is_over = self._is_over()
             self._save({**train.of_all, **val.of_all}, is_last=is_over or epoch + 1 >= self._plan.epochs)
             self._show(epoch, {**train.for_loggers, **val.for_loggers})
             return is_over
 
-    def _train_on(self, batches: Iterator[Any], start: int) -> bool:
+    def _leave_rest(self) -> None:
+        """Let the loader begin the next epoch, also where nothing was left to train on of a limited one."""
+        place = self._train.state_dict()
+        if place["done"]:
+            self._train.load_state_dict({"epoch": place["epoch"] + 1, "done": 0, "length": place["length"]})
+
+    def _train_on(self, batches: Iterator[Any], start: int, *, between: int) -> bool:
         """Train on what is left of an epoch; return whether all of it was."""
-        plan, last = self._plan, sys.maxsize if self._batches is None else self._batches
-        between = self._batches_between_validations()
+        plan, last, done = self._plan, sys.maxsize if self._batches is None else self._batches, start
         for batch_idx, batch in enumerate(batches, start):
             if batch_idx >= last:  # 0 batches, or a checkpoint after the last
                 break
@@ -187,6 +222,8 @@ class Fit:
                 return False
             if between and done % between == 0:
                 self._log(self._validate().for_loggers)
+        if not done and last and not self._is_rest:
+            raise no_batches()  # of a stream nobody knew it before
         return True
 
     def _train_batch(self, batch: Any, batch_idx: int) -> None:
@@ -206,6 +243,7 @@ class Fit:
         if self._after_backward:
             self._after_backward()
         if ends_group:
+            self._done = batch_idx + 1
             self._step()
         if self._end_batch:
             self._end_batch(outputs, batch, batch_idx)
@@ -252,11 +290,11 @@ class Fit:
 
     # After an epoch
 
-    def _batches_between_validations(self) -> int:
+    def _batches_between_validations(self, epoch: int) -> int:
         asked = self._plan.val_check_interval
-        if not self._validates or asked is None or (isinstance(asked, float) and asked == 1):
+        if not self._is_due(epoch) or asked is None or (isinstance(asked, float) and asked == 1):
             return 0
-        return max(1, num_batches("val_check_interval", asked, self._batches) or 0)
+        return num_batches("val_check_interval", asked, self._batches, least=1) or 0
 
     def _is_due(self, epoch: int) -> bool:
         return self._validates and (epoch + 1) % self._plan.check_val_every_n_epoch == 0
@@ -319,11 +357,6 @@ def length_of(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def batches_done(loader: Any) -> int:
-    """Return how many batches of the epoch that a loader begins next were done before a checkpoint."""
-    return loader.state_dict()["done"] // loader.batch_size if loader.batch_size else 0
 
 
 def loss_of(outputs: Any) -> torch.Tensor:

@@ -102,6 +102,9 @@ NEVER_CALLED = frozenset(
     ]
 )
 
+# The same on a data object, where Lightning looks for these too.
+NEVER_CALLED_ON_DATA = ("on_after_batch_transfer", "on_before_batch_transfer", "transfer_batch_to_device")
+
 # Lightning's own callbacks need Lightning's Trainer; these have a counterpart here.
 INSTEAD = {
     "EarlyStopping": 'Trainer(monitor="val_loss", mode="min", patience=3)',
@@ -181,6 +184,29 @@ def check_task(task: Any, *needed: str) -> None:
             f"{name}.{never[0]} would never be called by this Trainer",
             fix="write the loop with paceline.Session, or use one of: " + ", ".join(HOOKS),
         )
+    unknown = [each for each in _own_hooks(type(task)) if each not in HOOKS]
+    if unknown:
+        near = closest(unknown[0], HOOKS)
+        other = "another name for what is yours; called are " + ", ".join(HOOKS)
+        raise _misfit(
+            f"{name}.{unknown[0]} would never be called by this Trainer",
+            fix=f"def {near}(self, ...): ..." if near else other,
+        )
+
+
+def check_data(data: Any) -> None:
+    """Refuse a data object that relies on what is never called.
+
+    Raises:
+        UsageError: A method would be left out.
+    """
+    for name in NEVER_CALLED_ON_DATA:
+        owner = next((each for each in type(data).__mro__ if name in vars(each)), None)
+        if callable(getattr(data, name, None)) and not (owner and _is_lightnings(owner)):
+            raise _misfit(
+                f"{type(data).__name__}.{name} would never be called by this Trainer",
+                fix="change samples in the dataset or in collate_fn, and batches in training_step, on the device",
+            )
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
@@ -214,8 +240,19 @@ def _has_own(callback: Any, name: str) -> bool:
     )
 
 
+def _own_hooks(kind: type) -> list[str]:
+    """Return the methods of a task's class that look like hooks, without those of torch and the like."""
+    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("builtins", "paceline", "torch")]
+    names = sorted(name for each in own for name in vars(each) if name.startswith("on_"))
+    return [name for name in names if callable(getattr(kind, name, None))]
+
+
 def _from_lightning(kind: type) -> bool:
-    return any(each.__module__.partition(".")[0] in ("lightning", "pytorch_lightning") for each in kind.__mro__)
+    return any(map(_is_lightnings, kind.__mro__))
+
+
+def _is_lightnings(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
 
 
 def _misfit(what: str, *, fix: str) -> UsageError:

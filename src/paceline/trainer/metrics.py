@@ -5,15 +5,18 @@ A number is kept with the rows that it is the mean of. Ranks meet when a mean is
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from paceline.errors import Finding, UsageError
 from paceline.session import Session
+from paceline.trainer.meters import Place, found_at, place_of
 
 FOLD_AT = 64  # numbers that wait to be added up at once: one by one, each would cost several tensor operations
 
@@ -132,6 +135,28 @@ class Metrics:
         shown = [name for name, entry in self.entries.items() if entry.prog_bar and name in values.of_all]
         return {name: values.of_all[name] for name in shown}
 
+    def names(self, parts: Sequence[tuple[str, Any]]) -> dict[str, tuple[dict[str, bool], Place | None]]:
+        """Return how each name was logged, and where its object is if it has one that computes its own value.
+
+        Args:
+            parts: Of the task, by name. What is none of them cannot be found on another rank, and is left out.
+        """
+        places = {name: place_of(entry.meter, parts) for name, entry in self.entries.items()}
+        return {
+            name: (entry.how, places[name])
+            for name, entry in self.entries.items()
+            if entry.meter is None or places[name] is not None
+        }
+
+    def take_names(
+        self, names: Mapping[str, tuple[dict[str, bool], Place | None]], parts: Sequence[tuple[str, Any]]
+    ) -> None:
+        """Take what ``names`` returned on another rank as logged here too, over no rows."""
+        for name, (how, place) in names.items():
+            entry = self.entries.setdefault(name, Entry(**how))
+            if place is not None:
+                entry.meter = found_at(place, parts)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far, over all ranks; those of objects that compute their own value are theirs to keep."""
         names, _ = self._epoch_names()
@@ -221,26 +246,35 @@ def number_of(name: str, value: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """Return the number of rows of a batch: the length of the first tensor in it, else of the first list.
+    """Return the number of rows of a batch: the length of the first tensor or array in it, else of the first list.
 
     Returns:
         1 if there is neither.
     """
-    return _rows(batch) if (found := _first_tensor(batch)) is None else found
+    found = (find(batch) for find in (_first_array, _first_list))
+    return next((length for length in found if length is not None), 1)
 
 
-def _first_tensor(batch: Any) -> int | None:
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    for part in parts:
-        found = _first_tensor(part)
-        if found is not None:
-            return found
-    return None
+def _first_array(batch: Any) -> int | None:
+    numpy = sys.modules.get("numpy")
+    if isinstance(batch, torch.Tensor) or (numpy is not None and isinstance(batch, numpy.ndarray)):
+        return int(batch.shape[0]) if len(batch.shape) else 1
+    found = map(_first_array, batch if isinstance(batch, list | tuple) else _fields(batch))
+    return next((length for length in found if length is not None), None)
 
 
-def _rows(batch: Any) -> int:
+def _first_list(batch: Any) -> int | None:
+    if not isinstance(batch, list | tuple):
+        return next((length for length in map(_first_list, _fields(batch)) if length is not None), None)
+    # Lists of one length are fields, with as many rows; no rows if those are empty, as of tuple(zip(*samples)).
+    lengths = {len(part) if isinstance(part, list | tuple) else None for part in batch}
+    length = lengths.pop() if len(lengths) == 1 else None
+    return len(batch) if length is None else length
+
+
+def _fields(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
-        return next(map(_rows, batch.values()), 1)
-    return len(batch) if isinstance(batch, list | tuple) else 1
+        return batch.values()
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
+    return ()

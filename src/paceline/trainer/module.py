@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,21 +40,27 @@ class Configured:
         return found
 
     def save_hyperparameters(
-        self, *names: str | Mapping[str, Any], ignore: str | Iterable[str] = (), logger: bool = True
+        self,
+        *names: str | Mapping[str, Any] | Namespace | SimpleNamespace,
+        ignore: str | Iterable[str] = (),
+        logger: bool = True,
     ) -> None:
         """Take the arguments of the ``__init__`` that calls this as ``hparams``.
 
         If that was called by the ``__init__`` of a derived class, its arguments are taken too.
 
         Args:
-            *names: Only these arguments; a mapping is taken as it is.
+            *names: Only these arguments; a mapping or a namespace is taken as it is.
             ignore: Arguments to leave out.
             logger: Accepted for Lightning's sake; without effect.
+
+        Raises:
+            UsageError: There is no such argument, or what is given is none of these.
         """
         frame = inspect.currentframe()
         found = _arguments(self, frame.f_back if frame else None)
         wanted = [name for name in names if isinstance(name, str)]
-        mappings = [name for name in names if isinstance(name, Mapping)]
+        mappings = [_mapping(name) for name in names if not isinstance(name, str)]
         unknown = [name for name in wanted if name not in found]
         if unknown:
             raise UsageError(
@@ -71,6 +78,21 @@ class Configured:
             )
         for mapping in mappings:
             self.hparams.update({key: value for key, value in mapping.items() if key not in left_out})
+
+
+def _mapping(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, Namespace | SimpleNamespace):
+        return vars(given)
+    if isinstance(given, Mapping):
+        return given
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"what is of type {type(given).__name__} is no name of an argument, mapping or namespace",
+            where="save_hyperparameters(...)",
+            fix="self.save_hyperparameters(vars(config))",
+        )
+    )
 
 
 def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:

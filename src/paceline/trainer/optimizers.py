@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.errors import Finding, UsageError, closest
 
+KEYS_OF_PAIR = ("optimizer", "lr_scheduler", "monitor")
 KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
 
 
@@ -65,9 +66,9 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     """Return the optimizers and schedules of what ``configure_optimizers`` returned.
 
     Args:
-        configured: An optimizer; a list of them; a pair of lists, the second of schedulers; a dict with ``optimizer``
-            and ``lr_scheduler``; or a list of such dicts. A scheduler may be a dict with ``scheduler``, ``interval``,
-            ``frequency`` and ``monitor``.
+        configured: An optimizer; a list of them; a pair of lists, the second of schedulers; a dict with ``optimizer``,
+            ``lr_scheduler`` and ``monitor``; or a list of such dicts. A scheduler may be a dict with ``scheduler``,
+            ``interval``, ``frequency`` and ``monitor``.
 
     Raises:
         UsageError: It is something else.
@@ -75,9 +76,10 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     if isinstance(configured, Optimizer):
         return [configured], []
     if isinstance(configured, Mapping):
+        _check_keys(configured)
         scheduler = configured.get("lr_scheduler")
         optimizers, _ = read(configured.get("optimizer"))
-        return optimizers, [] if scheduler is None else [_schedule(scheduler)]
+        return optimizers, [] if scheduler is None else [_schedule(scheduler, monitor=configured.get("monitor"))]
     if isinstance(configured, list | tuple) and configured:
         if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
             return [one for each in configured[0] for one in read(each)[0]], [_schedule(each) for each in configured[1]]
@@ -93,7 +95,27 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
     )
 
 
-def _schedule(given: Any) -> Schedule:
+def _check_keys(configured: Mapping[str, Any]) -> None:
+    for key in configured:
+        if key in KEYS_OF_PAIR:
+            continue
+        near = closest(str(key), KEYS_OF_PAIR) or "lr_scheduler"
+        of_scheduler = key in KEYS and key != "scheduler"
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"what configure_optimizers returned has {'a' if of_scheduler else 'an unknown'} key {key!r}"
+                + (", which belongs to the scheduler" if of_scheduler else ""),
+                where="configure_optimizers",
+                why="it would have no effect",
+                fix=f'"lr_scheduler": {{"scheduler": scheduler, "{key}": {configured[key]!r}}}'
+                if of_scheduler
+                else f'"{near}": ...',
+            )
+        )
+
+
+def _schedule(given: Any, *, monitor: str | None = None) -> Schedule:
     settings = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
     unknown = [key for key in settings if key not in KEYS]
     scheduler = settings.get("scheduler")
@@ -108,7 +130,9 @@ def _schedule(given: Any) -> Schedule:
         raise _unusable(f"has interval={interval!r}", fix='"interval": "epoch" or "step"')
     if not isinstance(frequency, int) or frequency < 1:
         raise _unusable(f"has frequency={frequency!r}", fix='"frequency": 1')
-    monitor = settings.get("monitor") or ""
+    if isinstance(scheduler, Optimizer) or not callable(getattr(scheduler, "step", None)):
+        raise _unusable(f"is of type {type(scheduler).__name__}", fix="torch.optim.lr_scheduler.StepLR(optimizer, 30)")
+    monitor = settings.get("monitor") or monitor or ""
     takes_metric = isinstance(scheduler, ReduceLROnPlateau) or settings.get("reduce_on_plateau")
     if takes_metric and not monitor:
         raise _unusable("is a ReduceLROnPlateau without a metric", fix='"monitor": "val_loss"')

@@ -172,11 +172,17 @@ def part(name: str, value: Any) -> int | float | None:
     raise invalid(name, value, "a number of batches or a fraction from 0.0 to 1.0", fix=f"Trainer({name}=1.0)")
 
 
-def num_batches(name: str, asked: int | float | None, length: int | None) -> int | None:
+def num_batches(name: str, asked: int | float | None, length: int | None, *, least: int = 0) -> int | None:
     """Return how many batches an argument means of a loader of ``length`` batches; None if nobody knows.
 
+    Args:
+        name: Of the argument.
+        asked: Its value.
+        length: Batches of the loader; None if nobody knows.
+        least: What a fraction means at least; if 0, one of less than a batch is refused.
+
     Raises:
-        UsageError: A fraction is asked for of a stream, whose length is not known.
+        UsageError: A fraction is asked for of a stream, whose length is not known, or it is less than a batch.
     """
     if asked is None or (isinstance(asked, float) and asked == 1):
         return length
@@ -184,7 +190,25 @@ def num_batches(name: str, asked: int | float | None, length: int | None) -> int
         return asked if length is None else min(asked, length)
     if length is None:
         raise invalid(name, asked, "a number, and how long a stream is nobody knows", fix=f"Trainer({name}=100)")
-    return int(length * asked)
+    found = max(least, int(length * asked))
+    if length and asked and not found:
+        whole = 10 ** (len(str(length)) + 1)
+        fix = f"Trainer({name}={-(-whole // length) / whole})"
+        raise invalid(name, asked, f"as much as one of {length} batches", fix=fix)
+    return found
+
+
+def no_batches() -> UsageError:
+    """Return the complaint that there is nothing to train on."""
+    return UsageError(
+        Finding(
+            "option-invalid",
+            "the loader for train has no batch",
+            where="trainer.fit(...)",
+            why="nothing would be trained",
+            fix="a dataset with samples; with drop_last=True it needs batch_size of them",
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -257,13 +281,22 @@ class Plan:
         """
         if self.max_epochs is None and self.max_steps < 0:
             raise invalid("max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)")
+        if self.limit_train_batches == 0 and self.epochs == sys.maxsize:
+            raise contradiction(
+                "limit_train_batches=0 makes no step, and the number of epochs has no limit",
+                where="Trainer(limit_train_batches=...)",
+                fix="Trainer(max_epochs=1, limit_train_batches=0)",
+            )
 
     def train_batches(self, length: int | None) -> int | None:
         """Return the number of batches to train on in an epoch; None if nobody knows.
 
         Raises:
-            UsageError: The limit cuts through a group of accumulated batches, whose gradients would be lost.
+            UsageError: There is none, or the limit cuts through a group of accumulated batches, whose gradients would
+                be lost.
         """
+        if length == 0:
+            raise no_batches()
         found, group = (
             num_batches("limit_train_batches", self.limit_train_batches, length),
             self.accumulate_grad_batches,

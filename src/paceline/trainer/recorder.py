@@ -33,8 +33,8 @@ class Recorder:
         self._batch, self._rows, self._in_step = batch, None, is_step
 
     @contextmanager
-    def within(self, metrics: Metrics) -> Iterator[None]:
-        """Take what is logged inside to ``metrics``, also between two batches of something else."""
+    def within(self, metrics: Metrics | None) -> Iterator[None]:
+        """Take what is logged inside to ``metrics``, also between two batches of something else; None refuses it."""
         before = self.metrics, self._in_step, self._batch, self._rows
         self.metrics, self._in_step, self._batch, self._rows = metrics, False, None, None
         try:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +22,15 @@ from paceline.session import Session
 from paceline.trainer import optimizers, options
 from paceline.trainer.data import Data, is_data
 from paceline.trainer.fitting import Evaluation, Fit, length_of
-from paceline.trainer.hooks import Callback, Hooks, check_callbacks, check_task
+from paceline.trainer.hooks import Callback, Hooks, check_callbacks, check_data, check_task
 from paceline.trainer.progress import Display, Progress
 from paceline.trainer.recorder import Recorder
 from paceline.trainer.start import check_device, check_world, start_ranks
 from paceline.trainer.work import Work
 
 STAGES = {"validation": ("val", "validate"), "test": ("test", "test")}  # names that loaders, and setup, know them by
+
+_fitted: set[Path] = set()  # run folders that a fit of this process has worked in
 
 
 class Trainer:
@@ -72,7 +75,8 @@ class Trainer:
         min_delta: What counts as improvement.
         save_top_k: How many of the best checkpoints are kept.
         resume: Whether to go on from the latest checkpoint in the run folder; None: if that is the folder of a
-            ``paceline run``, which is a new one unless it is asked to go on in another.
+            ``paceline run``, which is a new one unless it is asked to go on in another; a second ``fit`` of the
+            process does not go on there unless it is told to.
         per_rank_batch_size: Whether batch sizes of DataLoaders are those of each rank.
         run_dir: As for ``Session``.
         default_root_dir: Lightning's name of ``run_dir``.
@@ -354,6 +358,7 @@ class Trainer:
                 where="Trainer",
                 fix="trainer.fit(task, data), or trainer.fit(task, train_loader, val_loader)",
             )
+        check_data(datamodule)
         for each in (task, datamodule):
             if each is not None:
                 with contextlib.suppress(AttributeError):  # it has slots, and does without
@@ -361,8 +366,8 @@ class Trainer:
         self._data = Data(task, datamodule, loaders)
         return self._data
 
-    def _loader(self, data: Data, stage: str) -> Any:
-        loader = data.loader(self.session, stage, per_rank=self._per_rank)
+    def _loader(self, data: Data, stage: str, *, evaluates: bool = False) -> Any:
+        loader = data.loader(self.session, stage, per_rank=self._per_rank, evaluates=evaluates)
         if loader is None and stage != "val":
             raise UsageError(
                 Finding(
@@ -379,15 +384,31 @@ class Trainer:
         return Evaluation(self, work, self._recorder, display, Hooks(self, work.task, self._callbacks))
 
     def _restore_for_fit(self, ckpt_path: str | os.PathLike[str] | None) -> None:
+        folder, known = self.session.run_dir.root, self.session.run_dir.root.resolve() in _fitted
+        _fitted.add(folder.resolve())
+        of_launcher = env.read(env.RUN_DIR) is not None and self._for_session["run_dir"] is None
         if ckpt_path is not None:
             self._restore(ckpt_path)
-            return
-        of_launcher = env.read(env.RUN_DIR) is not None and self._for_session["run_dir"] is None
-        if of_launcher if self._resume is None else self._resume:
+        elif of_launcher if self._resume is None else self._resume:
+            if known and self._resume is None:
+                self._refuse_to_go_on()
             self.session.restore("latest")
-        elif any(self.session.run_dir.checkpoints.glob("[0-9]*")) and self.session.is_main:
-            folder = self.session.run_dir.root
+        elif self.session.is_main and self._has_checkpoints():
             print(f"paceline: begins anew beside what is in {folder}; resume=True goes on", file=sys.stderr)
+
+    def _refuse_to_go_on(self) -> None:
+        """Refuse a second fit that would go on where the first has ended, and so train nothing."""
+        session = self.session
+        if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 looks for all
+            raise options.contradiction(
+                f"this process has fitted in {session.run_dir.root} before, and would go on from the checkpoints there",
+                where="trainer.fit(...)",
+                why="a second fit would begin with the weights and the epoch that the first has come to",
+                fix='Trainer(run_dir="runs/fold-2") for another training, Trainer(resume=True) to go on with that one',
+            )
+
+    def _has_checkpoints(self) -> bool:
+        return any(self.session.run_dir.checkpoints.glob("[0-9]*"))
 
     def _restore(self, ckpt_path: str | os.PathLike[str]) -> None:
         if not self.session.restore("latest" if ckpt_path == "last" else ckpt_path):
@@ -424,9 +445,7 @@ class Trainer:
         data.prepare(self.session, data_stage, seed=self._seed)
         if ckpt_path is not None:
             self._restore(ckpt_path)
-        loader = self._loader(data, loader_stage)
-        # The first loader of a session takes the position that a checkpoint has for the one that was trained on.
-        loader.load_state_dict({"epoch": 0, "done": 0, "length": 0})
+        loader = self._loader(data, loader_stage, evaluates=True)
         limit = getattr(self._plan, f"limit_{loader_stage}_batches")
         batches = options.num_batches(f"limit_{loader_stage}_batches", limit, length_of(loader))
         evaluation = self._evaluation(self._work)

@@ -58,6 +58,11 @@ class Work:
         """Return what ``validation_step`` or ``test_step`` returns; without DDP, as evaluation meets no other rank."""
         return self._call(self.module, step, batch, batch_idx)
 
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the task's modules and attributes by name."""
+        yield from self.module.named_modules()
+        yield from vars(self.task).items()
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch to evaluation; afterwards every module is in the mode that it was in."""

@@ -1,0 +1,53 @@
+"""Objects that compute their own value over all ranks, as those of torchmetrics: found on a rank that never met them.
+
+A rank without any row of an evaluation has not logged them, and the others wait for it in ``compute``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+
+class Place(NamedTuple):
+    """Where in a task an object is, the same on all ranks.
+
+    Attributes:
+        path: Name of the module, or of the attribute.
+        states: Of the modules in it the states that are lists, each as a piece without rows.
+    """
+
+    path: str
+    states: dict[str, dict[str, torch.Tensor]]
+
+
+def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> Place | None:
+    """Return where an object is; None if it is none of the ``parts`` of its task."""
+    path = next((path for path, each in parts if each is meter), None)
+    return None if path is None else Place(path, {name: _pieces(each) for name, each in _modules(meter)})
+
+
+def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
+    """Return the object that is there, ready to compute without having been given any row.
+
+    torchmetrics gathers a list that is empty as one of floats, whatever the other ranks' are of: they would not meet.
+    """
+    meter = next(each for path, each in parts if path == place.path)
+    for name, each in _modules(meter):
+        for state, piece in place.states[name].items():
+            if not len(getattr(each, state)):
+                setattr(each, state, [piece.to(each.device)])
+    return meter
+
+
+def _modules(meter: Any) -> Iterator[tuple[str, Any]]:
+    return meter.named_modules() if isinstance(meter, nn.Module) else iter(())
+
+
+def _pieces(module: nn.Module) -> dict[str, torch.Tensor]:
+    states = getattr(module, "metric_state", {})
+    first = {name: state[0] for name, state in states.items() if isinstance(state, list) and state}
+    return {name: each[:0].detach().cpu() for name, each in first.items() if each.dim()}
