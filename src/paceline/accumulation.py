@@ -49,14 +49,12 @@ class Group:
         world_size: Number of ranks.
         accumulate: Batches of a group where no loader tells.
         total: Returns the sum of a weight over all ranks; a collective.
-        is_reduced: Whether gradients are those of all ranks before the group is complete.
         num_batches: Backwards since the last step.
     """
 
     world_size: int
     accumulate: int
     total: Callable[[float], float]
-    is_reduced: bool = False
     num_batches: int = 0
     _own: float = 0.0  # weights of this rank so far
     _known: float | None = 0.0  # of all ranks, as long as loaders tell
@@ -119,10 +117,14 @@ class Group:
         return Part(own * self.world_size / total, True, self._unit / total if self._unit else 1.0)
 
     def _size(self, own: float, rows: Rows | None, weight: float | None) -> float:
-        """Return how much a group's first batch counts, which all ranks agree on where their gradients are one."""
-        if weight is None:
-            return own if rows is None else rows.of_batch
-        return self.total(own) if self.is_reduced else own
+        """Return how much a group's first batch counts, the same on all ranks.
+
+        Their gradients may be averaged before the group is complete: shards always are, and DDP does so in the backward
+        after any forward that was meant for the group's end, as of an evaluation with autograd.
+        """
+        if weight is not None:
+            return self.total(own)
+        return own if rows is None else rows.of_batch
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:

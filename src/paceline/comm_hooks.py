@@ -40,11 +40,11 @@ class PowerSGD:
 
     Args:
         rank: Rank of the factors.
-        start: Steps that send full gradients first.
+        start: Steps that send full gradients first; at least one, after which DDP puts its buckets together anew.
     """
 
     def __init__(self, rank: int, start: int) -> None:
-        self.rank, self.start = rank, start
+        self.rank, self.start = rank, max(start, 1)
         self.steps = 0
         self.unsent: dict[int, torch.Tensor] = {}
         self.factors: dict[tuple[int, int], torch.Tensor] = {}
@@ -60,11 +60,10 @@ def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[t
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     if state.steps >= state.start:
         number = bucket.index()
-        unsent = state.unsent.setdefault(number, torch.zeros_like(buffer))
-        buffer.add_(unsent) if unsent.shape == buffer.shape else None  # buckets are rebuilt after the first step
+        buffer.add_(state.unsent.get(number, 0.0))
         wanted = buffer.clone()
         _approximate(state, number, bucket.gradients(), size)
-        state.unsent[number] = wanted.sub_(buffer)
+        state.unsent[number] = _finite(wanted.sub_(buffer))
     else:
         dist.all_reduce(buffer.div_(size))
     if bucket.is_last():
@@ -78,15 +77,26 @@ def _approximate(state: PowerSGD, bucket: int, gradients: list[torch.Tensor], si
     full = [each for each in gradients if not _worth(each, state.rank)]
     matrices = [each.view(each.shape[0], -1) for each in low]
     _mean_of_all(full, size)
-    qs = [torch.linalg.qr(_factor(state, (bucket, number), matrix))[0] for number, matrix in enumerate(matrices)]
+    qs = [_orthogonal(_factor(state, (bucket, number), matrix)) for number, matrix in enumerate(matrices)]
     ps = [matrix @ q for matrix, q in zip(matrices, qs, strict=True)]
     _mean_of_all(ps, size)
-    ps = [torch.linalg.qr(p)[0] for p in ps]
+    ps = [_orthogonal(p) for p in ps]
     qs = [matrix.t() @ p for matrix, p in zip(matrices, ps, strict=True)]
     _mean_of_all(qs, size)
     for number, (matrix, p, q) in enumerate(zip(matrices, ps, qs, strict=True)):
-        state.factors[bucket, number] = q
         torch.matmul(p, q.t(), out=matrix)
+        state.factors[bucket, number] = _finite(q)
+
+
+def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    wide = matrix.float() if matrix.dtype == torch.bfloat16 else matrix  # there is no decomposition in bfloat16
+    found: torch.Tensor = torch.linalg.qr(wide)[0].to(matrix)
+    return found
+
+
+def _finite(kept: torch.Tensor) -> torch.Tensor:
+    """Clear what a step that is not finite, and is skipped by the user, would leave in all later ones."""
+    return kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _worth(gradient: torch.Tensor, rank: int) -> bool:

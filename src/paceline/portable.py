@@ -11,9 +11,11 @@ so that one file serves ddp, fsdp and any world size.
 
 from __future__ import annotations
 
+import copy
 import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
@@ -37,13 +39,55 @@ def of_models(models: Sequence[nn.Module]) -> dict[str, Any]:
     }
 
 
+def targets_of_models(
+    models: Sequence[nn.Module], state: Mapping[str, Any]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the tensors of ``of_models`` that are to be filled in place.
+
+    Parameters and buffers themselves need no more than that. The second part are copies of them, which a hook has
+    made: ``load_models`` hands these to the model. Everything else, which modules keep as they like, may change its
+    shape and its type, and is loaded anew.
+
+    Args:
+        models: The user's own modules.
+        state: What ``of_models`` returned.
+    """
+    held = {
+        f"{_prefix(number)}/{name}": value
+        for number, model in enumerate(models)
+        for named in (model.named_parameters, model.named_buffers)
+        for name, value in named(remove_duplicate=False)
+    }
+    memory = {_memory(value) for value in held.values()}
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    own = {name: value for name, value in tensors.items() if _memory(value) in memory}
+    copies = {
+        name: value
+        for name, value in tensors.items()
+        if name not in own and (name in held or hasattr(value, "device_mesh"))
+    }
+    return own, copies
+
+
 def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
-    """Load what is not filled in place: a module's extra state."""
+    """Load what is not filled in place: a module's extra state.
+
+    Raises:
+        UsageError: A module does not take back what it gave.
+    """
     for number, model in enumerate(models):
         prefix = f"{_prefix(number)}/"
         extra = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-        if extra:
-            model.load_state_dict({**model.state_dict(), **extra})
+        if not extra:
+            continue
+        whole = model.state_dict()  # changed and not built anew, as it carries the versions of modules
+        for key, value in extra.items():
+            whole[key] = _moved(value, whole.get(key))
+        # Names were compared before; a model that leaves some out of its state_dict does not miss them here.
+        left = model.load_state_dict(whole, strict=False)
+        unexpected = getattr(left, "unexpected_keys", ())  # a load_state_dict of the model's own may return nothing
+        if lost := [key for key in extra if key in unexpected]:
+            raise _not_taken(model, lost)
 
 
 class Saved(Protocol):
@@ -58,7 +102,9 @@ class Saved(Protocol):
 class Source(Protocol):
     """Where checkpoints come from."""
 
-    def load(self, saved: Any, into: Mapping[str, torch.Tensor]) -> dict[str, Any]: ...
+    def load(
+        self, saved: Any, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
+    ) -> dict[str, Any]: ...
 
 
 def snapshot(
@@ -85,12 +131,14 @@ def snapshot(
 def load(source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
     """Load a snapshot into models and optimizers; return ``session``, ``random`` (or None) and ``world_size``."""
     names = parameter_names(models)
-    into = {name: value for name, value in of_models(models).items() if isinstance(value, torch.Tensor)}
+    present = of_models(models)
+    own, copies = targets_of_models(models, present)
     momenta: dict[str, torch.Tensor] = {}
     for number in range(len(optimizers)):
         momenta |= targets_of_optimizer(saved.tensors, number, names)
-    state = source.load(saved, {**into, **momenta}) | momenta
-    load_models(models, state)
+    beside = present.keys() - own.keys() - copies.keys()
+    state = source.load(saved, {**own, **copies, **momenta}, beside) | momenta
+    load_models(models, copies | state)
     for number, optimizer in enumerate(optimizers):
         load_optimizer(optimizer, number, names, state)
     random = [value for name, value in state.items() if name.startswith("rank/")]
@@ -205,6 +253,8 @@ def load_optimizer(
 def lift(value: Any, name: str, tensors: dict[str, Any]) -> Any:
     """Return nested state with its tensors moved to ``tensors``, under ``name`` and their path."""
     if isinstance(value, torch.Tensor):
+        while name in tensors:  # as of {1: ..., "1": ...}
+            name += "'"
         tensors[name] = value
         return Tensor(name)
     return _rebuilt(value, lambda part, key: lift(part, f"{name}/{key}", tensors))
@@ -230,11 +280,26 @@ def from_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _rebuilt(value: Any, function: Callable[[Any, Any], Any]) -> Any:
-    if type(value) is dict:
-        return {key: function(part, key) for key, part in value.items()}
+    if type(value) in (dict, OrderedDict, defaultdict):
+        # A copy has its factory, and what hangs on it: the state_dict of a module has versions in _metadata.
+        new = copy.copy(value)
+        new.update({key: function(part, key) for key, part in value.items()})
+        return new
     if type(value) in (list, tuple):
         return type(value)(function(part, number) for number, part in enumerate(value))
     return value
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return what is equal for tensors that share memory, also for two shards and where there are no values."""
+    local = cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.untyped_storage()._cdata)
+
+
+def _moved(value: Any, present: Any) -> Any:
+    """Return a loaded value, on the device of the present one if both are tensors."""
+    both = isinstance(value, torch.Tensor) and isinstance(present, torch.Tensor)
+    return value.to(present.device) if both else value
 
 
 def _prefix(number: int) -> str:
@@ -243,6 +308,18 @@ def _prefix(number: int) -> str:
 
 def _sizes(groups: list[list[str]]) -> str:
     return ", ".join(f"{len(group)} parameters from {group[0] if group else 'nothing'}" for group in groups)
+
+
+def _not_taken(model: nn.Module, keys: list[str]) -> UsageError:
+    return UsageError(
+        Finding(
+            "checkpoint-other-model",
+            f"{type(model).__name__} does not take back {len(keys)} of the entries of its state_dict, {keys[0]} first",
+            where="session.restore(...)",
+            why="what they hold would be lost without a word",
+            fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",
+        )
+    )
 
 
 def _other(what: str, evidence: tuple[str, ...] = ()) -> UsageError:

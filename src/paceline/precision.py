@@ -93,8 +93,10 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
 
     Mixed: ``forward`` runs under autocast. Floating-point tensors that leave ``forward`` are float32, so that the
     loss is computed in full precision. True: parameters and floating-point inputs are converted; of bfloat16 the
-    outputs are float32, for the same reason.
+    outputs are float32, for the same reason. A module that was attached before computes in the new precision alone;
+    parameters that were converted then stay as they are.
     """
+    _detach(model)
     if precision.kept is not None:
         model.to(precision.kept)
         model.register_forward_pre_hook(_cast_inputs(precision.kept), with_kwargs=True)
@@ -102,6 +104,18 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
         _autocast_forward(model, lambda: autocast(precision, device))
     if precision.name not in ("32-true", "64-true"):
         model.register_forward_hook(lambda _module, _args, output: cast_floats(output, torch.float32))
+
+
+def _detach(model: nn.Module) -> None:
+    """Take off the hooks of an earlier ``attach``: of two contexts the outer one would be left first, and stay on."""
+    for hooks, marks in (
+        (model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
+        (model._forward_hooks, model._forward_hooks_always_called),
+    ):
+        # Known by where they were written and not by a handle, because a copy of a module has them as well.
+        for number in [number for number, hook in hooks.items() if getattr(hook, "__module__", None) == __name__]:
+            del hooks[number]
+            marks.pop(number, None)
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:

@@ -11,6 +11,7 @@ import gc
 import numbers
 import os
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -185,14 +186,21 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Return the rows of all ranks, one rank's behind the other's, and how many each has.
 
     Args:
-        tensor: Shape ``[rows, ...]``; the number of rows may differ between ranks, the rest may not.
+        tensor: Shape ``[rows, ...]``; the number of rows may differ between ranks, the rest only without rows.
+
+    Raises:
+        UsageError: Ranks hold rows of another shape or type; on all of them.
     """
     if not dist.is_initialized():
         return tensor.detach(), [len(tensor)]
+    rank, size = dist.get_rank(), dist.get_world_size()
+    table = [0] * (2 * size)
+    table[rank], table[size + rank] = len(tensor), zlib.crc32(repr(_kind(tensor)).encode())
+    table = totals(table)
+    sizes, kinds = table[:size], table[size:]
+    if len(set(kinds)) > 1:
+        tensor = _as_the_others(tensor, sizes)
     mine = tensor.detach().to(_reducible(tensor.device)).contiguous()
-    sizes = [0] * dist.get_world_size()
-    sizes[dist.get_rank()] = len(mine)
-    sizes = totals(sizes)
     longest = max(sizes)
     padded = mine.new_zeros((longest, *mine.shape[1:]))
     padded[: len(mine)] = mine
@@ -202,6 +210,33 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     dist.all_gather(parts, flat)
     rows = [part.view(mine.dtype).view(padded.shape)[:size] for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(rows).to(tensor.device), sizes
+
+
+def _kind(tensor: torch.Tensor) -> tuple[list[int], torch.dtype, str]:
+    return list(tensor.shape[1:]), tensor.dtype, tensor.device.type
+
+
+def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Return a tensor without rows in the shape and type of those that have some, and others as they are."""
+    kinds: list[Any] = [None] * len(sizes)
+    dist.all_gather_object(kinds, _kind(tensor))
+    with_rows = [rank for rank, size in enumerate(sizes) if size] or [0]
+    shape, dtype, device = kinds[with_rows[0]]
+    strange = [rank for rank in with_rows if kinds[rank] != kinds[with_rows[0]]]
+    if strange:
+        held = [
+            "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank]) for rank in (with_rows[0], strange[0])
+        ]
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                "ranks gather rows that do not fit together",
+                where="session.gather(...)",
+                evidence=tuple(held),
+                fix="hand gather tensors that differ in nothing but the number of rows",
+            )
+        )
+    return tensor if len(tensor) else torch.empty((0, *shape), dtype=dtype, device=device)
 
 
 def store() -> Any:

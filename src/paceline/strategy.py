@@ -34,7 +34,7 @@ class DDP:
         comm_hook: What is sent: ``"none"`` the gradients as they are, ``"fp16"`` and ``"bf16"`` at half the size,
             ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result a little.
         powersgd_rank: Rank of these factors.
-        powersgd_start: Steps that send full gradients first.
+        powersgd_start: Steps that send full gradients first; one at least.
         sync_batchnorm: Whether batch norm takes its statistics from all ranks; on GPUs only.
     """
 
@@ -90,7 +90,8 @@ def _check(options: DDP, device: torch.device) -> None:
         raise UsageError(Finding("option-invalid", what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"'))
     for name, least, usual in (("bucket_cap_mb", 1, 25), ("powersgd_rank", 1, 1), ("powersgd_start", 0, 10)):
         value = getattr(options, name)
-        if value is not None and (not isinstance(value, int) or value < least):
+        is_left_open = value is None and name == "bucket_cap_mb"
+        if not is_left_open and (not isinstance(value, int) or value < least):
             what = f"{name}={value!r} is not a whole number from {least} on"
             raise UsageError(Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}"))
     if options.sync_batchnorm and device.type != "cuda":

@@ -258,6 +258,23 @@ def test_what_cannot_be_cut_into_shards_is_refused(ranks, kind, layers, optimize
         assert found[2].startswith(fix)
 
 
+def set_up_twice(strategy):
+    model = nn.Sequential(Block(), Block())
+    Session(strategy="fsdp").setup(model)
+    try:
+        Session(strategy=strategy).setup(model)
+    except PacelineError as error:
+        return error.finding.name, error.finding.what
+    return None
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_a_model_is_sharded_once(ranks, strategy):
+    for name, what in ranks.run(set_up_twice, strategy, world_size=2):
+        assert name == "option-contradicted"
+        assert "sharded already" in what
+
+
 @pytest.mark.parametrize(
     ("options", "fix"),
     [
@@ -265,6 +282,7 @@ def test_what_cannot_be_cut_into_shards_is_refused(ranks, kind, layers, optimize
         ({"bucket_cap_mb": -1}, "bucket_cap_mb=25"),
         ({"powersgd_rank": 0}, "powersgd_rank=1"),
         ({"powersgd_rank": 1.5}, "powersgd_rank=1"),
+        ({"powersgd_rank": None}, "powersgd_rank=1"),
         ({"powersgd_start": -1}, "powersgd_start=10"),
     ],
 )

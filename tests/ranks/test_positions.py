@@ -296,6 +296,25 @@ def test_workers_hear_of_changes_inside_a_dataset(ranks):
     assert found == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 4, 6]]
 
 
+# What is registered
+
+
+def register_twice():
+    session = Session()
+    model = torch.nn.Linear(1, 1)
+    session.register(ema=model)
+    session.register(ema=model)
+    try:
+        session.register(ema=torch.nn.Linear(1, 1))
+    except PacelineError as error:
+        return error.finding.name
+    return None
+
+
+def test_a_name_is_of_one_object(ranks):
+    assert ranks.run(register_twice, world_size=1) == ["option-contradicted"]
+
+
 # Learning rates
 
 

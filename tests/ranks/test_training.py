@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import os
 import random
 import signal
@@ -18,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 from paceline import DDP, Session
 from paceline.errors import PacelineError
+from paceline.session.together import do_once
+from paceline.world import World
 
 WORLDS = (1, 2, 3, 4)
 
@@ -157,6 +160,39 @@ def test_a_weight_overrides_the_rows(ranks, accumulate, strategy, world_size):
                 assert torch.tensor(ours).sub(torch.tensor(by_hand)).abs().max() < 1e-12
 
 
+class Tempered(nn.Module):
+    """What it returns of no rows is NaN, and is multiplied by something that is learnt."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.layer, self.heat = nn.Linear(6, 1), nn.Parameter(torch.full((1,), 0.5))
+
+    def forward(self, x):
+        return self.layer(x).mean() * torch.exp(-self.heat)
+
+
+def train_tempered(strategy, accumulate):
+    session = Session(precision="64-true", strategy=strategy, accumulate=accumulate)
+    model = Tempered()
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    for x in session.loader(torch.ones(3, 6), 2):  # the second batch has one row
+        if session.backward(model(x).sum()):
+            optimizer.step()
+            optimizer.zero_grad()
+    held = session.unwrap(model).parameters()
+    return [(each.full_tensor() if isinstance(each, DTensor) else each).tolist() for each in held]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", DDP(static_graph=True, gradient_as_bucket_view=True)])
+def test_the_mean_over_no_rows_stays_out_of_what_multiplies_it(ranks, strategy, accumulate):
+    (expected,) = ranks.run(train_tempered, "ddp", accumulate, world_size=1)
+    for found in ranks.run(train_tempered, strategy, accumulate, world_size=2):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.tensor(ours).sub(torch.tensor(theirs)).abs().max() < 1e-12
+
+
 # Groups of accumulated batches
 
 
@@ -234,6 +270,30 @@ def test_an_evaluation_inside_a_group_changes_nothing(ranks):
             assert torch.tensor(weights[name]).sub(torch.tensor(values)).abs().max() < 1e-12
 
 
+def evaluate_before_backward():
+    """The forwards of an evaluation with autograd, in the middle of a group, make DDP reduce in the next backward."""
+    session = Session(precision="64-true", accumulate=2)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    model = session.setup(model)
+    data = torch.arange(1.0, 9.0).view(-1, 1)
+    train, test = session.loader(data, 4), session.loader(data, 4)
+    for x in train:
+        weight = x.sum()
+        loss = (model(x) * x).sum() / weight
+        for other in test:
+            model(other)
+        complete = session.backward(loss, weight=weight)
+    assert complete
+    return session.unwrap(model).weight.grad.item()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_weights_and_an_evaluation_inside_a_group(ranks, world_size):
+    found = ranks.run(evaluate_before_backward, world_size=world_size)
+    assert found == pytest.approx([204 / 36] * world_size, abs=1e-12)
+
+
 def train_on_pairs():
     """Two loaders side by side, one of which ends earlier: the shorter one's end is the group's."""
     session = Session(precision="64-true", accumulate=3)
@@ -306,6 +366,33 @@ def thawed():
         session.backward(model(x).sum())
     session.unwrap(model)[0].requires_grad_(True)
     return name_of(lambda: next(iter(loader)))
+
+
+def thawed_as_a_whole():
+    session = Session()
+    body, head = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 1)
+    body, head = session.setup(body), session.setup(head)
+    loader = session.loader(numbers(8), 4)
+    for x, *_ in loader:
+        session.backward(head(body(x)).sum())
+    body.requires_grad_(True)
+    return name_of(lambda: next(iter(loader)))
+
+
+def frozen_statistics(strategy):
+    session = Session(strategy=strategy)
+    body, head = nn.BatchNorm1d(6).requires_grad_(False), nn.Linear(6, 1)
+    body, head = session.setup(body), session.setup(head)
+    for x, *_ in session.loader(numbers(8), 4):
+        session.backward(head(body(x)).sum())
+    return everything(body)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_statistics_of_a_frozen_model_are_equal(ranks, strategy):
+    first, second = ranks.run(frozen_statistics, strategy, world_size=2)
+    assert first == second
+    assert first["running_mean"] != [0.0] * 6
 
 
 def test_two_models_with_a_loss_each(ranks):
@@ -390,7 +477,7 @@ def name_of(function):
     return None
 
 
-@pytest.mark.parametrize("wrong", [second_loss, unwrapped, through_another, thawed])
+@pytest.mark.parametrize("wrong", [second_loss, unwrapped, through_another, thawed, thawed_as_a_whole])
 def test_gradients_that_would_stay_on_their_rank_are_refused(ranks, wrong):
     assert ranks.run(wrong, world_size=2) == ["gradients-not-averaged"] * 2
 
@@ -442,6 +529,33 @@ def gather_what_fits_nothing():
 def test_gather_without_a_loader(ranks):
     expected = ([0, 1, 1, 2, 2, 2], "option-invalid", "option-invalid")
     assert ranks.run(gather_what_fits_nothing, world_size=3) == [expected] * 3
+
+
+def gather_dicts():
+    session = Session()
+    names = ["first", "second"] if session.rank else ["second", "first"]
+    given = {name: torch.full((2,), 10 * session.rank + len(name)) for name in names}
+    found = session.gather(given)
+    return list(found) == names, {name: rows.tolist() for name, rows in found.items()}
+
+
+def test_gather_goes_by_the_names_of_a_dict(ranks):
+    expected = {"first": [5, 5, 15, 15], "second": [6, 6, 16, 16]}
+    assert ranks.run(gather_dicts, world_size=2) == [(True, expected)] * 2
+
+
+def gather_kinds():
+    session = Session()
+    rows = torch.tensor([]) if session.rank == 1 else torch.full((1, 2), session.rank)
+    found = session.gather(rows)
+    none = session.gather(torch.empty(0, 3) if session.rank else torch.tensor([]).bool())
+    strange = name_of(lambda: session.gather(torch.ones(2, dtype=torch.int64 if session.rank else torch.float32)))
+    return found.tolist(), found.dtype, none.shape, none.dtype, strange
+
+
+def test_no_rows_are_of_the_kind_of_the_others(ranks):
+    expected = ([[0, 0], [2, 2]], torch.int64, torch.Size([0]), torch.bool, "option-invalid")
+    assert ranks.run(gather_kinds, world_size=3) == [expected] * 3
 
 
 # Samplers and adopted loaders
@@ -571,7 +685,7 @@ def read_empty():
 # Once
 
 
-def do_once(fails):
+def do_work_once(fails):
     session = Session()
     started = time.monotonic()
 
@@ -591,13 +705,35 @@ def do_once(fails):
 
 
 def test_once(ranks):
-    assert ranks.run(do_once, False, world_size=3) == [({"by": 0}, {"by": 0}, True)] * 3
+    assert ranks.run(do_work_once, False, world_size=3) == [({"by": 0}, {"by": 0}, True)] * 3
 
 
 def test_what_fails_once_fails_everywhere(ranks):
-    main, *others = ranks.run(do_once, True, world_size=3)
+    main, *others = ranks.run(do_work_once, True, world_size=3)
     assert main == "raised here"
     assert others == [("user-exception", "session.once failed on rank 0: OSError: no such host", "work")] * 2
+
+
+def do_once_in_two_sessions():
+    first = Session()
+    early = first.once(lambda: "early")
+    second = Session()
+    return early, second.once(lambda: "late"), first.once(lambda: "last")
+
+
+def test_each_call_of_once_has_a_value_of_its_own(ranks):
+    assert ranks.run(do_once_in_two_sessions, world_size=2) == [("early", "late", "last")] * 2
+
+
+def do_once_round_the_nodes():
+    """Ranks 0 and 2 are on one node, 1 and 3 on the other, as with srun --distribution=cyclic."""
+    rank = dist.get_rank()
+    world = World(rank, 4, local_rank=rank // 2, local_world_size=2, node_rank=rank % 2, num_nodes=2)
+    return do_once(lambda: rank, "node", world=world)
+
+
+def test_once_on_each_node_where_ranks_go_round_the_nodes(ranks):
+    assert ranks.run(do_once_round_the_nodes, world_size=4) == [0, 1, 0, 1]
 
 
 # The user's objects
@@ -664,6 +800,59 @@ def test_hooks_work_on_gloo_and_keep_ranks_together(ranks):
             assert losses[-1] < 0.7 * losses[0]
             assert losses != plain, "the hook is at work"
             assert losses == pytest.approx(plain, abs=tolerance)
+
+
+def train_low_rank(precision, start):
+    """Return the gradients of each step; one rank's are not finite in the second, which the script leaves out."""
+    session = Session(precision=precision, strategy=DDP(comm_hook="powersgd", powersgd_rank=1, powersgd_start=start))
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+    model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    found = []
+    for step in range(5):
+        x = torch.ones(4, 6) * (session.rank + step + 1)
+        session.backward(model(x).square().mean() * (float("inf") if step == session.rank == 1 else 1.0))
+        gradients = [each.grad for each in model.parameters()]
+        if all(bool(each.isfinite().all()) for each in gradients):
+            optimizer.step()
+        found.append(torch.cat([each.flatten() for each in gradients]).tolist())
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_low_ranks_forget_what_is_not_finite(ranks, precision):
+    first, second = ranks.run(train_low_rank, precision, 0, world_size=2)
+    assert [all(map(math.isfinite, step)) for step in first] == [True, False, True, True, True]
+    assert [first[step] == second[step] for step in (0, 2, 3, 4)] == [True] * 4
+
+
+def gradients_of_biases(hook):
+    """They are sent whole, and what is kept of them cancels out in the mean if it is added to the same ones again."""
+    session = Session(precision="64-true", strategy=DDP(comm_hook=hook, powersgd_start=0))
+    torch.manual_seed(5)
+    model = session.setup(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)))
+    found = []
+    for step in range(3):
+        session.backward((model(numbers(8).tensors[0] * (session.rank + step + 1)) - 1).square().mean())
+        found += [each.grad.clone() for each in model.parameters() if each.dim() == 1]
+        model.zero_grad()
+    return torch.cat(found).tolist()
+
+
+def test_low_ranks_begin_when_buckets_are_final(ranks):
+    expected = ranks.run(gradients_of_biases, "none", world_size=2)
+    for found, plain in zip(ranks.run(gradients_of_biases, "powersgd", world_size=2), expected, strict=True):
+        assert found == pytest.approx(plain, abs=1e-12)
+
+
+def ask_for_scaled_low_ranks():
+    return name_of(lambda: Session(precision="16-mixed", strategy=DDP(comm_hook="powersgd")))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_low_ranks_and_a_loss_scale_exclude_each_other(ranks, world_size):
+    assert ranks.run(ask_for_scaled_low_ranks, world_size=world_size) == ["option-contradicted"] * world_size
 
 
 def test_batch_norm_is_not_synchronised_on_cpus(ranks):

@@ -77,6 +77,13 @@ def test_weights_of_zero_everywhere():
     assert tuple(group.add(Rows(0, 4, 8, True), 0.0)) == (0.0, True, 0.0)
 
 
+def test_all_ranks_divide_by_the_same_inside_a_group():
+    """Their gradients may be averaged there, so that nobody could take a share of one rank's own out again."""
+    groups = [Group(2, 2, lambda _: 4.0) for _ in range(2)]
+    parts = [group.add(Rows(1, 2, 4, False), weight) for group, weight in zip(groups, (1.0, 3.0), strict=True)]
+    assert [part.factor for part in parts] == [2 * 1 / 4, 2 * 3 / 4]
+
+
 def test_large_weights_do_not_overflow_before_the_end():
     group = Group(1, 3, lambda own: own)
     assert group.add(None, 1e9).factor == 1.0

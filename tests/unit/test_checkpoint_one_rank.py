@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,32 @@ def test_the_last_and_the_best_are_kept(here, place, mode, kept, best):
     assert [manifest.parse_committed(name)[0] for name in names(place)] == kept
     assert load(here, "best") == best
     assert load(here, "latest") == 5
+
+
+def test_bests_of_both_directions_are_kept_and_not_compared(here, place):
+    save(here, 1, metric=0.9)
+    for step, loss in enumerate([2.5, 2.0, 3.0, 4.0], start=2):
+        save(here, step, metric=loss, mode="min", keep_last=1)
+    save(here, 6, keep_last=1)  # without a metric, in the direction of whoever names none
+    assert [manifest.parse_committed(name)[0] for name in names(place)] == [1, 3, 6]
+    assert load(here, "best") == 3
+
+
+def test_trainings_that_begin_with_one_checkpoint_of_another_folder_are_apart(here, place, tmp_path):
+    save(here, 5)
+    began = here.find("latest")
+    into = {name: value for name, value in state(0).items() if name.startswith("model/")}
+    tuned = tmp_path / "tuned"
+    for metric in (0.9, 0.1):
+        tuning = Checkpoints(tuned, world=World(), device=CPU)
+        tuning.load(tuning.find(place), into)
+        save(tuning, 1, metric=metric, keep_last=1, keep_best=0)
+    assert names(tuned) == ["00001-step-1", "00002-step-1"]
+    assert tuning.find("best").metric == 0.1
+    going_on = Checkpoints(place.parent / "." / "checkpoints", world=World(), device=CPU)
+    going_on.load(going_on.find("latest"), into)
+    save(going_on, 6, keep_last=1, keep_best=0)
+    assert not began.path.exists(), "in its own folder it is one training"
 
 
 def test_a_checkpoint_tells_what_it_is(here):
@@ -164,6 +191,13 @@ def test_one_save_is_in_flight_at_most(here, place, monkeypatch):
     save_it.join(20)
     here.wait()
     assert entered == [0, 1]
+
+
+def test_a_save_of_another_session_is_waited_for_before_the_latest_is_sought(here, place, monkeypatch):
+    write_one = write.write
+    monkeypatch.setattr(write, "write", lambda *args, **options: time.sleep(0.3) or write_one(*args, **options))
+    here.save(state(1), step=1, epoch=0)
+    assert load(Checkpoints(place, world=World(), device=CPU)) == 1
 
 
 # What goes wrong
@@ -285,7 +319,14 @@ def test_what_cannot_be_deleted_is_no_failure_of_the_save(here, place, monkeypat
 
 @pytest.mark.parametrize(
     ("options", "where"),
-    [({"mode": "best"}, "mode"), ({"keep_last": 0}, "keep_last"), ({"keep_best": -1}, "keep_best")],
+    [
+        ({"mode": "best"}, "mode"),
+        ({"keep_last": 0}, "keep_last"),
+        ({"keep_last": 1.5}, "keep_last"),
+        ({"keep_best": -1}, "keep_best"),
+        ({"metric": "good"}, "metric"),
+        ({"metric": torch.zeros(2)}, "metric"),
+    ],
 )
 def test_options_without_sense_are_refused(here, place, options, where):
     with pytest.raises(UsageError) as error:

@@ -1,5 +1,6 @@
 """Session in a world of one, without processes; ``tests/ranks`` has the rest."""
 
+import copy
 import sys
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
@@ -278,3 +279,29 @@ def test_the_group_is_closed_unless_the_script_failed(monkeypatch, failed, close
 def test_closing_what_was_never_opened():
     runtime.close_group()
     runtime.close_group()
+
+
+# Set up again
+
+
+class Watched(nn.Linear):
+    """Takes down what it computes with."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.seen = (x.dtype, y.dtype)
+        return y
+
+
+@pytest.mark.parametrize("first", ["16-mixed", "bf16-mixed", "bf16-true", "64-true"])
+def test_a_module_computes_as_the_last_session_has_it(first):
+    """A second pair of hooks would be left in the order in which it was entered, and autocast stay on for good."""
+    model = Watched(2, 2)
+    Session(precision=first).setup(model)
+    for each in (model, copy.deepcopy(model)):
+        each.to(torch.float32)  # types of parameters are not taken back
+        for precision, computed in (("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)):
+            Session(precision=precision).setup(each)
+            each(torch.ones(1, 2))
+            assert each.seen == (torch.float32, computed)
+            assert not torch.is_autocast_enabled("cpu")

@@ -5,6 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+_NAME = "paceline-checkpoint"
+
+
+def await_all() -> None:
+    """Wait for all work of this process; what goes wrong is raised to its maker and not here."""
+    for thread in threading.enumerate():
+        if thread.name == _NAME:
+            thread.join()
+
 
 class Background:
     """Does a piece of work while its maker goes on; what it raises is raised to whoever waits for it."""
@@ -22,7 +31,7 @@ class Background:
         """Begin with a piece of work; there must be none in progress."""
         assert self._thread is None
         # Not a daemon: the end of a script waits until its last checkpoint is committed.
-        self._thread = threading.Thread(target=self._run, args=(work,), name="paceline-checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(work,), name=_NAME)
         self._thread.start()
 
     def wait(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.checkpoint import findings, folder, manifest, shares
-from paceline.checkpoint.background import Background
+from paceline.checkpoint.background import Background, await_all
 from paceline.checkpoint.exchange import Exchange
 from paceline.checkpoint.manifest import Manifest, Saved
 from paceline.checkpoint.staging import Staging
@@ -51,7 +51,7 @@ class Checkpoints:
         self._staging = Staging(device)
         self._background = Background()
         self._is_checked = False
-        self._run = secrets.token_hex(4)  # rank 0's is written; with load that of what was loaded
+        self._run = secrets.token_hex(4)  # rank 0's is written; of what was loaded from this folder, its own
 
     def save(
         self,
@@ -59,7 +59,7 @@ class Checkpoints:
         *,
         step: int,
         epoch: int,
-        metric: float | None = None,
+        metric: float | torch.Tensor | None = None,
         mode: str = "max",
         keep_last: int = 2,
         keep_best: int = 1,
@@ -78,7 +78,7 @@ class Checkpoints:
             mode: ``"max"`` if a greater metric is better, ``"min"`` if a smaller one is.
             keep_last: How many of the latest of this training are kept, this one included. What another one left
                 in the folder is never deleted.
-            keep_best: How many of its best are kept beside them.
+            keep_best: How many of its best are kept beside them, of those with this mode and of those with the other.
             wait: Return only when it is committed. Saves the memory of the copy on a CPU.
 
         Raises:
@@ -89,7 +89,7 @@ class Checkpoints:
         """
         from paceline.checkpoint import write
 
-        _check_options(mode=mode, keep_last=keep_last, keep_best=keep_best)
+        _check_options(metric=metric, mode=mode, keep_last=keep_last, keep_best=keep_best)
         self._prepare()
         if not self._is_checked:
             self._check_folder()
@@ -105,7 +105,7 @@ class Checkpoints:
             files={},
             run=self._run,
         )
-        keep = write.Keep(keep_last, keep_best, mode)
+        keep = write.Keep(keep_last, keep_best)
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
         work = partial(write.write, make_draft, self._folder, told, keep=keep, exchange=self._exchange)
         if wait:
@@ -152,9 +152,12 @@ class Checkpoints:
         from paceline.checkpoint import read, write  # noqa: F401  imported here to be there later
 
         self._prepare()
+        await_all()  # of a session before this one, whose latest would be missed
         return self._exchange.ask_main(lambda: self._find(which))
 
-    def load(self, saved: Saved, into: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def load(
+        self, saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
+    ) -> dict[str, Any]:
         """Load a checkpoint; a collective.
 
         Objects are unpickled: load only what you trust.
@@ -162,10 +165,11 @@ class Checkpoints:
         Args:
             saved: What ``find`` has returned.
             into: Tensors to fill in place: plain or sharded, on any device, of any type.
+            beside: Names of what else the models have; None if that is not known.
 
         Returns:
-            Everything else in the checkpoint by its name: new tensors on the CPU, and objects. What belongs
-            to other ranks is left out.
+            Everything else in the checkpoint by its name: new tensors on the CPU, and objects, whose tensors are on
+            this rank's device if they were on a GPU. What belongs to other ranks is left out.
 
         Raises:
             UsageError: It is of another model. Nothing was overwritten.
@@ -176,14 +180,16 @@ class Checkpoints:
 
         self._prepare()
         rank, world_size = self._world.rank, self._world.world_size
-        self._exchange.gather(lambda: read.check(saved, into))
+        self._exchange.gather(lambda: read.check(saved, into, beside))
         self._exchange.gather(
             lambda: read.check_files(saved, rank=rank, world_size=world_size, where=self._exchange.where)
         )
         others = [name for name in shares.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
-        self._exchange.gather(lambda: loaded.append(read.read(saved, into, others)))
-        self._run = saved.run
+        self._exchange.gather(lambda: loaded.append(read.read(saved, into, others, device=self._device)))
+        # Trainings that begin with the same checkpoint of another folder are not one: each is judged by itself.
+        if saved.path.resolve().parent == self._folder.resolve():
+            self._run = saved.run
         return loaded[0]
 
     def _prepare(self) -> None:
@@ -264,10 +270,13 @@ def _is_seen(path: Path) -> bool:
     return True
 
 
-def _check_options(*, mode: str, keep_last: int, keep_best: int) -> None:
-    if mode not in ("max", "min"):
+def _check_options(*, metric: Any, mode: str, keep_last: int, keep_best: int) -> None:
+    try:
+        manifest.clean_metric(metric)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise findings.bad_option("metric", metric, "a number", fix="save(metric=accuracy)") from None
+    if mode not in manifest.MODES:
         raise findings.bad_option("mode", mode, "'max' or 'min'", fix="save(metric=accuracy, mode='max')")
-    if keep_last < 1:
-        raise findings.bad_option("keep_last", keep_last, "at least 1", fix="save(keep_last=1)")
-    if keep_best < 0:
-        raise findings.bad_option("keep_best", keep_best, "at least 0", fix="save(keep_best=0)")
+    for name, value, least in (("keep_last", keep_last, 1), ("keep_best", keep_best, 0)):
+        if not isinstance(value, int) or value < least:
+            raise findings.bad_option(name, value, f"a whole number from {least} on", fix=f"save({name}={least})")

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 VERSION = 1
-MODEL = "model/"  # begins the names that have to be in the model as well
+MODES = ("max", "min")  # whether the greatest metric is the best, or the least
+MODEL = "model/"  # begins the names of what is in a model; of a second one "model.1/" does
 STALE_S = 600.0  # an unfinished folder that nobody has written to for so long is nobody's
 
+_OF_MODEL = re.compile(r"model(\.\d+)?/")
 _COMMITTED = re.compile(r"(\d{5,})-step-(\d+)")
 _TEMPORARY = re.compile(r"\.\d{5,}-step-\d+\.[0-9a-f]+-(\d+)-(.+)")
 
@@ -140,6 +142,11 @@ def temporary_name(serial: int, step: int, *, token: str, pid: int, host: str) -
     return f".{committed_name(serial, step)}.{token}-{pid}-{host}"
 
 
+def is_of_model(name: str) -> bool:
+    """Return whether an entry of a checkpoint belongs to a model."""
+    return _OF_MODEL.match(name) is not None
+
+
 def trash_name(name: str, *, token: str) -> str:
     """Return the name that a folder gets before its files are deleted."""
     return f".trash-{name}.{token}"
@@ -230,29 +237,38 @@ def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) 
     return sorted(judged, key=lambda each: (sign * (each.manifest.metric or 0.0), each.serial), reverse=True)[:count]
 
 
-def choose_doomed(
-    checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int, mode: str
-) -> list[Committed]:
-    """Return the checkpoints of a run to delete: all but the latest and the best, the oldest first."""
+def choose_doomed(checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int) -> list[Committed]:
+    """Return the checkpoints of a run to delete: all but the latest and the best, the oldest first.
+
+    The best are those of each direction by itself: a loss, of which less is better, is not compared with an accuracy.
+    """
     by_age = sorted((each for each in checkpoints if each.manifest.run == run), key=lambda each: each.serial)
     kept = {each.serial for each in by_age[-keep_last:]}
-    kept |= {each.serial for each in choose_best(by_age, mode, count=keep_best)}
+    for mode in MODES:
+        alike = [each for each in by_age if each.manifest.mode == mode]
+        kept |= {each.serial for each in choose_best(alike, mode, count=keep_best)}
     return [each for each in by_age if each.serial not in kept]
 
 
 def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
-    """Return the best checkpoint of the run that saved last, in the direction that it judged its last metric by."""
+    """Return the best checkpoint of the run that saved last, of those judged in the direction of its last metric."""
     by_age = sorted(checkpoints, key=lambda each: each.serial)
     judged = [
         each for each in by_age if each.manifest.metric is not None and each.manifest.run == by_age[-1].manifest.run
     ]
-    return choose_best(judged, judged[-1].manifest.mode)[0] if judged else None
+    alike = [each for each in judged if each.manifest.mode == judged[-1].manifest.mode]
+    return choose_best(alike, judged[-1].manifest.mode)[0] if judged else None
 
 
-def compare(saved: Saved, here: Mapping[str, TensorInfo]) -> list[str]:
-    """Return in which ways a checkpoint does not fit the tensors that it is to be loaded into.
+def compare(saved: Saved, here: Mapping[str, TensorInfo], beside: Collection[str] | None = None) -> list[str]:
+    """Return in which ways a checkpoint does not fit what it is to be loaded into.
 
     The type may differ: values are converted.
+
+    Args:
+        saved: The checkpoint.
+        here: Tensors by name, of models and of anything else.
+        beside: Names of what else the models have, in any shape; None if that is not known.
     """
     lines = []
     for name, tensor in here.items():
@@ -261,8 +277,12 @@ def compare(saved: Saved, here: Mapping[str, TensorInfo]) -> list[str]:
             lines.append(f"{name} {_shape(tensor)} is not in the checkpoint")
         elif there.shape != tensor.shape:
             lines.append(f"{name} is {_shape(tensor)} here and {_shape(there)} in the checkpoint")
-    extra = (name for name in sorted(saved.tensors) if name.startswith(MODEL) and name not in here)
-    return lines + [f"{name} {_shape(saved.tensors[name])} is in the checkpoint only" for name in extra]
+    entries = {name: f"{name} {_shape(tensor)}" for name, tensor in saved.tensors.items()}
+    if beside is not None:
+        entries |= {name: name for name in saved.objects}
+        lines += [f"{name} is not in the checkpoint" for name in sorted(beside) if name not in entries]
+    extra = sorted(name for name in entries if is_of_model(name) and name not in here and name not in (beside or ()))
+    return lines + [f"{entries[name]} is in the checkpoint only" for name in extra]
 
 
 def _shape(tensor: TensorInfo) -> str:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.checkpoint import folder, read
+from paceline.checkpoint import folder, manifest, read
 from paceline.checkpoint.manifest import MODEL, Saved
 from paceline.errors import Finding, SetupError, UsageError
 
 SAFETENSORS = ".safetensors"
-_OF_MODEL = re.compile(r"model(\.\d+)?/")
 
 
 def export(path: Path, outfile: Path) -> list[str]:
@@ -51,7 +49,7 @@ def export(path: Path, outfile: Path) -> list[str]:
 
 
 def _read_model(saved: Saved) -> dict[str, Any]:
-    names = [name for name in [*saved.tensors, *sorted(saved.objects)] if _OF_MODEL.match(name)]
+    names = [name for name in [*saved.tensors, *sorted(saved.objects)] if manifest.is_of_model(name)]
     if not names:
         what = "there is no model in this checkpoint"
         raise UsageError(Finding("checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"))

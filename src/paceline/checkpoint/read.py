@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.serialization import default_restore_location
 
 from paceline.checkpoint import findings, folder, manifest, shares
 from paceline.checkpoint.damage import damages
 from paceline.checkpoint.manifest import Saved, TensorInfo
 
 METADATA = ".metadata"  # DCP's index of the other files
+_CPU = torch.device("cpu")
 
 
 def describe(path: Path) -> Saved:
@@ -58,19 +62,22 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def read(saved: Saved, into: Mapping[str, torch.Tensor], others: Sequence[str]) -> dict[str, Any]:
+def read(
+    saved: Saved, into: Mapping[str, torch.Tensor], others: Sequence[str], *, device: torch.device = _CPU
+) -> dict[str, Any]:
     """Read values of a checkpoint; not a collective.
 
     Args:
         saved: The checkpoint.
         into: Tensors to fill, plain or sharded, on any device.
         others: Names of what else to return.
+        device: Where tensors inside of objects go that were on a GPU.
 
     Returns:
         ``others``: tensors on the CPU, and objects.
     """
     fresh: dict[str, Any] = {name: _empty(saved.tensors.get(name)) for name in others}
-    planner = _Planner({**into, **fresh})
+    planner = _Planner({**into, **fresh}, device)
     reader = FileSystemReader(saved.path)
     metadata: Metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=False)
@@ -83,22 +90,31 @@ def read(saved: Saved, into: Mapping[str, torch.Tensor], others: Sequence[str]) 
 class _Planner(DefaultLoadPlanner):
     """Reads a flat state; objects replace what stands under their name."""
 
-    def __init__(self, state: dict[str, Any]) -> None:
+    def __init__(self, state: dict[str, Any], device: torch.device) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.state_dict = state
+        self._device = str(device)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        loaded = torch.load(value, map_location=self._place, weights_only=False)
+        self.state_dict[read_item.dest_index.fqn] = loaded
+
+    def _place(self, storage: Any, location: str) -> Any:
+        # By itself torch wants the GPU of the rank that saved, which this machine may not have.
+        return storage if location == "cpu" else default_restore_location(storage, self._device)
 
 
 def _empty(tensor: TensorInfo | None) -> torch.Tensor | None:
     return None if tensor is None else torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
 
 
-def check(saved: Saved, into: Mapping[str, torch.Tensor]) -> None:
-    """Compare a checkpoint with the tensors that it is to be loaded into.
+def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None) -> None:
+    """Compare a checkpoint with what it is to be loaded into, see ``manifest.compare``.
 
     Raises:
         UsageError: It is of another model.
     """
-    if lines := manifest.compare(saved, {name: info(tensor) for name, tensor in into.items()}):
+    if lines := manifest.compare(saved, {name: info(tensor) for name, tensor in into.items()}, beside):
         raise findings.other_model(saved, lines).error()
 
 

@@ -38,7 +38,6 @@ class Keep:
 
     last: int
     best: int
-    mode: str
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,7 @@ def write(make_draft: Callable[[], Draft], to: Path, told: Manifest, *, keep: Ke
         work.clean()
     if exchange.is_main:
         committed = folder.list_committed(to, is_strict=False)
-        doomed = manifest.choose_doomed(
-            committed, run=told.run, keep_last=keep.last, keep_best=keep.best, mode=keep.mode
-        )
+        doomed = manifest.choose_doomed(committed, run=told.run, keep_last=keep.last, keep_best=keep.best)
         for each in doomed:
             folder.remove(each.path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Gradients:
         tally: Tally,
         say: Callable[[str], None],
     ) -> None:
+        _check_together(chosen, way)
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self.scale = precision.LossScale(device, world.world_size) if chosen.scaled else None
@@ -65,15 +66,10 @@ class Gradients:
         self._world_size, self._device = world.world_size, device
         self._precision, self._strategy, self._accumulate = chosen, way, accumulate
         self._tally, self._say = tally, say
-        self._group = Group(
-            world.world_size,
-            accumulate,
-            total=lambda own: float(runtime.sum_over_ranks(own)),
-            is_reduced=not isinstance(way, strategy.DDP) or way.static_graph,
-        )
+        self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
-        self._frozen: dict[nn.Parameter, str] = {}  # parameters that DDP leaves out, by name
+        self._frozen: dict[nn.Parameter, str] = {}  # parameters whose gradients nobody would average, by name
         self._armed = Armed()
         self._unlearned: set[DistributedDataParallel] = set()  # static graphs that DDP has not seen yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # what became of parameters, with fsdp
@@ -116,18 +112,34 @@ class Gradients:
         # As the gradient of the loss the factor costs less than as a product, and a loss that is NaN for want
         # of rows stays out of it.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
-        if part.ends_group:
-            if self._unlearned:
-                self._unlearned -= self._armed.ran()
-            with self._armed.fired():
+        with nullcontext() if part.factor else self._zeroed(loss):
+            if part.ends_group:
+                if self._unlearned:
+                    self._unlearned -= self._armed.ran()
+                with self._armed.fired():
+                    loss.backward(gradient)
+            else:
                 loss.backward(gradient)
-        else:
-            loss.backward(gradient)
         if rows is None and self._accumulate > 1:  # no loader says so before the next forward
             self._sync(self._group.num_batches + 1 >= self._accumulate)
         if part.ends_group:
             self._complete()
         return part.ends_group
+
+    @contextmanager
+    def _zeroed(self, loss: torch.Tensor) -> Iterator[None]:
+        """Let a backward leave zeros: the mean over no rows is NaN, and 0 * NaN is NaN for what multiplies it.
+
+        Hooks on tensors come before what adds gradients up and reduces them. What fsdp gathers are other leaves than
+        the model's parameters, and a reentrant checkpoint hides leaves from the graph; so both are taken.
+        """
+        leaves = dict.fromkeys([each for each in self._parameters if each.requires_grad]) | _leaves(loss)
+        handles = [each.register_hook(torch.zeros_like) for each in leaves]
+        try:
+            yield
+        finally:
+            for each in handles:
+                each.remove()
 
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group that was left before its end."""
@@ -138,7 +150,7 @@ class Gradients:
             self._say("a loop was left inside a group of accumulated batches; their gradients are dropped")
 
     def check_frozen(self) -> None:
-        """Refuse parameters that are trained now and were frozen when DDP took their number.
+        """Refuse parameters that are trained now and were frozen when their model was made parallel.
 
         Raises:
             UsageError: There are some.
@@ -150,7 +162,7 @@ class Gradients:
                     "gradients-not-averaged",
                     f"{len(thawed)} parameters were frozen at session.setup and are trained now, {thawed[0]} first",
                     where="requires_grad after session.setup(model)",
-                    why="DDP averages only what was trained when it was made; ranks would drift apart without a word",
+                    why="only what was trained at session.setup is averaged; ranks would drift apart without a word",
                     fix="freeze after session.setup with DDP(find_unused_parameters=True), or set up anew",
                 )
             )
@@ -183,11 +195,13 @@ class Gradients:
             each.require_backward_grad_sync = ends_group or each in self._unlearned
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
+        strategy.check_whole(model)
         self._tell_limit(model)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             runtime.copy_from_main([*model.parameters(), *model.buffers()])
-            return model
-        if isinstance(self._strategy, strategy.FSDP):
+            self._note_frozen(model)
+            ready = model
+        elif isinstance(self._strategy, strategy.FSDP):
             ready = self._shard(model, self._strategy, optimizers)
         else:
             ready = replica = strategy.replicate(model, self._strategy)
@@ -196,9 +210,12 @@ class Gradients:
                 self._tally.on_sync = self._sync
                 replica.require_backward_grad_sync = self._strategy.static_graph
                 self._unlearned |= {replica} if self._strategy.static_graph else set()
-            self._frozen |= {each: name for name, each in model.named_parameters() if not each.requires_grad}
+            self._note_frozen(model)
         self._buffered += [each for each in model.modules() if any(True for _ in each.buffers(recurse=False))]
         return ready
+
+    def _note_frozen(self, model: nn.Module) -> None:
+        self._frozen |= {each: name for name, each in model.named_parameters() if not each.requires_grad}
 
     def _shard(self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         runtime.copy_from_main([*model.parameters(), *model.buffers()])
@@ -299,6 +316,21 @@ class _Note:
             self._armed.note(self._number)
 
 
+def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:
+    """Return the tensors that gradients of a loss end up in."""
+    found: dict[torch.Tensor, None] = {}
+    seen, left = set(), [loss.grad_fn]
+    while left:
+        node: Any = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += [each for each, _ in node.next_functions]
+        if node.name() == "torch::autograd::AccumulateGrad":
+            found[node.variable] = None
+    return found
+
+
 def _marks(model: nn.Module) -> list[tuple[int, int]]:
     grads = (each.grad for each in model.parameters())
     return [(id(each), each._version) for each in grads if each is not None]
@@ -316,6 +348,19 @@ def _check_kinds(model: Any, optimizers: tuple[Any, ...]) -> None:
             f"session.setup got {what} as {'an optimizer' if wrong else 'the model'}",
             where="session.setup(model, optimizer)",
             fix="session.setup(model, torch.optim.AdamW(model.parameters())); a scheduler goes to session.register",
+        )
+    )
+
+
+def _check_together(chosen: precision.Precision, way: strategy.Strategy) -> None:
+    if not (chosen.scaled and isinstance(way, strategy.DDP) and way.comm_hook == "powersgd"):
+        return
+    raise UsageError(
+        Finding(
+            "option-contradicted",
+            f"powersgd adds what it left unsent to the next step, and the loss scale of {chosen.name} has changed then",
+            where=f'Session(precision="{chosen.name}", strategy=DDP(comm_hook="powersgd"))',
+            fix='Session(precision="bf16-mixed"), or DDP(comm_hook="fp16")',
         )
     )
 

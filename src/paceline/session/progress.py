@@ -88,7 +88,20 @@ class Progress:
         self._loaders.append(weakref.ref(loader))
 
     def register(self, name: str, value: Any) -> None:
-        """Keep the state of an object; set it if a checkpoint has one for it."""
+        """Keep the state of an object; set it if a checkpoint has one for it.
+
+        Raises:
+            UsageError: Another one has this name, whose state would be lost.
+        """
+        if self._registered.get(name, value) is not value:
+            raise UsageError(
+                Finding(
+                    "option-contradicted",
+                    f"two objects are registered as {name}, and a checkpoint would hold the second one only",
+                    where=f"session.register({name}=...)",
+                    fix=f"session.register({name}=first, other_{name}=second)",
+                )
+            )
         self.stop.arm()
         self._registered[name] = value
         if self._hand_over(f"registered/{name}", value):
@@ -111,7 +124,7 @@ class Progress:
                 self._epoch += is_done or self._is_epoch_done()
                 self._in_epoch = False
 
-    def save(self, *, metric: float | None, wait: bool, **keeping: Any) -> None:
+    def save(self, *, metric: float | torch.Tensor | None, wait: bool, **keeping: Any) -> None:
         """Save a checkpoint."""
         self.stop.arm()
         if not self._gradients.optimizers and not self._registered:
@@ -158,7 +171,7 @@ class Progress:
         self._write(metric=None, wait=True)
         raise SystemExit(EXIT_UNFINISHED)
 
-    def _write(self, *, metric: float | None, wait: bool) -> None:
+    def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
         self._checkpoints.save(
             self._state(),
             step=self._gradients.steps,

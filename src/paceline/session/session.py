@@ -91,7 +91,6 @@ class Session:
         self._precision = precisions.choose(precision, self._device)
         self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate
         self._told: set[str] = set()
-        self._num_once = 0
         self._tally = Tally()
         self._gradients = Gradients(
             world=self._world,
@@ -382,8 +381,7 @@ class Session:
             RunError: It failed on the rank that ran it (which raises the original), or that rank has gone.
             UsageError: The scope is neither.
         """
-        self._num_once += 1
-        return cast(T, together.do_once(fn, scope, world=self._world, number=self._num_once))
+        return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
         """Let checkpoints hold more: anything with ``state_dict`` and ``load_state_dict``, by name."""
@@ -416,8 +414,7 @@ class Session:
         Raises:
             RunError: This checkpoint, or the one before, cannot be written; those committed earlier are untouched.
         """
-        value = None if metric is None else float(metric)
-        self._progress.save(metric=value, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best)
+        self._progress.save(metric=metric, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best)
 
     def restore(self, which: str | os.PathLike[str] = "latest") -> bool:
         """Go on from a checkpoint: models, optimizers, loaders, epochs, and what is or will be registered.

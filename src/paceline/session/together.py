@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,13 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
         value: Tensors of shape ``[rows, ...]`` in dicts, lists and tuples.
         iteration: The loop.
     """
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, dict):
+        # Ranks may have filled their dicts in different orders.
+        parts = {key: gather(value[key], iteration) for key in sorted(value, key=repr)}
+        found = copy.copy(value)
+        found.update(parts)
+        return found
+    if isinstance(value, list | tuple):
         return rebuilt(value, lambda part: gather(part, iteration))
     if not isinstance(value, torch.Tensor) or not value.dim():
         kind = "a tensor of shape []" if isinstance(value, torch.Tensor) else f"what is of type {type(value).__name__}"
@@ -39,24 +47,31 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
     return rows if spans is None else rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
 
 
-def do_once(fn: Callable[[], Any], scope: str, *, world: World, number: int) -> Any:
+def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     """Run ``fn`` on one rank of the job or of each node; return its value on all.
 
     Args:
         fn: What to do.
         scope: One of ``SCOPES``.
         world: The ranks.
-        number: The same on all ranks, and another one at each call.
     """
     if scope not in SCOPES:
         what = f"scope={scope!r} is neither 'job' nor 'node'"
         raise UsageError(Finding("option-invalid", what, where="session.once(...)", fix='scope="node"'))
     if world.world_size == 1:
         return fn()
-    on_node = scope == "node"
-    # Not by the node's rank alone: an adopted group may not know it.
-    first = world.rank - world.local_rank if on_node else 0
-    key = f"paceline/once/{number}/{first}"
-    if world.rank == first:
-        return once.perform(fn, runtime.store(), key)
-    return once.await_end(runtime.store(), key, rank=first)
+    store, on_node = runtime.store(), scope == "node"
+    # Counted where the keys are: they outlive a session, and end with the store.
+    number = store.add(f"paceline/once/calls/{world.rank}", 1)
+    key = f"paceline/once/{number}/{_node(world) if on_node else 'job'}"
+    if (world.local_rank if on_node else world.rank) == 0:
+        store.set(f"{key}/rank", str(world.rank))
+        return once.perform(fn, store, key)
+    while not store.check([f"{key}/rank"]):  # which one it is follows from no number where ranks go round the nodes
+        time.sleep(once.LOOK_S)
+    return once.await_end(store, key, rank=int(store.get(f"{key}/rank")))
+
+
+def _node(world: World) -> str:
+    """Return a name that the ranks of a node share; not by its rank where the launcher tells of one node only."""
+    return f"node {world.node_rank}" if world.num_nodes > 1 else f"node from {world.rank - world.local_rank}"
