@@ -15,7 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 BIN = Path(sys.executable).parent
+# How loader workers are started; what is not the default takes long.
+METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
 _MARK = "PACELINE_TEST_MARK"
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from starting import METHODS
+
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -123,7 +125,7 @@ def test_threads_atexit_handlers_and_open_files_are_seen_to_the_end(command):
     assert (command.folder / "unflushed-1").read_text() == "written without a close"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_loader_workers_of_the_scripts_own_classes(command, method):
     ended = command.run("--nproc-per-node", "2", SCRIPTS / "loader_workers.py", method)
     assert ended.status == 0, ended.err

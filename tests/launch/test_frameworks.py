@@ -16,6 +16,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", NEEDS)

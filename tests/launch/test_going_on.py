@@ -22,8 +22,9 @@ def committed(folder):
     return sorted(path.name for path in folder.glob("checkpoints/[0-9]*"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)  # three starts
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_example_survives(command, how):
     uninterrupted = command.run("--nproc-per-node", 2, DIGITS, "--epochs", 4)
     assert uninterrupted.status == 0, uninterrupted.err
@@ -85,6 +86,7 @@ def curve(ended):
     return dict(re.findall(r"^(\d+) (.+)$", ended.out, re.M))
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_from_the_last_checkpoint(command):
     command.script(TRAIN)
     whole = command.run("train.py", -1)

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from starting import METHODS
+
 # Each rank has two loader workers and writes its process ids; then it does what argv[1] says.
 BUSY = """
 import os, signal, sys, time
@@ -105,7 +107,7 @@ def test_a_rank_in_a_native_wait_is_killed_with_the_second_interrupt(command):
     assert not command.survivors()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_nothing_outlives_a_killed_launcher(command, method):
     running = busy(command, "ignore", method=method)
     running.signal(signal.SIGKILL)
@@ -132,7 +134,7 @@ def test_nothing_outlives_the_killed_warm_process(command):
     assert command.survivors(within_s=10.0) == []
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_loader_workers_of_a_killed_rank_are_ended(command, method):
     running = busy(command, "plain", method=method)
     os.kill(int((command.folder / "ready-1").read_text()), signal.SIGKILL)

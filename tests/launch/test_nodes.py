@@ -134,6 +134,7 @@ def test_a_killed_launcher_is_named_by_the_others_within_15_s(command, who):
     assert command.survivors(within_s=10) == []
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_with_fewer_nodes_after_one_is_lost(command):
     command.script(
         "import os, time, torch, torch.distributed as dist\n"
@@ -341,6 +342,7 @@ def test_two_nodes_with_one_rank_are_told_on_all(command):
     assert all(f"launcher pid {twin.process.pid}" in ended[0].block for twin in twins)
 
 
+@pytest.mark.slow
 def test_a_node_too_many_is_sent_away_and_the_run_goes_on(command):
     command.script(
         "import os, time\nopen('up-' + os.environ['RANK'], 'w').write('here\\n')\n"
@@ -367,6 +369,7 @@ def test_a_thousand_nodes_are_compared_within_20_s():
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_later_is_taken_in(command):
     command.script(
         "import os, time, torch, torch.distributed as dist\n"

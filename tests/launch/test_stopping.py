@@ -102,6 +102,7 @@ def test_ranks_that_leave_by_themselves_spend_no_restart(command):
     assert "started again" not in ended.err
 
 
+@pytest.mark.slow
 def test_the_clock_of_one_node_stops_the_run_on_all(command):
     command.script(SAVING)
     port = free_port()

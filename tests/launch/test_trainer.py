@@ -46,6 +46,7 @@ def test_a_tutorial_with_other_imports_and_base_classes(command):
     assert (command.folder / ended.run_dir / "metrics.csv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.peers
 @pytest.mark.timeout(180)
 def test_the_same_tutorial_under_lightning(command):

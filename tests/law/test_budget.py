@@ -28,6 +28,7 @@ def processor_s(*command):
     return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "words",
     [
