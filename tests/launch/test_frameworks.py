@@ -18,7 +18,7 @@ NEEDS = {
 
 @pytest.mark.slow
 @pytest.mark.peers
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", NEEDS)
 def test_the_same_final_loss_as_under_torchrun(command, name):
     if importlib.util.find_spec(NEEDS[name]) is None:

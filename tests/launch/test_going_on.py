@@ -87,6 +87,7 @@ def curve(ended):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_restart_goes_on_from_the_last_checkpoint(command):
     command.script(TRAIN)
     whole = command.run("train.py", -1)
