@@ -240,9 +240,10 @@ def _check(folder: Path) -> None:
         raise NoCluster(f"{', '.join(missing)} not found: Slurm and munge are installed by: {INSTALL}")
     if os.geteuid() != 0:
         raise NoCluster("the daemons of the test cluster start the jobs of other users: they need root")
-    # what the configuration takes as a value, and what the name of a socket may be long
-    if any(letter.isspace() or letter in "#,=" for letter in str(folder)) or len(str(folder)) > 80:
-        raise NoCluster(f"{folder}: Slurm takes no folder with spaces, commas, = or #, nor one of more than 80 letters")
+    # what the configuration takes as a value, and how long a socket's name may be: /spool-node1/node1_12345.4294967291
+    # comes behind it, and 108 are the most
+    if any(letter.isspace() or letter in "#,=" for letter in str(folder)) or len(str(folder)) > 70:
+        raise NoCluster(f"{folder}: Slurm takes no folder with spaces, commas, = or #, nor one of more than 70 letters")
 
 
 def _clear(folder: Path) -> None:

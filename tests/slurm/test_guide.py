@@ -14,8 +14,9 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
 
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
-def test_every_command_of_the_guide(tmp_path):
-    cluster = start(tmp_path / "cluster")  # where the first job is job 1, as the guide has it
+def test_every_command_of_the_guide(tmp_path, tmp_path_factory):
+    where = tmp_path_factory.mktemp("guide")  # shorter than the test's own
+    cluster = start(where)  # where the first job is job 1, as the guide has it
     folder = tmp_path / "project"
     folder.mkdir()
     environ = {**surroundings(), **{name: cluster.environ[name] for name in ("SLURM_CONF",)}, "OMP_NUM_THREADS": "1"}
@@ -29,5 +30,5 @@ def test_every_command_of_the_guide(tmp_path):
                 assert status == block.status, f"line {block.line} ended with {status}:\n{output}"
                 ran += 1
     finally:
-        stop(tmp_path / "cluster")
+        stop(where)
     assert ran >= 6
