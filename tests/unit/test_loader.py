@@ -4,12 +4,14 @@ import gc
 import itertools
 import weakref
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from paceline.data import Loader, Rows, Surroundings, Tally
 from paceline.data.batch import to_device, without_rows
+from paceline.data.changes import state_of
 from paceline.errors import UsageError
 from paceline.world import World
 
@@ -366,3 +368,15 @@ def test_options_that_need_workers(options):
         make(range(3), batch_size=2, num_workers=0, **options)
     assert caught.value.finding.name == "option-contradicted"
     assert "num_workers" in caught.value.finding.what
+
+
+def test_what_is_seen_of_a_dataset_is_walked_through_once():
+    shared = []
+    for _ in range(60):
+        shared = [shared, shared]
+    dataset = SimpleNamespace(library=torch, shared=shared, options={"crop": {"size": 2}})
+    dataset.itself = dataset
+    before = state_of(dataset)
+    assert state_of(dataset) == before
+    dataset.options["crop"]["size"] = 3
+    assert state_of(dataset) != before

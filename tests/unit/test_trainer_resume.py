@@ -213,42 +213,42 @@ def test_what_is_logged_at_the_end_of_an_epoch_is_logged_once_for_it():
     assert [row["ends"] for row in rows() if row["ends"]] == ["1.0", "1.0", "1.0"]
 
 
+class Cut(Task):
+    """Saves behind a batch, and is interrupted there."""
+
+    cut_at = None
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx == self.cut_at:
+            self.trainer.session.save(wait=True)
+            raise KeyboardInterrupt
+
+
+def cut_and_go_on(task, batch, **options):
+    task.cut_at = batch
+    with pytest.raises(KeyboardInterrupt):
+        trainer(**options).fit(task, loader())
+    task.cut_at, task.seen = None, []
+    trainer(**options, resume=True).fit(task, loader())
+
+
 def test_means_of_what_is_done_again_begin_anew():
     """A checkpoint inside the first group of batches, which is trained on again."""
 
-    class Counts(Task):
+    class Counts(Cut):
         def training_step(self, batch, batch_idx):
             self.log("batches", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
             return super().training_step(batch, batch_idx)
 
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            if self.is_cut and batch_idx == 0:
-                self.trainer.session.save(wait=True)
-                raise KeyboardInterrupt
-
     task = Counts()
-    task.is_cut = True
-    with pytest.raises(KeyboardInterrupt):
-        trainer(accumulate_grad_batches=5).fit(task, loader())
-    task.is_cut, task.seen = False, []
-    trainer(accumulate_grad_batches=5, max_epochs=1, resume=True).fit(task, loader())
+    cut_and_go_on(task, 0, accumulate_grad_batches=5, max_epochs=1)
     assert len(task.seen) == 5
     assert [row["batches"] for row in rows()] == ["5.0"]
 
 
 def test_a_checkpoint_after_the_last_batch_of_a_limited_epoch():
-    class Saves(Task):
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            if self.is_cut and batch_idx == 1:
-                self.trainer.session.save(wait=True)
-                raise KeyboardInterrupt
-
-    task = Saves()
-    task.is_cut = True
-    with pytest.raises(KeyboardInterrupt):
-        trainer(limit_train_batches=2).fit(task, loader())
-    task.is_cut, task.seen = False, []
-    trainer(limit_train_batches=2, resume=True).fit(task, loader())
+    task = Cut()
+    cut_and_go_on(task, 1, limit_train_batches=2)
     assert task.seen == [(1, 0, 2), (1, 1, 3)]
 
 

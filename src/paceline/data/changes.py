@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
-_MOST = 1000  # parts that are looked at of one container; a longer one is told by its length
+_MOST = 1000  # objects that are looked into, and parts of each; a container with more is told by its length
 
 
 def state_of(dataset: Any) -> Any:
     """Return what compares equal as long as nobody has changed a dataset, as far as that can be seen.
 
-    Attributes are followed through objects, dicts, lists and tuples, tensors are told by their version. Not seen are
-    changes in place of NumPy arrays, and of members of containers with more than 1,000.
+    Attributes are followed through objects, dicts, lists and tuples, each once; tensors are told by their version. Not
+    seen are changes in place of NumPy arrays, of members of containers with more than 1,000, and beyond 1,000 objects.
     """
     return _seen(dataset, set())
 
 
-def _seen(value: Any, around: set[int]) -> Any:
+def _seen(value: Any, before: set[int]) -> Any:
     """Return what is seen of a part.
 
     Args:
         value: The part.
-        around: Identities of what it is in, of which it may hold a reference.
+        before: Identities of the objects that were looked into, so that what is shared is not walked through again
+            from each of its owners.
     """
     if isinstance(value, _SIMPLE):
         return value
     if isinstance(value, torch.Tensor):
         return id(value), value._version
-    inner = {*around, id(value)}
     parts: Any = None
     if isinstance(value, dict):
         parts = value
     elif isinstance(value, list | tuple | set | frozenset):
         parts = dict(enumerate(value)) if len(value) <= _MOST else {}
     attributes = getattr(value, "__dict__", None)
-    if id(value) in around or (parts is None and not isinstance(attributes, dict)):
+    is_open = parts is not None or isinstance(attributes, dict)
+    if not is_open or id(value) in before or len(before) >= _MOST or isinstance(value, ModuleType):
         return id(value)
-    return (
-        id(value),
-        None if parts is None else len(value),
-        {key: _seen(part, inner) for key, part in parts.items()} if parts and len(parts) <= _MOST else None,
-        {key: _seen(part, inner) for key, part in attributes.items()} if isinstance(attributes, dict) else None,
-    )
+    before.add(id(value))
+    return id(value), None if parts is None else len(value), _all_seen(parts, before), _all_seen(attributes, before)
+
+
+def _all_seen(parts: Any, before: set[int]) -> Any:
+    if not isinstance(parts, dict) or len(parts) > _MOST:
+        return None
+    return {key: _seen(part, before) for key, part in parts.items()}
