@@ -157,7 +157,7 @@ class Loader:
         if self._batches.num_workers:
             _release_at_exit(self)
         iteration = self.iteration = tally.open(shard, start=start)
-        batches = _moved(batches, self._around.device)
+        batches, has_ended = _moved(batches, self._around.device), False
         try:
             while True:
                 with_grad = torch.is_grad_enabled()
@@ -171,7 +171,7 @@ class Loader:
                 try:
                     rows, batch = next(batches)
                 except StopIteration:
-                    start = 0
+                    has_ended = True
                     return
                 if with_grad and iteration.number < 0:
                     self._iteration, self._iterated = iteration, epoch
@@ -179,8 +179,9 @@ class Loader:
                 yield batch if rows.of_rank else without_rows(batch)
         finally:
             tally.close(iteration)
-            if start and iteration.number == 0 and not iteration.trained and self._epoch == epoch + 1:
-                self._epoch, self._start = epoch, start  # somebody only looked at the first batch
+            only_looked = not has_ended and iteration.number == 0 and not iteration.trained
+            if start and only_looked and self._epoch == epoch + 1:
+                self._epoch, self._start = epoch, start
 
     def release(self) -> None:
         """Let workers that wait for another epoch go."""
