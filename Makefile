@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint bench cluster cluster-stop clean
+.PHONY: demo test test-ci test-all lint bench cluster cluster-stop clean
 
 demo: .make-demo
 	$(BIN)/paceline run $(DEMO_RANKS) examples/digits.py
@@ -19,11 +19,18 @@ PARALLEL := -n 3 --dist loadfile
 ALONE := -n 1
 
 test: .make-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces and not slurm and not alone"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces and not slurm and not alone and not healthy"
+
+# The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
+test-ci: test
+	bash scripts/install_system_packages.sh
+	$(BIN)/python -m pytest $(PARALLEL) -m "healthy and not slow"
+	$(BIN)/python -m pytest $(ALONE) -m "alone or (representative and not slurm)"
+	$(BIN)/python -m pytest $(ALONE) -m "representative and slurm"
 
 test-all: test
 	bash scripts/install_system_packages.sh
-	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces) and not slurm and not alone" --ignore=tests/faults
+	$(BIN)/python -m pytest $(PARALLEL) -m "(slow or namespaces or healthy) and not slurm and not alone" --ignore=tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m alone
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm
@@ -62,5 +69,5 @@ $(BIN)/python:
 	touch $@
 
 .make-test: .make-demo
-	$(PIP) -e ".[examples,dev,peers]"
+	$(PIP) -e ".[examples,dev,peers,ecosystem]"
 	touch $@

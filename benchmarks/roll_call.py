@@ -73,7 +73,7 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
         limit_s=60,
         hosts_by_rank=[],
         notes=Notes(folder / "notes", note),
-        say=lambda line: None,
+        inform=lambda notice: None,
     ).answer()
     attempt = PrefixStore("attempt/0", store)
     roll = RollCall(attempt, node=node, num_nodes=num_nodes, token="bench", script="train.py", folder=folder)

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import threading
 
 import pytest
+
+from representative import names_of, representative_tests
+
+# Tests with these marks assert deadlines of a machine that is shared, or run programs of others.
+RETRIED = ("alone", "peers", "slurm", "namespaces", "slow")
 
 
 def pytest_addoption(parser):
     parser.addoption("--update-goldens", action="store_true", help="Write what is compared whole from what is found.")
 
 
+def pytest_collection_modifyitems(items):
+    chosen = representative_tests()
+    for item in items:
+        if not chosen.isdisjoint(names_of(item.nodeid)):
+            item.add_marker("representative")
+        if os.environ.get("CI") and any(item.get_closest_marker(name) for name in RETRIED):
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_configure(config):
+    """Let Ctrl-C work as in a terminal, in tests and what they start: in the background of a script it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""
+    if "paceline.session.place" in sys.modules:
+        sys.modules["paceline.session.place"].reset()  # a test is what a process is to Sessions
     environ, threads = dict(os.environ), set(threading.enumerate())
     yield
     environ.pop("PYTEST_CURRENT_TEST", None)

@@ -70,7 +70,9 @@ class Command:
         path.write_text(text)
         return path
 
-    def start(self, *args, program: str = "paceline", env: dict | None = None, stdin=None, cwd=None) -> Running:
+    def start(
+        self, *args, program: str = "paceline", env: dict | None = None, stdin=None, cwd=None, stdout=subprocess.PIPE
+    ) -> Running:
         first = [str(BIN / program)] + (["run"] if program == "paceline" else [])
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "OMP_", "SLURM_"))}
         process = subprocess.Popen(
@@ -78,7 +80,7 @@ class Command:
             cwd=cwd or self.folder,
             env={**environ, _MARK: self.mark, **(env or {})},
             stdin=stdin or subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -152,6 +154,7 @@ def commands(folder: Path) -> Iterator[Command]:
         for line in left:
             os.kill(int(line.split()[0]), signal.SIGKILL)
         for running in made.running:  # now, because whoever is left holds them open, and a reader would wait for that
-            running.process.stdout.close()
+            if running.process.stdout is not None:
+                running.process.stdout.close()
             running.process.stderr.close()
     assert not left, f"processes were left behind: {left}"

@@ -20,6 +20,7 @@ from click.core import ParameterSource
 from paceline import __version__, env, nodeaddr
 from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
 from paceline.launcher import options as launch
+from paceline.launcher import preferences
 from paceline.launcher import slurm as slurm_place
 from paceline.launcher.option_table import OPTIONS, Option
 from paceline.slurm.option_table import HANDED, OWN
@@ -79,7 +80,14 @@ def _run(**typed: Any) -> Deed:
         address_of=nodeaddr.of_node,
         in_terminal=env.in_terminal(),
     )
-    asked = launch.parse(typed["script"], tuple(typed["arguments"]), typed=given, inherited=inherited, placed=placed)
+    asked = launch.parse(
+        typed["script"],
+        tuple(typed["arguments"]),
+        typed=given,
+        inherited=inherited,
+        placed=placed,
+        preferences=preferences.read(env.snapshot()),
+    )
 
     def deed() -> int:
         from paceline import run
@@ -134,7 +142,7 @@ _PATH = click.argument("path", type=click.Path(path_type=Path))
 def _list(folder: Path | None, as_json: bool) -> Deed:
     """List the checkpoints of a run, the latest last.
 
-    FOLDER is a run's folder or that of its checkpoints; without it the run in runs/ that was last saved.
+    FOLDER is a run's folder or that of its checkpoints; without it the run in paceline-runs/ that was last saved.
     """
 
     def deed() -> int:
@@ -252,17 +260,17 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Deed:
 
 
 @cli.command("endpoint")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Refuse if another job is at work there.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Reserve it; refuse if a living run has it.")
 def _endpoint(run_dir: Path | None) -> Deed:
     """Print where nodes can meet on this host, HOST:PORT; for job scripts, on the node that will be the head."""
 
     def deed() -> int:
         from paceline.launcher import endpoint
-        from paceline.slurm import claim
+        from paceline.slurm import reserve
 
         job_id = env.read(env.JOB_ID)
         if run_dir is not None and job_id:
-            claim.claim(run_dir, job_id)
+            reserve.reserve(run_dir, job_id)
         print(endpoint.find(env.read(env.NODE_NAME) or ""))
         return EXIT_OK
 
@@ -292,7 +300,8 @@ def _doctor(as_json: bool) -> Deed:
 def _follow(run: str) -> Deed:
     """Show the output of a Slurm job as it grows, through all its starts, and end as its run does.
 
-    RUN is a run folder or the name of one in runs/, JOBID the number of a job. Ctrl-C ends the watching, not the job.
+    RUN is a run folder or the name of one in paceline-runs/, JOBID the number of a job. Ctrl-C ends the watching, not
+    the job.
     """
 
     def deed() -> int:
@@ -307,7 +316,7 @@ def _follow(run: str) -> Deed:
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @_JSON
 def _jobs(folder: Path | None, as_json: bool) -> Deed:
-    """List the runs of a folder, runs/ without one: state, nodes, last step, loss; the newest first."""
+    """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the newest first."""
 
     def deed() -> int:
         from paceline.slurm import jobs

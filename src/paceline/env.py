@@ -42,7 +42,26 @@ LAUNCHER = _variable(
 )
 TASK = _variable("PACELINE_TASK", "what a freshly started rank is to run (JSON); set and removed by the launcher")
 RUN_TOKEN = _variable("PACELINE_RUN_TOKEN", "token of the run that a rank belongs to; set for ranks")
-RUN_DIR = _variable("PACELINE_RUN_DIR", "run folder of the run that a rank belongs to; set for ranks")
+RUN_DIR = _variable(
+    "PACELINE_RUN_DIR",
+    "run folder of the run that a rank belongs to; set for ranks. Without a launcher: the folder that Session uses",
+)
+DAMAGED = _variable(
+    "PACELINE_DAMAGED",
+    'default of Session.restore(damaged=...): "refuse", or "skip" as in the job scripts of paceline submit',
+    "refuse",
+)
+
+NO_PROBE = _variable("PACELINE_NO_PROBE", "1: default of --no-probe for all runs", "0")
+START_METHOD = _variable("PACELINE_START_METHOD", "default of --start-method: spawn starts every rank afresh", "fork")
+ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang: off switches the hang detection off")
+HANG_TIMEOUT = _variable("PACELINE_HANG_TIMEOUT", "default of --hang-timeout, in seconds")
+
+TEST_TIME_FACTOR = _variable(
+    "PACELINE_TEST_TIME_FACTOR",
+    "for tests of paceline only: multiplies every deadline that the user has not set",
+    "1",
+)
 
 # The contract of torchrun with its ranks
 RANK = _variable("RANK", "global rank, set for each rank")
@@ -113,10 +132,16 @@ JOB_ID = _variable(
     "read together with SLURM_STEP_NUM_TASKS: port of the step; alone: how a run that stopped is resumed",
 )
 
+ARRAY_JOB_ID = _variable("SLURM_ARRAY_JOB_ID", "read: the array that this job is an element of")
+ARRAY_TASK_ID = _variable("SLURM_ARRAY_TASK_ID", "read: which element it is; each has a run folder of its own")
+JOB_RESTARTS = _variable("SLURM_RESTART_COUNT", "read: how often this job was queued again; it continues in its folder")
+
 SBATCH_PARTITION = _variable("SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition")
 SBATCH_ACCOUNT = _variable("SBATCH_ACCOUNT", "read by submit, as by sbatch: default of --account")
 SBATCH_TIME = _variable("SBATCH_TIMELIMIT", "read by submit, as by sbatch: default of --time")
-CONFIG_HOME = _variable("XDG_CONFIG_HOME", "read: where paceline/profiles of this user are", "~/.config")
+CONFIG_HOME = _variable(
+    "XDG_CONFIG_HOME", "read: where paceline/config.toml and paceline/profiles of this user are", "~/.config"
+)
 
 
 def variables() -> tuple[Variable, ...]:

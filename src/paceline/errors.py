@@ -91,6 +91,36 @@ class Finding:
         yield f"  {self.more}"
 
 
+@dataclass(frozen=True)
+class Notice:
+    """Something worth knowing about a run that accuses nobody: no code, no severity, no effect on the exit status.
+
+    Attributes:
+        what: What is the case, one sentence.
+        details: Lines with the facts that it rests on.
+        advice: What the user can do, one line; empty if there is nothing to do.
+    """
+
+    what: str
+    details: tuple[str, ...] = ()
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the notice as plain data."""
+        return {"what": self.what, "details": list(self.details), "advice": self.advice}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Notice:
+        """Return the notice with the values that ``to_json`` returned."""
+        return cls(values["what"], tuple(values["details"]), values["advice"])
+
+    def render(self) -> str:
+        """Return the notice as text, one line for each part."""
+        advice = (f"  {self.advice}",) if self.advice else ()
+        details = (f"  {line}" for line in self.details)
+        return "\n".join((f"notice: {self.what}", *details, *advice))
+
+
 def gravest_first(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the errors first, then warnings, then hints; the order is kept among equals."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

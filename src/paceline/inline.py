@@ -22,10 +22,11 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, PacelineError, RunError, SetupError
-from paceline.launcher import host, options, plan, system, worker
+from paceline.launcher import host, options, plan, preferences, system, worker
 from paceline.launcher.task import FUNCTION, RankTask
 
 T = TypeVar("T")
+_INTERRUPTED = 130
 _STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -44,7 +45,7 @@ def launch(
         nproc_per_node: Ranks: a number, ``"gpu"``, ``"cpu"`` or ``"auto"``; by default one per GPU, or
             one without GPUs.
         max_restarts: How often the ranks may be started again after a failure.
-        run_dir: Folder of this run, by default ``runs/<time>-<name>``.
+        run_dir: Folder of this run, by default ``paceline-runs/<time>-<name>``.
 
     Returns:
         What ``fn`` returned on rank 0; it must be picklable.
@@ -68,6 +69,7 @@ def launch(
             **({"run_dir": os.fspath(run_dir)} if run_dir is not None else {}),
         },
         inherited={},
+        preferences={key: value for key, value in preferences.read(env.snapshot()).items() if key != "start_method"},
     )
     facts = host.gather(env.read(env.CUDA_DEVICES))
     decided = plan.make(asked, facts, environ=env.snapshot(), source="")
@@ -124,7 +126,7 @@ def _be_launcher(asked: options.Options, decided: plan.Plan, function: Callable[
         # The terminal's Ctrl-C is for the caller, who hands it on; two would mean "at once".
         os.setpgid(0, 0)
         system.die_with_parent(signal.SIGTERM)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))  # until the launcher takes signals
         atexit._clear()  # the caller's handlers are the caller's to run
         from paceline import run
 

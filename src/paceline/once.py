@@ -1,7 +1,8 @@
 """Doing a thing once for all ranks: downloads and preprocessing, over the store and without a time limit.
 
 A barrier would end a long download at the process group's timeout. Here those who wait look into the store for
-the result, and for the heartbeat of the one that works.
+the result, and for the heartbeat of the one that works. Each heartbeat is progress for the launcher too: of the rank
+that works, and of those that hear it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from paceline import pulse
 from paceline.errors import Finding, RunError
 
 BEAT_S = 1.0
-SILENCE_S = 30.0  # without a beat: its process is gone, or stands still with the interpreter's lock held
+# Without a heartbeat: a process that has gone is noticed by its launcher at once. One that lives may be inside C code
+# that holds the interpreter's lock, or starved, so this is as long as torch's own limit.
+SILENCE_S = 1800.0
 LOOK_S = 0.1
 PART_BYTES = 4 << 20  # torch's TCPStore closes the connection over more than 8 MiB
 
@@ -66,6 +70,7 @@ def await_end(store: Store, key: str, *, rank: int) -> Any:
         now_s = time.monotonic()
         if store.check([f"{key}/beat"]) and (new := store.get(f"{key}/beat")) != beat:
             beat, heard_s = new, now_s
+            _show_progress()
         if now_s - heard_s > SILENCE_S and beat:
             raise RunError(
                 Finding(
@@ -104,4 +109,11 @@ def _beat(store: Store, key: str, ended: threading.Event) -> None:
     while not ended.is_set():
         number += 1
         store.set(f"{key}/beat", str(number))
+        _show_progress()
         ended.wait(BEAT_S)
+
+
+def _show_progress() -> None:
+    """Let the launcher know that this rank is not stuck; without a launcher there is nothing to do."""
+    if pulse.mine is not None:
+        pulse.mine[pulse.BEAT_NS] = time.monotonic_ns()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import Finding, UsageError
@@ -248,6 +249,45 @@ def load_optimizer(
         {**group, "params": [numbers[name] for name in now]} for group, now in zip(held["groups"], order, strict=True)
     ]
     optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def of_object(value: Any) -> Any:
+    """Return the state of a registered object; of a module with the keys that it has on one rank.
+
+    Around a model that ``setup`` returned, as an ``AveragedModel`` may be, keys have another ``module.`` where that
+    model is a ``DistributedDataParallel``, which it is on several ranks only.
+    """
+    state, prefixes = value.state_dict(), _parallel_prefixes(value)
+    return _renamed(state, {key: _without(key, prefixes) for key in state}) if prefixes else state
+
+
+def load_object(value: Any, state: Any) -> None:
+    """Load what ``of_object`` returned on any number of ranks; also keys of parallel models as they are."""
+    prefixes = _parallel_prefixes(value)
+    if prefixes:
+        own = {_without(key, prefixes): key for key in value.state_dict()}
+        state = _renamed(state, {key: own.get(_without(key, prefixes), key) for key in state})
+    value.load_state_dict(state)
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> OrderedDict[str, Any]:
+    """Return the state of a module under other keys."""
+    return OrderedDict((names[key], part) for key, part in state.items())
+
+
+def _parallel_prefixes(value: Any) -> list[str]:
+    """Return what the keys of parallel models inside a module begin with, outer ones last."""
+    if not isinstance(value, nn.Module):
+        return []
+    parallel = [name for name, module in value.named_modules() if isinstance(module, DistributedDataParallel)]
+    return [f"{name}." if name else "" for name in reversed(parallel)]
+
+
+def _without(key: str, prefixes: Sequence[str]) -> str:
+    """Return a key without the ``module.`` of parallel models."""
+    for prefix in prefixes:
+        key = key.replace(f"{prefix}module.", prefix, 1) if key.startswith(f"{prefix}module.") else key
+    return key
 
 
 def lift(value: Any, name: str, tensors: dict[str, Any]) -> Any:

@@ -39,7 +39,21 @@ ORDER_INDICES = 16
 # multiple of 2^l: of ranks and nodes that are looked at one after the other, some level shows the same step.
 CHECKS = 18
 CHECK_LEVELS = 16
-SLOT_LENGTH = 56  # whole cache lines: ranks do not slow each other
+# Of a training whose DATA_HASH all ranks may share: hash of what a few of its steps have computed; 0: not shown.
+WORK_HASH = 50
+# An evaluation whose sampler repeats samples so that all ranks have as many: samples of its dataset, and with those
+# that are repeated; 0: none was seen.
+DATASET_LENGTH = 51
+PADDED_LENGTH = 52
+# The parameters of an optimizer that has ended: 1 + the steps until then, if one of them has a NaN; its name.
+NAN_AFTER = 53
+NAN_NAME = 54
+NAN_NAME_LENGTH = 16
+# The wait for a DataLoader's worker:
+AWAITED_NS = 70  # since when the rank waits for a batch of a worker; 0: it does not
+AWAITED_PID = 71  # the worker's process; 0: it is not known
+FORKED_AGAIN = 72  # DataLoaders that have forked their workers a second time
+SLOT_LENGTH = 80  # whole cache lines: ranks do not slow each other
 SLOT_BYTES = SLOT_LENGTH * 8
 
 BATCH = struct.Struct("@2q")  # BEAT_NS and BATCHES
@@ -54,6 +68,8 @@ STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
 
 # This rank's slot, None in a process that no launcher counts in; set by the worker entry.
 mine: memoryview[int] | None = None
+# The slots of all ranks of this node, likewise.
+board: PulseBoard | None = None
 
 
 @dataclass(frozen=True)
@@ -107,12 +123,29 @@ class Order:
         data_indices: Indices in it.
         same_order: Number of the loop that had the order of the one before, 0 if none had.
         order_indices: Indices that were compared.
+        work_hash: Of losses, local gradients and parameters of a few steps of the first loop; 0 if nothing is shown.
     """
 
     data_hash: int = 0
     data_indices: int = 0
     same_order: int = 0
     order_indices: int = 0
+    work_hash: int = 0
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """The DataLoader worker that a rank waits for.
+
+    Attributes:
+        pid: Its process; 0 if the rank waits for none, or it is not known which.
+        since_ns: When the wait began, on the machine's monotonic clock.
+        forked_again: DataLoaders that have forked their workers a second time.
+    """
+
+    pid: int = 0
+    since_ns: int = 0
+    forked_again: int = 0
 
 
 NOTHING = Pulse(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)
@@ -131,9 +164,14 @@ def create(num_ranks: int) -> int:
 
 
 class PulseBoard:
-    """The slots of a node's ranks, mapped from the descriptor of ``create``."""
+    """The slots of a node's ranks, mapped from the descriptor of ``create``.
+
+    Attributes:
+        num_ranks: How many there are.
+    """
 
     def __init__(self, handle: int, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
         self._memory = mmap.mmap(handle, max(1, num_ranks) * SLOT_BYTES)
         self._numbers = memoryview(self._memory).cast("q")
 
@@ -171,7 +209,27 @@ class PulseBoard:
         """Return what a rank's training loops showed; a hash is written last, so that it is whole."""
         slot = self.slot(local_rank)
         data_hash, same_order = slot[DATA_HASH], slot[SAME_ORDER]
-        return Order(data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES])
+        return Order(data_hash, slot[DATA_INDICES], same_order, slot[ORDER_INDICES], slot[WORK_HASH])
+
+    def read_padded(self, local_rank: int) -> tuple[int, int]:
+        """Return the samples of a padded evaluation's dataset, and with those that were repeated; zeros for none."""
+        slot = self.slot(local_rank)
+        return slot[DATASET_LENGTH], slot[PADDED_LENGTH]
+
+    def read_nan(self, local_rank: int) -> str:
+        """Return the first parameter with a NaN in it at the end of a rank that has succeeded; empty for none."""
+        slot = self.slot(local_rank)
+        has_returned = slot[PHASE] in (RETURNED, FINISHED)
+        if not has_returned or slot[NAN_AFTER] != slot[STEPS] + 1:
+            return ""  # it goes on, or trained something else after that
+        name = slot[NAN_NAME : NAN_NAME + NAN_NAME_LENGTH].tobytes()
+        return name.rstrip(b"\0").decode(errors="replace")
+
+    def read_awaited(self, local_rank: int) -> Awaited:
+        """Return the DataLoader worker that a rank waits for."""
+        slot = self.slot(local_rank)
+        since_ns = slot[AWAITED_NS]
+        return Awaited(slot[AWAITED_PID] if since_ns else 0, since_ns, slot[FORKED_AGAIN])
 
     def read_checks(self, local_rank: int) -> dict[int, int]:
         """Return a rank's checksums by step; one that is being written now is left out."""
@@ -182,6 +240,20 @@ class PulseBoard:
             if step and slot[place] == step:
                 found[step] = checksum
         return found
+
+
+def write_nan(slot: memoryview[int], name: str) -> None:
+    """Write that a parameter has a NaN after the steps that were made so far."""
+    room = NAN_NAME_LENGTH * 8
+    slot[NAN_NAME : NAN_NAME + NAN_NAME_LENGTH] = memoryview(name.encode()[:room].ljust(room, b"\0")).cast("q")
+    slot[NAN_AFTER] = slot[STEPS] + 1
+
+
+def others_read_other_data(data_hash: int) -> bool:
+    """Return whether a rank of this node is known to read other samples than this one, whose hash is given."""
+    if board is None:
+        return False
+    return any(board.read_order(local).data_hash not in (0, data_hash) for local in range(board.num_ranks))
 
 
 def write_check(slot: memoryview[int], *, number: int, step: int, checksum: int) -> None:

@@ -5,6 +5,7 @@ Everything that a report shows is read from here. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 EVENT_VERSION = 1
+_LEAST_BYTES = 65536  # what a plan, logs of a few lines and the last events need
+# Not "runs": scripts use that name themselves, as TensorBoard's writer does without an argument.
+RUNS = Path("paceline-runs")
+EARLIER_RUNS = Path("runs")  # until paceline 0.1; what is there is still found
 MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last, so that it vouches for the other files
 
 # kind -> the fields beside version, time_ns, node and kind
@@ -32,7 +37,7 @@ class RunDir:
     """Names of the files of one run.
 
     Attributes:
-        root: The folder, ``runs/<id>`` by default.
+        root: The folder, ``paceline-runs/<id>`` by default.
     """
 
     root: Path
@@ -98,6 +103,16 @@ class RunDir:
         return self.root / "tensorboard"
 
     @property
+    def training(self) -> Path:
+        """Which training the folder belongs to (JSON): script, arguments, array element."""
+        return self.root / "training.json"
+
+    @property
+    def lease(self) -> Path:
+        """Which living run owns the folder (JSON)."""
+        return self.root / "lease.json"
+
+    @property
     def job_script(self) -> Path:
         """The script that ``paceline submit`` handed to sbatch."""
         return self.root / "job.sh"
@@ -121,26 +136,69 @@ class RunDir:
         found = [re.match(r"(?:rank-\d+|launcher-\d+|plan)(?:\.attempt-(\d+))?\.", name) for name in names]
         return max((int(match[1] or 0) + 1 for match in found if match), default=0)
 
-    def create(self) -> None:
+    def create(self, *, new: bool = False) -> None:
         """Make the folders.
 
+        Args:
+            new: Whether the folder must not exist yet. Of two runs that choose the same name, one gets it.
+
         Raises:
+            FileExistsError: The folder must be new, and exists.
             OSError: The folder cannot be made or written to.
         """
+        if new:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir()
         for folder in (self.root / "logs", self.root / "ranks"):
             folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.root):
-            pass  # a folder that exists may still refuse files
+        require_space(self.root)
+
+
+def require_space(folder: Path) -> None:
+    """Make a folder, and try whether it takes a file with some content.
+
+    Raises:
+        OSError: It cannot be made or written to, or its disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        if file.write(b"\0" * _LEAST_BYTES) < _LEAST_BYTES:  # a disk with a little space takes a part of it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def shown(path: Path) -> str:
+    """Return a path as it is printed: relative to the working directory if it is below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
 
 
 def _attempt(attempt: int) -> str:
     return f".attempt-{attempt}" if attempt else ""
 
 
-def new_run_id(script: str, *, now_s: float, salt: str) -> str:
-    """Return an id that sorts by time and names the script: ``20261120-233309-digits-3f2a``."""
-    stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:40] or "run"
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now_s))}-{stem}-{salt[:4]}"
+def new_run_id(script: str, *, now_s: float, salt: str, job: str = "") -> str:
+    """Return an id that sorts by time and names script and job: ``20261120-233309-digits-job-4711-3f2a``.
+
+    Args:
+        script: The script, or the name of a function.
+        now_s: Seconds of the clock.
+        salt: What makes ids of the same second differ.
+        job: The Slurm job, ``4711`` or ``4711_2`` for an array element; empty outside of Slurm.
+    """
+    of_job = f"-job-{job}" if job else ""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now_s))}-{script_stem(script)}{of_job}-{salt[:4]}"
+
+
+def script_stem(script: str) -> str:
+    """Return the name of a script as a part of a file name."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", Path(script).stem).strip("-")[:40] or "run"
+
+
+def run_folders() -> list[Path]:
+    """Return the folders that runs are in by default and that exist, today's first."""
+    return [folder for folder in (RUNS, EARLIER_RUNS) if folder.is_dir()]
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -86,7 +86,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # asked twice: at once
     stop.ask(signal.Signals(number).name)
     if number == signal.SIGINT and sys.stderr.isatty():
-        os.write(2, b"paceline: stopping after this step with a checkpoint; Ctrl-C again to end at once\n")
+        os.write(2, b"paceline: stopping after this step, to save a checkpoint; Ctrl-C again to end at once\n")
 
 
 def _number(name: str) -> signal.Signals | None:

@@ -1,4 +1,4 @@
-"""Many things in few words: ``ranks 0, 2-7``, or the first of a list and how many more there are."""
+"""Many things in few words: ``ranks 0, 2-7``, the first of a list and how many more there are, or ``15 min``."""
 
 from __future__ import annotations
 
@@ -34,3 +34,17 @@ def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
     """Return the first of some lines, and a line that says how many more there are."""
     more = len(lines) - most
     return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that people would use: ``90 s``, ``15 min``, ``2 h``."""
+    if seconds >= 7200 and seconds % 3600 == 0:
+        return f"{seconds / 3600:.0f} h"
+    if seconds >= 120 and seconds % 60 == 0:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:g} s"
+
+
+def shorten(line: str, most: int = 300) -> str:
+    """Return a line of at most ``most`` characters; one that was cut ends with an ellipsis."""
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -16,7 +16,7 @@ import pytest
 from pages import MARK, blocks, run
 
 ROOT = Path(__file__).parents[2]
-SKIPPED = {"runs", "dist"}  # hidden folders too
+SKIPPED = {"runs", "paceline-runs", "dist"}  # hidden folders too
 
 
 def find_pages():

@@ -21,24 +21,9 @@ def test_two_nodes(stage):
     stage.launch()
 
 
-@healthy("loader workers", frameworks=FRAMEWORKS)
+@healthy("loader workers, kept between epochs", frameworks=FRAMEWORKS)
 def test_workers(stage):
     stage.script(epochs=3, settings="workers = 2")
-    stage.launch()
-
-
-@healthy("persistent workers")
-def test_persistent_workers(stage):
-    stage.script(
-        epochs=3,
-        settings="""
-        workers = 2
-
-        class DataLoader(DataLoader):
-            def __init__(self, *args, **kwargs):
-                super().__init__(*args, persistent_workers=True, **kwargs)
-        """,
-    )
     stage.launch()
 
 
@@ -124,6 +109,25 @@ def test_rank_0_logs(stage):
 def test_a_long_first_step(stage):
     stage.script(epochs=2, step="if step == 0:\n    time.sleep(8)")
     stage.launch()
+
+
+@healthy("a first step of many seconds over a slow link", options=(), num_hosts=2)
+def test_a_first_step_over_a_slow_link(stage):
+    """Its bytes move, so not even a notice is right; all deadlines are a twentieth of the usual ones."""
+    stage.script(
+        epochs=1,
+        settings="length = 32",
+        start="leave(f'here-{rank}', 1)\nwhile not os.path.exists('over'):\n    time.sleep(0.05)",
+        model="net = nn.Sequential(nn.Linear(16, 16384), nn.ReLU(), nn.Linear(16384, 4))",
+    )
+    stage.launch(env={"PACELINE_TEST_TIME_FACTOR": "0.05"})
+    for rank in range(2):
+        stage.wait_for(f"here-{rank}")
+    for host in stage.hosts:
+        host.slow("1mbit")
+    stage.write("over", "")
+    assert stage.wait(150)
+    assert not any("notice:" in line.text for launched in stage.launched for line in launched.err)
 
 
 @healthy("rank 0 prepares the data while the others wait", options=("--hang-timeout", "8"))

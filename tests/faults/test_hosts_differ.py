@@ -58,7 +58,7 @@ def test_another_script(stage):
 @fault(
     "the run folder is not shared",
     finding="run-folder-not-shared",
-    names=("host-b|node 1", "runs"),
+    names=("host-b|node 1", "paceline-runs"),
     status=0,
     **EXPECTED,
 )
@@ -71,15 +71,15 @@ def test_each_host_has_its_own_folder(stage):
 @fault(
     "the run folder is on a disk of one node",
     finding="run-folder-not-shared",
-    names=("host-b|node 1", "runs"),
+    names=("host-b|node 1", "paceline-runs"),
     status=0,
     **EXPECTED,
 )
 def test_one_host_has_mounted_another_disk_there(stage):
     stage.script(epochs=2)
-    (stage.folder / "runs").mkdir()
+    (stage.folder / "paceline-runs").mkdir()
     stage.start(0)
-    stage.start(1, before="mount -t tmpfs tmpfs runs")
+    stage.start(1, before="mount -t tmpfs tmpfs paceline-runs")
 
 
 @fault(

@@ -6,10 +6,11 @@ from faults.stage import fault
 @fault(
     "network cut during training",
     finding="agent-died",
-    names=("silent", "network"),
+    names=("silent", "network", "link"),
     num_hosts=2,
     limit_s=15,
     alike=False,
+    options=("--node-timeout", "11"),
 )
 def test_each_side_says_that_the_other_has_gone_silent(stage):
     """They cannot tell each other: each names the side that it has lost."""

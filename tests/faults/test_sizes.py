@@ -10,7 +10,8 @@ SHORT = ("--roll-call-timeout", "8")
     finding="node-missing",
     names=("node 1", "2"),
     num_hosts=2,
-    limit_s=33,
+    limit_s=11,
+    options=SHORT,
 )
 def test_a_node_does_not_come(stage):
     stage.script()
@@ -57,6 +58,19 @@ def test_a_node_rank_is_given_twice(stage):
     stage.start(0)
     stage.start(1)
     stage.start(2, node_rank=1)
+
+
+@fault(
+    "two nodes with node rank 0",
+    finding="duplicate-ranks",
+    names=("node rank 0", "host-a", "host-b"),
+    num_hosts=2,
+    limit_s=10,
+)
+def test_a_second_head(stage):
+    stage.script()
+    stage.start(0)
+    stage.start(1, node_rank=0)
 
 
 @fault(

@@ -50,7 +50,7 @@ def test_an_exception_on_one_rank_is_named_with_the_users_line(command):
         command,
         "def load(index):\n    if rank == 1: raise ValueError('bad label 12')\nload(3)\ntime.sleep(30)\n",
     )
-    assert "likely cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]" in ended.block
+    assert "cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]" in ended.block
     assert re.search(r"train\.py:4 in load: if rank == 1: raise ValueError", ended.block)
     assert "ranks 0, 2: stopped because rank 1 failed" in ended.block
     assert f"exit status 1 · run folder {ended.run_dir}" in ended.block.splitlines()[-1]
@@ -63,7 +63,7 @@ def test_an_exception_on_one_rank_is_named_with_the_users_line(command):
 
 def test_identical_exceptions_are_folded(command):
     ended = failing(command, "raise KeyError('the same everywhere')\n", ranks=4)
-    assert "likely cause: ranks 0-3 raised KeyError: 'the same everywhere'" in ended.block
+    assert "cause: ranks 0-3 raised KeyError: 'the same everywhere'" in ended.block
     assert "stopped because" not in ended.block
 
 
@@ -164,7 +164,7 @@ def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt
     cause = attempt % 4
     ended = command.run("--nproc-per-node", "4", "train.py", cause)
     assert ended.status == 1
-    assert f"likely cause: rank {cause} raised RuntimeError: the real cause" in ended.block
+    assert f"cause: rank {cause} raised RuntimeError: the real cause" in ended.block
     assert "train.py:11 in broken" in ended.block
     others = [rank for rank in range(4) if rank != cause]
     folded = {(1, 2, 3): "1-3", (0, 2, 3): "0, 2-3", (0, 1, 3): "0-1, 3", (0, 1, 2): "0-2"}[tuple(others)]
@@ -185,9 +185,10 @@ def test_a_cause_that_is_a_step_behind_its_victims_is_waited_for(command):
         "dist.all_reduce(torch.ones(1))\n",
         ranks=2,
     )
-    assert "likely cause: rank 1 raised ValueError: late but guilty" in ended.block
+    assert "cause: rank 1 raised ValueError: late but guilty" in ended.block
 
 
+@pytest.mark.alone
 def test_a_busy_rank_does_not_hold_the_run(command):
     ended = failing(
         command,
@@ -286,3 +287,32 @@ def test_the_probe_can_be_turned_off(command):
     ended = command.run("--no-probe", "train.py")
     assert ended.out == "torch.autograd False\n"
     assert "no optimizer steps seen" in ended.err
+
+
+THREAD = """
+import os, sys, threading, time
+def load():
+    raise OSError("the file has gone")
+thread = threading.Thread(target=load, name="loader")
+if os.environ["RANK"] == "1":
+    thread.start()
+    thread.join()
+    if "fail" in sys.argv:
+        raise ValueError("no samples")
+else:
+    time.sleep(0.5)
+"""
+
+
+def test_an_exception_in_a_thread_is_in_the_report_and_no_cause(command):
+    command.script(THREAD)
+    ended = command.run("--nproc-per-node", "2", "train.py")
+    assert ended.status == 0, ended.err
+    assert re.search(r"note: in rank 1, thread loader raised OSError: the file has gone \(.*train.py:4\)", ended.err)
+
+
+def test_an_exception_in_a_thread_stands_beside_the_cause(command):
+    command.script(THREAD)
+    ended = command.run("--nproc-per-node", "2", "train.py", "fail")
+    assert "rank 1 raised ValueError: no samples" in ended.block
+    assert "in rank 1, thread loader raised OSError: the file has gone" in ended.block

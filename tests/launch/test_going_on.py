@@ -40,7 +40,7 @@ def test_the_example_survives(command, how):
     assert 0 < len(accuracies(stopped)) < 4, "it was in the middle"
     resumed = command.run("--nproc-per-node", 3, "--run-dir", folder, DIGITS, "--epochs", 4)
     assert resumed.status == 0, resumed.err
-    assert "goes on from" in resumed.err
+    assert "resuming from" in resumed.err
     assert {**accuracies(stopped), **accuracies(resumed)} == accuracies(uninterrupted)
     assert len(accuracies(resumed)) < 4, "it did not begin anew"
 

@@ -108,5 +108,5 @@ def test_a_caller_that_is_told_to_end_lets_the_ranks_save(command):
     ended = running.wait()
     assert ended.status == 75, ended.err
     assert ended.out == "run-unfinished 75\n"
-    assert "resume: paceline.launch(work, ..., run_dir='runs/" in ended.err
+    assert "resume: paceline.launch(work, ..., run_dir='paceline-runs/" in ended.err
     assert not command.survivors()

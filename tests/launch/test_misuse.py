@@ -45,7 +45,12 @@ import pytest
         (["--no-python", "no-such-program"], 2, "script-missing: there is no program no-such-program"),
         (["-m", "no_such_module"], 2, "module-not-found: there is no module no_such_module"),
         ([], 2, "Missing argument 'SCRIPT'"),
-        (["--rdzv-endpoint", "no-such-host.invalid:29500", "--nnodes", "2", "train.py"], 2, "hostname-unresolvable"),
+        (
+            # a name is awaited as a node is: that of a service may come late
+            ["--rdzv-endpoint", "no-such-host.invalid:29500", "--nnodes", "2", "--roll-call-timeout", "3", "train.py"],
+            2,
+            "hostname-unresolvable",
+        ),
         (["--run-dir", "/proc/nowhere", "train.py"], 2, "folder-not-writable"),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else "",
@@ -64,9 +69,9 @@ def test_one_finding_and_nothing_is_started(command, args, status, expected):
 
 
 def test_a_run_folder_that_cannot_be_made_here_moves_away_with_a_word(command):
-    (command.folder / "runs").write_text("a file is in the way")
+    (command.folder / "paceline-runs").write_text("a file is in the way")
     command.script("print('trained')")
     ended = command.run("train.py")
     assert ended.status == 0
     assert ended.out == "trained\n"
-    assert "because runs/ cannot be written here" in ended.err
+    assert "because paceline-runs/ cannot be written here" in ended.err

@@ -75,7 +75,7 @@ def test_every_node_ends_with_the_same_block_and_within_two_seconds(command, kin
     failed_at = float((command.folder / "failed-at").read_text())
     assert [end.status for end in ended] == [1, 1]
     assert ended[0].block == ended[1].block
-    assert "likely cause: rank 2 raised ValueError: on the second node" in ended[0].block
+    assert "cause: rank 2 raised ValueError: on the second node" in ended[0].block
     assert "ranks 0-1: stopped because rank 2 failed" in ended[0].block
     import json
 
@@ -95,7 +95,7 @@ def test_a_victims_node_does_not_call_its_own_rank_the_cause(command):
     )
     ended = [running.wait() for running in nodes(command, [1, 1])]
     for end in ended:
-        assert "likely cause: rank 1 raised OSError: disk of node 1 is gone" in end.block
+        assert "cause: rank 1 raised OSError: disk of node 1 is gone" in end.block
         assert "rank 0: stopped because rank 1 failed" in end.block
 
 
@@ -129,7 +129,7 @@ def test_a_killed_launcher_is_named_by_the_others_within_15_s(command, who):
     assert time.monotonic() - begun < 15
     assert ended.status == 1
     assert "agent-died" in ended.block
-    assert "has gone silent" in ended.block
+    assert "has gone: it was killed, or it crashed" in ended.block
     started[victim].process.wait()
     assert command.survivors(within_s=10) == []
 
@@ -250,7 +250,8 @@ def test_the_plan_is_one_line_with_reasons(command):
     plan = ended.err.splitlines()[0]
     assert re.fullmatch(
         r"paceline: 1 node x 2 ranks · gloo · \d+ threads? a rank \(\d+ usable CPUs? / 2 ranks\) · "
-        r"127\.0\.0\.1:\d+ \(chosen by the kernel\) · hang: stop after 120 s \([^)]+\) · runs/\d{8}-\d{6}-train-\w{4}",
+        r"127\.0\.0\.1:\d+ \(chosen by the kernel\) · hang: notice after 120 s \([^)]+\) · "
+        r"paceline-runs/\d{8}-\d{6}-train-\w{4}",
         plan,
     )
     threads = re.search(r"(\d+) threads? a rank", plan)[1]
@@ -268,7 +269,63 @@ def test_a_node_that_does_not_come_is_named_by_all(command):
     assert ended[0].block == ended[1].block
     assert "node-missing: node 2 of 3 did not come within 4 s" in ended[0].block
     assert "here: node 0 on" in ended[0].block
-    assert not (command.folder / "runs" / ".roll-call").exists()
+    assert not (command.folder / "paceline-runs" / ".roll-call").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("first", [0, 1])
+def test_nodes_that_come_40_s_apart_train_together(command, first):
+    """The wait ended after 30 s once."""
+    command.script(REDUCE)
+    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--nproc-per-node", 1]
+    one = command.start(*where, "--node-rank", first, "train.py")
+    time.sleep(40)
+    other = command.start(*where, "--node-rank", 1 - first, "train.py")
+    ended = [one.wait(), other.wait()]
+    assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
+    assert len(re.findall("notice: waiting for", ended[0].err)) == 1, ended[0].err
+
+
+@pytest.mark.alone
+def test_a_wait_is_said_once_and_lasts_as_long_as_torchruns(command):
+    """All deadlines are a fiftieth: 18 s instead of 15 minutes, refusals end after 1.2 s."""
+    command.script("print('never')")
+    env = {"PACELINE_TEST_TIME_FACTOR": "0.02"}
+    (head,) = nodes(command, [1], "--nnodes", "2", env=env)
+    ended = head.wait()
+    assert "did not come within 18 s" in ended.block, ended.err
+    assert ended.err.count("notice: waiting for node 1 of 2, for ") == 1
+    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--node-rank", 1]
+    refused = command.run(*where, "train.py", env=env)
+    assert "was not reached from" in refused.block
+    assert "port-refused" in refused.block
+    assert refused.seconds < 15
+
+
+def test_a_second_launcher_with_node_rank_0_on_one_host(command):
+    command.script("print('never')")
+    where = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--node-rank", 0, "train.py"]
+    ended = [running.wait() for running in [command.start(*where) for _ in range(2)]]
+    assert [end.status for end in ended] == [1, 1], [end.err for end in ended]
+    assert all("duplicate-ranks: two nodes have node rank 0" in end.block for end in ended), [end.err for end in ended]
+
+
+def test_a_stopped_fork_server_is_noticed(command):
+    command.script(
+        "import os, time\nopen('up-0', 'w').write(f'{os.getppid()}\\n')\n"
+        "while not os.path.exists('over'): time.sleep(.05)\n"
+    )
+    running = command.start("--nproc-per-node", 1, "train.py")
+    pid = int(command.wait_for(command.folder / "up-0"))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(7)
+    os.kill(pid, signal.SIGCONT)
+    (command.folder / "over").touch()
+    ended = running.wait()
+    assert ended.status == 0, ended.err
+    assert f"notice: the fork server, which starts the ranks and sees how they end, is stopped (pid {pid}" in ended.err
+    assert f"fix: kill -CONT {pid}" in ended.err
 
 
 def test_a_typed_join_timeout_is_the_limit(command):
@@ -326,7 +383,7 @@ def test_one_node_is_checked_when_asked_to(command):
     command.script("print('here')")
     ended = command.run("--check", "train.py", env={"GLOO_SOCKET_IFNAME": "lo"})
     assert ended.status == 0, ended.err
-    assert re.search(r"roll call: 1 node, runs/\S+ can be written, GLOO_SOCKET_IFNAME=lo is here", ended.err)
+    assert re.search(r"roll call: 1 node, paceline-runs/\S+ can be written, GLOO_SOCKET_IFNAME=lo is here", ended.err)
 
 
 def test_two_nodes_with_one_rank_are_told_on_all(command):

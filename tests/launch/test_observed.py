@@ -122,7 +122,7 @@ HEALTHY = {
         class Numbers(IterableDataset):
             def __iter__(self):
                 for number in range(60):
-                    yield torch.full((8,), float(number + 1000 * rank)), torch.zeros(1)
+                    yield torch.full((8,), (number + 1000 * rank) / 2000), torch.zeros(1)
         for epoch in range(3):
             for batch in DataLoader(Numbers(), batch_size=10):
                 step(batch)
@@ -185,8 +185,9 @@ FAULTY = {
     "no sampler, not shuffled, workers": (
         "same-data-on-all-ranks",
         """
+        loader = DataLoader(data, batch_size=10, num_workers=1, persistent_workers=True)
         for epoch in range(2):
-            for batch in DataLoader(data, batch_size=10, num_workers=1):
+            for batch in loader:
                 step(batch)
         """,
     ),
@@ -379,7 +380,7 @@ def test_other_frameworks_are_seen_too(command, name, shared):
 def test_the_rank_whose_loss_or_gradient_is_not_finite_is_named(command, loss, said):
     ended = run(command, START + NOT_FINITE.format(loss=loss) + END, "--check-finite")
     assert ended.status == 1
-    assert f"likely cause: {said}   [RUN023 non-finite-on-one-rank]" in ended.block
+    assert f"cause: {said}   [RUN023 non-finite-on-one-rank]" in ended.block
     assert "rank 0: stopped because rank 1 failed" in ended.block
 
 

@@ -63,7 +63,7 @@ def test_a_right_profile_is_told_of_line_by_line(check, tmp_path):
     ]
     (call,) = check.slurm.calls("sbatch")
     assert call[1:3] == ["--test-only", "--wrap=true"] and "--partition=gpu" in call
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "paceline-runs").exists()
 
 
 @pytest.mark.parametrize(

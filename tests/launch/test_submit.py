@@ -205,7 +205,7 @@ def test_folders_and_scripts_may_have_any_name(name, place):
     (srun,) = place.slurm.calls("srun")
     assert srun[-1] == f"{name}.py"
     run_dir = Path(srun[srun.index("--run-dir") + 1])
-    assert run_dir.parent == folder / "runs"
+    assert run_dir.parent == folder / "paceline-runs"
     (requeue,) = [call for call in place.slurm.calls("paceline") if call[1] == "requeue"]
     assert requeue[2:] == [str(run_dir), "--status", "0"]
     assert not list(place.folder.rglob("escaped"))
@@ -235,11 +235,11 @@ def test_a_job_ends_as_its_run_does(status, lines, place):
 def test_a_job_is_submitted_and_told_of(place):
     done = place.submit("--nodes", "2", *PLAIN, "train.py", "--lr", "0.1")
     assert (done.status, done.err) == (0, "")
-    (run_dir,) = (place.folder / "runs").iterdir()
+    (run_dir,) = (place.folder / "paceline-runs").iterdir()
     assert done.out.splitlines() == [
         "job 12, train, is queued",
-        f"its output: runs/{run_dir.name}/slurm.out",
-        f"follow it:  paceline follow runs/{run_dir.name}",
+        f"its output: paceline-runs/{run_dir.name}/slurm.out",
+        f"follow it:  paceline follow paceline-runs/{run_dir.name}",
     ]
     (sbatch,) = place.slurm.calls("sbatch")
     assert sbatch[1:] == ["--parsable", str(run_dir / "job.sh")]
@@ -297,7 +297,7 @@ def test_where_nobody_tells_whether_the_first_job_has_ended_it_says_so_and_goes_
 def test_what_may_have_been_queued_keeps_its_folder(text, place):
     place.slurm.answer("sbatch", status=1, err=f"sbatch: error: Batch job submission failed: {text}\n")
     done = place.submit("train.py")
-    (run_dir,) = (place.folder / "runs").iterdir()
+    (run_dir,) = (place.folder / "paceline-runs").iterdir()
     assert done.status == 2
     assert "JOB042 slurm-unavailable" in done.err
     assert f"the run folder {run_dir} is kept" in done.err and "fix: squeue --me" in done.err
@@ -339,7 +339,7 @@ def test_the_impossible_is_refused_before_it_waits_for_ever(words, what, fix, pl
     assert f"  fix: {fix}\n" in done.err
     (tried,) = place.slurm.calls("sbatch")
     assert tried[1] == "--test-only"
-    assert not (place.folder / "runs").exists()
+    assert not (place.folder / "paceline-runs").exists()
 
 
 def test_what_sbatch_would_take_is_submitted_with_a_warning(place):
@@ -363,7 +363,7 @@ def test_a_time_beyond_the_partition_is_refused_though_sbatch_takes_it_but_in_an
     done = place.submit("--partition", "short", "--time", "2h", "train.py")
     assert done.status == status
     assert "the time limit of partition short is 01:00:00" in done.err
-    assert (place.folder / "runs").exists() == (status == 0)
+    assert (place.folder / "paceline-runs").exists() == (status == 0)
 
 
 def test_without_time_that_of_the_shell_is_taken(place):
@@ -389,7 +389,7 @@ def test_a_refusal_is_told_with_its_text_and_its_meaning(place):
     done = place.submit("train.py")
     assert done.status == 2
     assert "JOB041 slurm-refused" in done.err and text.strip() in done.err and "sacctmgr show assoc" in done.err
-    assert list((place.folder / "runs").iterdir()) == []
+    assert list((place.folder / "paceline-runs").iterdir()) == []
 
 
 def test_without_sbatch_the_dry_run_is_named(place, tmp_path):
@@ -422,7 +422,7 @@ MISUSE = [
     (["--gpu-per-node", "4", "train.py"], "has no option --gpu-per-node", "--gpus-per-node"),
     (["--nnodes", "2", "train.py"], "has no option --nnodes", "--nodes"),
     (["--constraint", "a100", "train.py"], "has no option --constraint", "--sbatch --constraint=VALUE"),
-    (["--hang-timeout", "no", "train.py"], "--hang-timeout no", "--hang-timeout 300"),
+    (["--hang-timeout", "no", "train.py"], "--hang-timeout no", "--hang-timeout 15m"),
     (["--grace-s", "600", "--time", "10m", "train.py"], "leaves nothing of --time", "--time"),
     (["--requeue", "--no-requeue", "train.py"], "exclude each other", "leave out"),
     (["--profile", "nowhere", "train.py"], "there is no profile nowhere", "write "),

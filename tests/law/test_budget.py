@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from representative import representative_tests
+
 LIMIT = 500
 ANSWER_S = 0.3
 PROFILE = str(Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets.toml")
@@ -51,3 +53,10 @@ def test_what_needs_no_run_answers_at_once(words):
             return
         time.sleep(1.0)
     raise AssertionError(f"{took} s")
+
+
+def test_every_line_of_representative_names_a_test():
+    """A test that was renamed would silently leave CI."""
+    for line in representative_tests():
+        path, _, function = line.partition("[")[0].partition("::")
+        assert f"def {function}" in Path(path).read_text(), line

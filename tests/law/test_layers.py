@@ -11,11 +11,15 @@ FLOORS = {
     "wording": 0,
     "errors": 0,
     "env": 0,
+    "deadlines": 0,
     "cpus": 0,
     "world": 0,
     "rundir": 0,
+    "identity": 0,
+    "lease": 0,
     "pulse": 0,
     "nodeaddr": 0,
+    "python_fork": 0,
     "runtime": 1,
     "catalogue": 1,
     "variables": 1,
@@ -43,10 +47,13 @@ FLOORS = {
     "trainer": 3,
     "cli": 4,
     "__main__": 4,
+    "entry": 4,
 }
 SAME_FLOOR = {
     ("inline", "run"),  # the launch of a function is a run with another beginning
-    ("__main__", "cli"),
+    ("__main__", "entry"),
+    ("entry", "cli"),
+    ("run", "slurm"),  # a launcher in a step asks Slurm about a node that is silent
     ("trainer", "session"),  # a loop on Session's public members
 }
 LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "cli"}

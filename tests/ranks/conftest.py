@@ -1,7 +1,8 @@
 """A pool of real gloo ranks: started once, kept alive, and handed functions by reference.
 
-This file is also the program that the pool runs, ``python conftest.py HANDLE...``: it imports torch once and
-forks a rank for each pipe. A rank that reads the end of its pipe ends, and the program after all of them.
+This file is also the program that the pool runs, ``python conftest.py MODULES HANDLE...``: it imports torch, and the
+modules, once and forks a rank for each pipe. A rank that reads the end of its pipe ends, and the program after all
+of them.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import sys
 import traceback
 import warnings
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -24,10 +26,15 @@ JOB_TIMEOUT_S = 50
 
 
 class Ranks:
-    """The pool, as tests see it."""
+    """The pool, as tests see it.
 
-    def __init__(self, folder):
-        self._folder = folder
+    Args:
+        folder: Where process groups meet.
+        modules: Names of modules that the program imports before it forks, so that four ranks import them once.
+    """
+
+    def __init__(self, folder, modules=()):
+        self._folder, self._modules = folder, modules
         self._num_jobs = 0
         self._process = None
         self._pipes = []
@@ -38,7 +45,7 @@ class Ranks:
         handles = [theirs.fileno() for _, theirs in pairs]
         self._pipes = [ours for ours, _ in pairs]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *map(str, handles)],
+            [sys.executable, __file__, ",".join(self._modules), *map(str, handles)],
             pass_fds=handles,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -95,11 +102,14 @@ class Ranks:
 
 def serve(pipe, rank):
     """Perform jobs until the pipe is closed."""
+    from paceline.session.place import reset as reset_places
+
     while True:
         try:
             file, name, args, world_size, meeting = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
+        reset_places()  # a job stands for a process of its own
         try:
             with warnings.catch_warnings(), world(rank, world_size, meeting):
                 warnings.simplefilter("error")
@@ -148,12 +158,14 @@ def load(file):
     return sys.modules[name]
 
 
-def main(handles):
+def main(modules, handles):
     """Fork a rank for each pipe, and wait until all have ended."""
     import torch
 
     import paceline.session  # noqa: F401
 
+    for name in modules:
+        import_module(name)
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports half of torch
     for rank, handle in enumerate(handles):
@@ -165,7 +177,7 @@ def main(handles):
 
 
 if __name__ == "__main__":
-    main([int(text) for text in sys.argv[1:]])
+    main(list(filter(None, sys.argv[1].split(","))), [int(text) for text in sys.argv[2:]])
 else:
     import pytest
 
@@ -173,6 +185,14 @@ else:
     def ranks(tmp_path_factory):
         """The pool of ranks; see ``Ranks.run``."""
         pool = Ranks(tmp_path_factory.mktemp("ranks"))
+        pool.start()
+        yield pool
+        pool.close()
+
+    @pytest.fixture(scope="module")
+    def library_ranks(request, tmp_path_factory):
+        """A pool whose ranks have the libraries of a test module loaded, those that it names in ``LIBRARIES``."""
+        pool = Ranks(tmp_path_factory.mktemp("ranks"), request.module.LIBRARIES)
         pool.start()
         yield pool
         pool.close()

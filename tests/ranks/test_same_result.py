@@ -42,7 +42,8 @@ def train(folder, options=None, *, stop_after=None, epochs=2):
     for epoch in session.epochs(epochs):
         for x, y, index in loader:
             prediction = model(x)
-            total += nn.functional.mse_loss(prediction, y, reduction="sum").item()
+            if loader.rows:  # else it is another rank's row, which only the gradient leaves out by itself
+                total += nn.functional.mse_loss(prediction, y, reduction="sum").item()
             ids += session.gather(index).tolist()
             if session.backward(nn.functional.mse_loss(prediction, y)):
                 steps.append((session.step, epoch, schedule.get_last_lr()[0], session.reduce(total) / len(ids), ids))

@@ -177,7 +177,7 @@ def needs_rows(batch_size):
     class Needs(Task):
         def training_step(self, batch, batch_idx):
             if batch_idx == 2:  # on both ranks, so that none waits for the other
-                raise ValueError("something else" if len(batch[0]) else "no rows")
+                raise ValueError("something else" if len(batch[0]) == 1 else "no rows")
             return super().training_step(batch, batch_idx)
 
         def validation_step(self, batch, batch_idx):
@@ -195,11 +195,10 @@ def needs_rows(batch_size):
 
 
 def test_what_cannot_do_with_zero_rows(ranks):
-    """In evaluation it is not asked to; in training, where every rank is needed, it is told."""
+    """In evaluation it is not asked to; in training, where every rank is needed, it gets a row."""
     (expected,) = ranks.run(needs_rows, 9, world_size=1)
     assert ranks.run(needs_rows, 9, world_size=2) == [pytest.approx(expected, abs=1e-12)] * 2
-    empty = ("user-exception", "training_step raised ValueError with a batch of zero rows")
-    assert ranks.run(needs_rows, 4, world_size=2) == ["something else", empty]
+    assert ranks.run(needs_rows, 4, world_size=2) == ["something else"] * 2
 
 
 def validate_one(folder):

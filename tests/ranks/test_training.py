@@ -658,11 +658,12 @@ def read_own(lengths):
     model, optimizer = session.setup(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     rows = []
     stream = Own(lengths[session.rank], session.rank)
-    for x in session.loader(stream, per_rank_batch_size=3, sharded=True):
+    loader = session.loader(stream, per_rank_batch_size=3, sharded=True)
+    for x in loader:
         session.backward(model(x).mean())
         optimizer.step()
         optimizer.zero_grad()
-        rows.append(len(x))
+        rows.append(loader.rows)
     return rows, everything(session.unwrap(model))
 
 

@@ -45,7 +45,7 @@ def test_several_launchers_on_a_node_are_refused(site, ranks):
     assert re.search(rf"\b2 tasks\b.*\b{ranks} ranks?\b", ended.err), ended.err
     assert "#SBATCH --ntasks-per-node=1" in ended.err
     assert not list(site.folder.glob("up-*"))
-    assert not (site.folder / "runs").exists()
+    assert not (site.folder / "paceline-runs").exists()
     assert site.own_job()["JobState"] == "FAILED"
 
 
@@ -143,4 +143,4 @@ def test_a_rank_that_raises_ends_the_job_although_another_is_busy(site, busy):
     lines = script.read_text().splitlines()
     number = next(number for number, line in enumerate(lines, 1) if "raise KeyError" in line)
     assert f"train.py:{number}" in ended.err, ended.err
-    assert ended.err.count("likely cause: rank 1 raised KeyError") == 1, ended.err
+    assert ended.err.count("cause: rank 1 raised KeyError") == 1, ended.err

@@ -41,7 +41,7 @@ def test_follow_streams_and_ends_as_the_run_does(site):
     training.write(site.folder, "raw", step="if step == 3 and rank == 1: raise KeyError('no such column')", epochs=6)
     ended = site.run("paceline", "submit", "--nodes", 2, "--follow", "train.py")
     assert ended.status == 1, ended
-    assert (ended.out + ended.err).count("likely cause: rank 1 raised KeyError") == 1, ended
+    assert (ended.out + ended.err).count("cause: rank 1 raised KeyError") == 1, ended
     training.write(site.folder, "session")
     ended = site.run("paceline", "submit", "--nodes", 2, "--follow", "train.py")
     assert ended.status == 0, ended
@@ -100,7 +100,7 @@ def test_what_the_cluster_cannot_give_is_refused_before(site, options):
     ended = site.run("paceline", "submit", *options, "train.py")
     assert ended.status == 2, ended
     assert "slurm-request-impossible" in ended.err, ended.err
-    assert not (site.folder / "runs").exists()
+    assert not (site.folder / "paceline-runs").exists()
 
 
 def test_gpus_are_given_as_asked_for(site):

@@ -203,7 +203,7 @@ def test_a_failure_stands_out_and_ends_with_the_status():
     report = tell(Run(ends=[failed(0)], folder="runs/x", attempts=2))
     framed = report.framed()
     assert framed[0].startswith("── paceline ──")
-    assert framed[1].startswith("likely cause: rank 0 raised ValueError: no")
+    assert framed[1].startswith("cause: rank 0 raised ValueError: no")
     assert framed[-1] == "exit status 1 after 2 attempts · run folder runs/x"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -9,8 +12,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from paceline.launcher import board as boards
-from paceline.launcher.board import Board
+from paceline import deadlines
+from paceline.launcher import liveness, silence
+from paceline.launcher.board import Board, Surroundings
 
 
 def until(condition, *, within_s=8.0):
@@ -32,10 +36,10 @@ def make(store):
     """Boards of a run with so many nodes, each on a store client of its own; closed at the end."""
     made = []
 
-    def build(*nodes, num_nodes=2, attempt=0):
+    def build(*nodes, num_nodes=2, attempt=0, **surroundings):
         for node in nodes:
             client = PrefixStore(f"attempt/{attempt}", store)
-            made.append(Board(client, node=node, num_nodes=num_nodes))
+            made.append(Board(client, node=node, num_nodes=num_nodes, surroundings=Surroundings(**surroundings)))
         return made[-len(nodes) :]
 
     yield build
@@ -68,7 +72,7 @@ def test_a_failure_of_an_earlier_attempt_is_not(make):
     (before,) = make(0, attempt=0)
     before.fail()
     head, other = make(0, 1, attempt=1)
-    until(lambda: head._beats.get(1, (b"", 0))[0] not in (b"", b"1"))  # both have looked since
+    until(lambda: head._answered > 2 and other._answered > 2)  # both have looked since
     assert not head.remote.failed
     assert not other.remote.failed
 
@@ -163,31 +167,136 @@ def test_all_but_the_head_can_be_asked_for(make):
 
 
 def silent_for(board, node, seconds):
-    """As if the head had last seen something new of a node so long ago; real waiting tests the machine's load."""
-    beat, since = board._beats[node]
-    board._beats[node] = (beat, min(since, time.monotonic() - seconds))
+    """As if a board had last heard something of a node so long ago; real waiting tests the machine's load."""
+    heartbeats = board._heartbeats
+    heartbeats.heard[node].since_s = min(heartbeats.heard[node].since_s, heartbeats.now_s - seconds)
+    heartbeats._stepped_s = min(heartbeats._stepped_s, heartbeats.now_s - seconds)
 
 
-def test_a_node_that_goes_silent_is_lost_for_all_others(make):
+def stop(board):
+    """End a board's heartbeats, as if its launcher had been stopped."""
+    board.close()
+    board._thread.join(10)
+
+
+def test_a_silent_node_is_named_on_all_others_and_may_come_back(make):
+    told = []
+    head, _, third = make(0, 1, 2, num_nodes=3, inform=lambda notice: told.append(notice.what))
+    until(lambda: head._heartbeats.heard[1].host)
+    beat, head._heartbeats.hear = head._heartbeats.hear, lambda node, beat: None
+    for_s = deadlines.SILENT_NODE_NOTICE + 1
+    until(lambda: silent_for(head, 1, for_s) or (1 in head.remote.silent and 1 in third.remote.silent))
+    assert head.remote.lost == third.remote.lost == set()
+    assert [line.split(" (")[0] for line in told if line.startswith("node 1")] == ["node 1", "node 1"]
+    assert all("has been silent for 1" in line for line in told if line.startswith("node 1"))
+    head._heartbeats.hear = beat
+    until(lambda: not head.remote.silent and not third.remote.silent)
+    until(lambda: sum("node 1" in line and "is heard again, after 1" in line for line in told) == 2)
+
+
+def test_a_node_that_goes_silent_is_lost_for_all_others_after_the_node_timeout(make):
     head, silent, third = make(0, 1, 2, num_nodes=3)
-    until(lambda: {1, 2} <= set(head._beats))
-    silent.close()
-    silent._thread.join(10)
-
-    def lost():
-        silent_for(head, 1, boards.LOST_AFTER_S + 1)
-        return head.remote.lost == {1} and third.remote.lost == {1}
-
-    until(lost)
+    until(lambda: head._heartbeats.heard[1].host)
+    stop(silent)
+    until(lambda: silent_for(head, 1, deadlines.NODE_TIMEOUT + 1) or (head.remote.lost == third.remote.lost == {1}))
+    assert third.remote.losses[1].reason == silence.SILENT
     assert not head.remote.failed
 
 
 def test_a_node_that_never_came_is_lost_too(make):
     head, other = make(0, 2, num_nodes=3)
-    until(lambda: 1 in head._beats)
+    until(lambda: silent_for(head, 1, deadlines.NODE_TIMEOUT + 1) or (head.remote.lost == other.remote.lost == {1}))
 
-    def lost():
-        silent_for(head, 1, boards.LOST_AFTER_S + 1)
-        return head.remote.lost == {1} and other.remote.lost == {1}
 
-    until(lost)
+def test_a_silent_node_is_not_lost_as_long_as_training_steps_are_made(make):
+    steps = iter(range(10**9))
+    head, silent = make(0, 1, count_steps=lambda: next(steps))
+    until(lambda: head._heartbeats.heard[1].host)
+    stop(silent)
+    until(lambda: silent_for(head, 1, 1000) or 1 in head.remote.silent)
+    seen = head._answered
+    until(lambda: silent_for(head, 1, 1000) or head._answered > seen + 4)
+    assert head.remote.lost == set()
+
+
+def test_the_head_is_watched_too_where_another_node_hosts_the_store(make):
+    head, other = make(0, 1)
+    until(lambda: other._heartbeats.heard[0].host)
+    stop(head)
+    until(lambda: silent_for(other, 0, deadlines.NODE_TIMEOUT + 1) or other.remote.lost == {0})
+
+
+def test_a_launcher_whose_connection_was_closed_is_lost_soon(make, store):
+    listener = liveness.Listener(store, token="token")
+    head, silent = make(0, 1)
+    until(lambda: head._heartbeats.heard[1].launcher)
+    launcher = head._heartbeats.heard[1].launcher
+    connection = liveness.Connection(store.clone(), "127.0.0.1", token="token", name=launcher)
+    until(lambda: launcher in listener._names.values() and connection._socket is not None)
+    connection._leaving.set()  # it does not come back
+    stop(silent)
+    connection._socket.shutdown(2)
+    until(lambda: head.remote.lost == {1}, within_s=12)
+    assert head.remote.losses[1].reason == silence.CLOSED
+
+
+def test_a_launcher_that_leaves_in_order_is_not_lost_soon(make, store):
+    listener = liveness.Listener(store, token="token")
+    connection = liveness.Connection(store.clone(), "127.0.0.1", token="token", name="a:1")
+    until(lambda: "a:1" in listener._names.values())
+    connection.leave()
+    until(lambda: "a:1" not in listener._names.values())
+    assert not store.check([liveness.closed_key("a:1")])
+    again = liveness.Connection(store.clone(), "127.0.0.1", token="token", name="a:1")
+    until(lambda: "a:1" in listener._names.values() and again._socket is not None)
+    again._socket.shutdown(2)  # closed by something else: the launcher connects again
+    until(lambda: not store.check([liveness.closed_key("a:1")]) and "a:1" in listener._names.values())
+    again.leave()
+
+
+def test_a_node_that_the_scheduler_calls_down_is_lost_at_once(make):
+    head, silent = make(0, 1, node_state=lambda node: "down*\n" if node == 1 else "idle\n")
+    until(lambda: head._heartbeats.heard[1].host)
+    stop(silent)
+    until(lambda: silent_for(head, 1, deadlines.SILENT_NODE_NOTICE + 1) or head.remote.lost == {1})
+    assert head.remote.losses[1].reason == silence.DOWN
+
+
+def test_a_launcher_that_was_stopped_does_not_hold_its_own_silence_against_others(make, monkeypatch):
+    head, other = make(0, 1)
+    until(lambda: head._heartbeats.heard[1].host and other._heartbeats.heard[0].host)
+    for board in (head, other):
+        board._heartbeats._looked_s -= 1000
+    seen = head._answered, other._answered
+    until(lambda: head._answered > seen[0] + 2 and other._answered > seen[1] + 2)
+    assert head.remote.silent == other.remote.silent == {}
+    assert head.remote.lost == other.remote.lost == set()
+
+
+def test_a_store_whose_host_refuses_the_port_is_gone(make):
+    """The port is refused, so the launcher that hosted the store has ended."""
+    code = "import sys, time\nfrom torch.distributed import TCPStore\n"
+    code += "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+    code += "print(store.port, flush=True)\ntime.sleep(60)\n"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    client = TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False, wait_for_workers=False)
+    board = Board(PrefixStore("attempt/0", client), node=1, num_nodes=2)
+    try:
+        until(lambda: board._answered > 1)
+        process.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        assert board._get("nothing") is None
+        assert time.monotonic() - start < 6  # nobody waits for a store that does not answer
+        board.post("word", 7)  # kept until it does
+        process.send_signal(signal.SIGCONT)
+        until(lambda: board._get(board._key("word", 1)) == b"7")
+        assert board.remote.lost == set()
+        process.kill()
+        until(lambda: board.remote.lost == {silence.STORE}, within_s=12)
+        assert board.remote.losses[silence.STORE].reason == silence.REFUSED
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        board.close()
+        board._thread.join(10)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
+import shutil
 import struct
 import termios
 import threading
+import time
 
 import pytest
 
+from paceline.launcher import log_file, pump
 from paceline.launcher.console import Console, StreamPlan, fill_prefix, plan_streams
 from paceline.launcher.options import parse
 
@@ -134,6 +139,9 @@ class Stage:
     def shown(self):
         return take_all(self.source)
 
+    def path(self, name="rank.out"):
+        return str(self.folder / "logs" / name)
+
     def kept(self, name="rank.out"):
         return (self.folder / "logs" / name).read_bytes()
 
@@ -152,12 +160,41 @@ def test_a_rank_that_is_shown_goes_to_its_file_and_to_the_console(stage):
     assert stage.kept() == stage.shown() == b"one\ntwo\nno line feed\r50 %"
 
 
-def test_a_rank_that_is_hidden_writes_straight_into_its_file(stage):
+def test_a_rank_that_is_hidden_goes_to_its_file_only(stage):
     out, err = stage.open(shown=False)
     os.write(out, b"one\n")
-    assert stage.kept() == b"one\n"
+    os.write(err, b"two\n")
     stage.close(out, err)
+    assert stage.kept() == b"one\ntwo\n"
     assert stage.shown() == b""
+
+
+def test_what_a_hidden_rank_printed_last_can_be_quoted_at_once(stage):
+    handles = stage.open(shown=False)
+    os.write(handles[0], b"the last words\n")
+    assert stage.console.tail(stage.path()) == "the last words\n"
+    stage.close(*handles)
+    assert stage.console.tail(stage.path()) == "the last words\n"
+    assert stage.console.tail("another") == ""
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "hidden"])
+def test_a_log_folder_that_is_deleted_stops_nothing_and_is_told_once(stage, shown):
+    out, err = stage.open(shown=shown)
+    other = stage.open(name="rank-1.out", shown=False)
+    os.write(out, b"before\n")
+    time.sleep(log_file._NAME_CHECK_S + 0.1)
+    shutil.rmtree(stage.folder / "logs")
+    for number in range(3):
+        for handle in (out, *other):
+            os.write(handle, b"line %d\n" % number)
+        time.sleep(0.05)
+    assert stage.console.tail(stage.path()) == "before\nline 0\nline 1\nline 2\n"
+    stage.close(out, err, *other)
+    told = stage.shown().decode()
+    assert told.count("notice:") == 1
+    assert f"the log folder {stage.folder / 'logs'} was deleted while the run writes to it" in told
+    assert not (stage.folder / "logs").exists()  # scripts make such a folder again themselves
 
 
 def test_two_starts_of_a_rank_share_a_file_without_loss(stage):
@@ -288,10 +325,66 @@ def test_two_consoles_have_two_streams(tmp_path, pipe):
         os.close(other_sink)
 
 
-def test_a_log_file_that_cannot_be_opened_is_an_error(stage):
+def test_a_log_file_that_cannot_be_opened_stops_nothing(stage):
     (stage.folder / "logs").write_text("a file is in the way")
-    with pytest.raises(OSError, match="logs"):
-        stage.open()
+    out, err = stage.open()
+    os.write(out, b"one\n")
+    stage.close(out, err)
+    told = stage.shown().decode()
+    assert f"the logs in {stage.folder / 'logs'} cannot be written" in told
+    assert told.endswith("one\n")
+
+
+class FullDisk:
+    """Stands for ``os`` in a log file: writing takes a part and then fails, until there is space again."""
+
+    def __init__(self, room):
+        self.room = room
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def write(self, handle, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = os.write(handle, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_drops_output_and_the_log_says_so_when_there_is_space_again(tmp_path, monkeypatch):
+    disk, losses = FullDisk(room=4), []
+    monkeypatch.setattr(log_file, "os", disk)
+    file = log_file.LogFile(str(tmp_path / "rank.out"), lambda path, reason: losses.append((path, reason)))
+    file.open()
+    file.write(b"one\ntwo\n")
+    file.write(b"three\n")
+    disk.room = 10_000
+    file.write(b"four\n")
+    assert set(losses) == {(str(tmp_path / "rank.out"), "No space left on device")}
+    assert file.tail == "one\ntwo\nthree\nfour\n"
+    file.close()
+    note = "[paceline: 10 bytes of output could not be written here]"
+    assert (tmp_path / "rank.out").read_text() == f"one\n\n{note}\nfour\n"
+
+
+def test_streams_that_somebody_still_holds_can_be_handed_over(stage):
+    kept, gone = stage.open(prefix="0:"), stage.open(name="rank-1.out", shown=False)
+    os.write(kept[0], b"early\nhalf")
+    stage.close(*gone)
+    (copy,) = stage.console.release()
+    values = pump.describe(copy)
+    again = pump.restore(json.loads(json.dumps(values)), os.dup(copy.source), os.dup(copy.console))
+    copy.finish()
+    thread = threading.Thread(target=pump.Pump("another").serve_until_end, args=([again],))
+    thread.start()
+    os.write(kept[0], b" a line\n")
+    for handle in kept:
+        os.close(handle)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert stage.kept() == b"early\nhalf a line\n"
+    os.close(again.console)
 
 
 def test_words_of_our_own_are_whole_lines(stage):

@@ -26,7 +26,6 @@ from torch.utils.data import (
 
 from paceline.data.batch import moved_ahead, to_device, without_rows
 from paceline.data.samples import in_memory, takes_batches
-from paceline.trainer.metrics import rows_of
 from unit.test_data_rooms import drawn, make, refused
 
 Pair = namedtuple("Pair", "x y")
@@ -109,7 +108,6 @@ def test_without_rows_leaves_out_entries_of_samples(sample, collate, expected, n
     found = without_rows(collate([sample] * num_rows), num_rows=num_rows)
     assert shapes(found) == expected
     assert shapes(without_rows(found)) == expected, "once more changes nothing"
-    assert rows_of(found) == 0
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
@@ -162,25 +160,6 @@ def test_a_rank_without_samples_gets_none_of_an_unstacked_batch():
     ranks = [list(make(data, batch_size=2, rank=rank, world_size=2, collate_fn=zipped)) for rank in range(2)]
     assert [[len(pictures) for pictures, _ in batches] for batches in ranks] == [[1, 1], [1, 0]]
     assert ranks[1][1] == ((), ())
-
-
-@pytest.mark.parametrize(
-    ("batch", "count"),
-    [
-        (Batch(torch.ones(2, 3), ["a", "b"]), 2),
-        (Batch(None, ["a", "b", "c"]), 3),
-        (Batch, 1),
-        (np.ones((4, 2)), 4),
-        (np.array(1.0), 1),
-        ({"name": ["a", "b"], "x": np.ones((3, 1))}, 3),
-        ([("a", "b", "c"), ("d", "e", "f")], 3),
-        ([["a", "b", "c"], ["d"]], 2),
-        (((), ()), 0),
-        (((), torch.ones(0, 2)), 0),
-    ],
-)
-def test_rows_of_a_batch_of_another_kind(batch, count):
-    assert rows_of(batch) == count
 
 
 # On the device

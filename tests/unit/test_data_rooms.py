@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 
 import numpy as np
@@ -486,3 +487,65 @@ def test_chosen_workers_outlive_an_epoch():
     loader = make(Random(), batch_size=2, cpus=3)
     assert (loader._batches.num_workers, loader._batches.persistent_workers) == (2, True)
     assert "2 workers" in loader.describe()
+
+
+# Workers that stay from epoch to epoch
+
+
+class OfProcess(Dataset):
+    """Each sample is the process that loaded it, and what the script may have changed."""
+
+    def __init__(self):
+        self.scale, self.small, self.large = 1, np.zeros(8), np.zeros(1 << 18)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return os.getpid(), self.scale + self.small[0] + self.large.mean()
+
+
+def epochs_of(loader, dataset, *changes):
+    """The worker's process and what it saw, in one epoch after each change."""
+    seen = []
+    for change in changes:
+        change(dataset)
+        ((pids, values),) = loader
+        seen.append((int(pids[0]), float(values[0])))
+    return seen
+
+
+def nothing(dataset):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "stay"),
+    [({}, True), ({"persistent_workers": True}, True), ({"persistent_workers": False}, False)],
+)
+def test_workers_of_a_users_dataloader_stay_unless_told_otherwise(options, stay):
+    dataset = OfProcess()
+    loader = make(DataLoader(dataset, 4, num_workers=1), **options)
+    (first, _), (second, _) = epochs_of(loader, dataset, nothing, nothing)
+    assert (first == second) is stay
+    loader.release()
+
+
+def double(dataset):
+    dataset.scale *= 2
+
+
+def fill_small(dataset):
+    dataset.small[:] = 5
+
+
+def fill_large(dataset):
+    dataset.large[:] = 7
+
+
+@pytest.mark.parametrize(("change", "value"), [(double, 2), (fill_small, 6), (fill_large, 8)])
+def test_workers_that_stay_see_what_the_script_changes_between_epochs(change, value):
+    dataset = OfProcess()
+    loader = make(DataLoader(dataset, 4, num_workers=1))
+    assert [seen for _, seen in epochs_of(loader, dataset, nothing, change, nothing)] == [1, value, value]
+    loader.release()

@@ -79,8 +79,8 @@ def test_a_plug_in_is_made_with_torchruns_arguments(folder, monkeypatch):
     monkeypatch.setattr(
         logs, "entry_points", lambda *, group, name: [SimpleNamespace(load=lambda: plug_in)] if name == "mine" else []
     )
-    assert make(folder, logs_specs="mine", tee="1:3", local_ranks_filter="1", log_dir="x") == "made"
-    assert (got["log_dir"], got["local_ranks_filter"], sorted(got["tee"])) == ("x", {1}, [1])
+    assert make(folder, logs_specs="mine", tee="1:3", local_ranks_filter="1", log_dir="/x") == "made"
+    assert (got["log_dir"], got["local_ranks_filter"], sorted(got["tee"])) == ("/x", {1}, [1])
 
 
 def test_a_plug_in_that_is_not_there_is_a_finding(folder):

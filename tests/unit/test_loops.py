@@ -162,6 +162,30 @@ def test_an_order_that_comes_back_is_seen(slot, step, workers):
     assert (slot[pulse.SAME_ORDER], slot[pulse.ORDER_INDICES]) == (2, 50)
 
 
+@pytest.mark.parametrize("batch_size", [64, 100])
+def test_a_loop_is_compared_with_the_one_before_and_not_with_itself(slot, step, batch_size):
+    """All indices that are compared are known with the first batch."""
+    data = TensorDataset(torch.arange(1000.0).reshape(1000, 1))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        run(step, DataLoader(data, batch_size=batch_size, sampler=sampler))
+    assert slot[pulse.SAME_ORDER] == 0
+    run(step, DataLoader(data, batch_size=batch_size, sampler=sampler))
+    assert (slot[pulse.SAME_ORDER], slot[pulse.ORDER_INDICES]) == (4, 64)
+
+
+def test_an_order_that_another_training_had_is_not_told(slot):
+    sampler = shared()
+    for _ in range(3):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for batch in DataLoader(DATA, batch_size=10, sampler=sampler):
+            model(batch[0]).sum().backward()
+            optimizer.step()
+    assert slot[pulse.SAME_ORDER] == 0
+
+
 def test_an_order_that_came_back_later_is_told_with_its_number(slot, step):
     sampler = shared()
     loader = DataLoader(DATA, batch_size=10, sampler=sampler)
@@ -350,3 +374,30 @@ def test_after_the_end_torch_is_as_before():
     assert before != (dict(Iterators.__dict__), torch.autograd.backward)
     uninstall()
     assert before == (dict(Iterators.__dict__), torch.autograd.backward)
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_batches_of_a_loader_that_was_left_before_the_training_are_not_counted(slot, step, length):
+    """Lightning's sanity check takes two batches of the validation loader and leaves it."""
+    held_out = iter(DataLoader(DATA, batch_size=10))
+    for _ in range(2):
+        next(held_out)
+    del held_out
+    for batch in DataLoader(TensorDataset(torch.arange(60.0).reshape(60, 1)[: 10 * length]), batch_size=10):
+        step(batch)
+    assert slot[pulse.LOOP_BATCHES] == length
+    assert slot[pulse.FIRST_LOOP_BATCHES] == length
+    for batch in DataLoader(DATA, batch_size=10):
+        step(batch)
+        assert slot[pulse.BATCHES] - slot[pulse.BATCHES_BEFORE] >= 1
+        break
+    assert slot[pulse.BATCHES] - slot[pulse.BATCHES_BEFORE] == 1
+
+
+def test_a_second_loader_beside_the_training_leaves_its_count_unsure(slot, step):
+    beside = None
+    for batch in DataLoader(DATA, batch_size=10):
+        step(batch)
+        beside = beside or iter(DataLoader(DATA, batch_size=5))
+        step(next(beside))
+    assert slot[pulse.LOOP_BATCHES] == -1

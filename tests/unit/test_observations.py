@@ -9,28 +9,55 @@ from paceline.launcher.observations import Pace, Parameters
 
 
 @pytest.mark.parametrize(
-    ("hashes", "told"),
+    ("hashes", "works", "told"),
     [
-        ([7, 7], True),
-        ([7] * 100, True),
-        ([7], False),
-        ([], False),
-        ([7, 8], False),
-        ([7, 7, 0], False),
-        ([0, 0], False),
+        ([7, 7], [5, 5], True),
+        ([7], [5], True),  # a node's ranks that agree tell one hash
+        ([], [], False),
+        ([7, 8], [5, 5], False),
+        ([7, 7, 0], [5, 5, 5], False),
+        ([0, 0], [5, 5], False),
+        ([7, 7], [5, 6], False),  # they read the same, and compute different things from it
+        ([7, 7], [5, 0], False),
+        ([7, 7], [0, 0], False),  # not shown
     ],
 )
-def test_the_same_data_on_all_ranks(hashes, told):
-    found = observations.same_data(hashes, indices=64)
+def test_the_same_data_on_all_ranks(hashes, works, told):
+    found = observations.same_data(hashes, works, world_size=2, indices=64)
     assert (found is not None) is told
 
 
+def test_a_single_rank_reads_what_it_likes():
+    assert observations.same_data([7], [5], world_size=1, indices=64) is None
+
+
 def test_the_same_data_is_told_with_what_to_do():
-    found = observations.same_data([7, 7], indices=64)
+    found = observations.same_data([7, 7], [5, 5], world_size=2, indices=64)
     assert (found.name, found.severity, found.where) == ("same-data-on-all-ranks", "warning", "ranks 0-1")
     assert "first 64 samples" in found.evidence[0]
     assert "DistributedSampler" in found.fix and "session.loader" in found.fix
-    assert "the first sample of" in observations.same_data([7, 7], indices=1).evidence[0]
+    assert "the first sample of" in observations.same_data([7], [5], world_size=2, indices=1).evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "what"),
+    [
+        ((101, 102), "an evaluation of 101 samples scores 102: its DistributedSampler repeats 1 sample"),
+        ((10003, 10008), "an evaluation of 10003 samples scores 10008: its DistributedSampler repeats 5 samples"),
+        ((100, 100), None),
+        ((0, 0), None),
+    ],
+)
+def test_a_padded_evaluation(lengths, what):
+    found = observations.padded(*lengths, world_size=2)
+    assert (found and found.what) == what
+
+
+def test_parameters_that_are_not_a_number():
+    assert observations.not_a_number({}) is None
+    found = observations.not_a_number({1: "0.weight", 2: "2.bias"})
+    assert (found.name, found.severity, found.where) == ("parameters-not-finite", "warning", "ranks 1-2")
+    assert found.what == "ranks 1-2 ended with NaN in the parameters, first in 0.weight"
 
 
 def test_the_same_order():

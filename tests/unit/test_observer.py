@@ -16,7 +16,8 @@ from paceline.rundir import RunDir
 
 
 def facts(**given):
-    return {"ranks": 2, "data": [0], "indices": 0, "orders": {}, "pace": None, "checks": {}, **given}
+    nothing = {"data": [0], "works": [0], "indices": 0, "orders": {}, "padded": [0, 0], "not_a_number": {}}
+    return {"ranks": 2, "pace": None, "checks": {}, **nothing, **given}
 
 
 def named(found):
@@ -29,17 +30,34 @@ def test_a_head_that_hears_nothing_special_says_nothing():
 
 
 def test_the_same_data_is_judged_when_all_nodes_have_told():
-    head, same = Head(4), facts(data=[7], indices=64)
+    head, same = Head(4), facts(data=[7], works=[5], indices=64)
     assert head.judge({0: same, 1: facts()}, last=False) == []
-    assert head.judge({0: same, 1: facts(data=[0, 7])}, last=False) == []
+    assert head.judge({0: same, 1: facts(data=[0, 7], works=[5])}, last=False) == []
+    assert head.judge({0: same, 1: facts(data=[7], works=[0, 5])}, last=False) == []
     assert named(head.judge({0: same, 1: same}, last=False)) == ["same-data-on-all-ranks"]
     assert head.judge({0: same, 1: same}, last=True) == []  # once
 
 
 def test_other_data_and_nodes_that_are_missing_are_no_finding():
-    same = facts(data=[7], indices=64)
-    assert Head(4).judge({0: same, 1: facts(data=[8])}, last=True) == []
+    same = facts(data=[7], works=[5], indices=64)
+    assert Head(4).judge({0: same, 1: facts(data=[8], works=[5])}, last=True) == []
+    assert Head(4).judge({0: same, 1: facts(data=[7], works=[6])}, last=True) == []
     assert Head(6).judge({0: same, 1: same}, last=True) == []
+
+
+def test_a_padded_evaluation_is_told_once():
+    head = Head(4)
+    (found,) = head.judge({0: facts(padded=[101, 104]), 1: facts()}, last=False)
+    assert (found.name, found.where) == ("evaluation-padded", "ranks 0-3")
+    assert head.judge({0: facts(padded=[101, 104]), 1: facts(padded=[101, 104])}, last=True) == []
+
+
+def test_parameters_with_a_nan_are_told_when_all_ranks_have_ended():
+    head, some = Head(4), facts(not_a_number={"0": "0.weight", "1": "0.weight"})
+    assert head.judge({0: some, 1: facts()}, last=False) == []
+    everyone = {0: some, 1: facts(not_a_number={"2": "0.weight", "3": "0.weight"})}
+    assert head.judge(everyone, last=False)[0].where == "ranks 0-3"
+    assert Head(4).judge({0: some, 1: facts()}, last=True)[0].where == "ranks 0-1"
 
 
 def test_the_same_order_waits_for_all_ranks_for_a_while():
@@ -139,7 +157,7 @@ def test_one_node_tells_what_its_pulses_show(made, pulses):
     observer, told, _ = made
     for local in (0, 1):
         slot = pulses.slot(local)
-        slot[pulse.DATA_INDICES], slot[pulse.DATA_HASH] = 64, 7
+        slot[pulse.DATA_INDICES], slot[pulse.DATA_HASH], slot[pulse.WORK_HASH] = 64, 7, 5
         slot[pulse.ORDER_INDICES], slot[pulse.SAME_ORDER] = 64, 2
     observer.tick()
     assert named(told) == ["same-data-on-all-ranks", "same-order-each-epoch"]

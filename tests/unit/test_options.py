@@ -108,6 +108,9 @@ def test_every_option_has_a_help_line():
         ("grace_s", "0", "shutdown_timeout", 0),
         ("run_dir", "out", "run_dir", "out"),
         ("max_time", "3600", "max_time", 3600),
+        ("hang_timeout", "15m", "hang_timeout", 900),
+        ("hang_timeout", "900", "hang_timeout", 900),
+        ("roll_call_timeout", "5m", "roll_call_timeout", 300),
         ("max_time", "0.5", "max_time", 0.5),
         ("max_time", "45s", "max_time", 45),
         ("max_time", "90m", "max_time", 5400),
@@ -415,5 +418,6 @@ def test_every_field_is_an_option():
         "max_nodes",
         "typed",
         "placed",
+        "preferred",
     }
     assert known <= set(options.Options.__dataclass_fields__)

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.errors import Finding
+from paceline.launcher import silence
+from paceline.launcher.block import render as block
 from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.outcome import (
     CAUSE,
@@ -16,8 +19,8 @@ from paceline.launcher.outcome import (
     UNCLEAR,
     VICTIM,
     Verdict,
-    block,
     broken_in_stop,
+    in_threads,
     judge,
     weigh,
 )
@@ -586,6 +589,7 @@ def test_a_record_survives_the_way_through_the_store():
         oom_kills=2,
         position=Position(rank=3, frames=IN_COLLECTIVE, call="all_reduce", seq=4),
         shm="98 % of 64 MB",
+        threads=("thread loader raised OSError: gone",),
     )
     usual = RankEnd(rank=0)
     for made in (record, replace(record, failure=None), usual):
@@ -730,6 +734,23 @@ def test_only_victims_is_said_without_naming_a_culprit():
     assert not verdict.causes
 
 
+NOTICED = Finding("rank-stuck-in-code", "rank 0: urlopen, data.py:40, for 1800 s; rank 1 waits", evidence=("rank 0",))
+
+
+def test_torchs_end_of_a_wait_is_blamed_on_what_a_notice_had_named():
+    ends = [stopped(0), end(1, failure=raised("RuntimeError", TIMED_OUT))]
+    verdict = judge(ends, noticed=NOTICED)
+    assert verdict.finding.name == "rank-stuck-in-code"
+    assert verdict.finding.evidence[-1].startswith("torch ended the wait of rank 1: RuntimeError:")
+    assert "init_process_group(timeout=...)" in verdict.finding.fix
+
+
+@pytest.mark.parametrize("failure", [raised("ValueError", "bad label"), raised("RuntimeError", CLOSED)])
+def test_what_else_ended_a_run_is_not_blamed_on_a_notice(failure):
+    ends = [stopped(0), end(1, failure=failure)]
+    assert judge(ends, noticed=NOTICED) == judge(ends)
+
+
 # ----------------------------------------------------------------------------------------------- the block
 
 MANY = end(
@@ -770,7 +791,7 @@ def test_a_block_as_it_is_printed():
         *(stopped(rank) for rank in range(2, 8)),
     ]
     assert block(judge(ends), exit_status=1, run_dir="runs/20261120-digits") == [
-        "likely cause: rank 1 raised KeyError: 'labels'   [RUN002 script-error-on-one-rank]",
+        "cause: rank 1 raised KeyError: 'labels'   [RUN002 script-error-on-one-rank]",
         "  where: rank 1 on node-a (pid 101), after 12 steps",
         "  /home/me/train.py:12 in main: value = compute()",
         "  fix: the whole traceback: less logs/rank-001.out",
@@ -778,6 +799,22 @@ def test_a_block_as_it_is_printed():
         "ranks 0, 2-7: stopped because rank 1 failed",
         "exit status 1 · run folder runs/20261120-digits",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (silence.CLOSED, ["has gone: it was killed, or it crashed", "closed its connection"]),
+        (silence.REFUSED, ["has gone: it was killed, or it crashed", "nothing listens on the port"]),
+        (silence.DOWN, ["node 1 (host-b) is down", "Slurm says that the node is DOWN"]),
+        (silence.SILENT, ["has gone silent", "for 91 s", "the link between the two is what is gone"]),
+    ],
+)
+def test_a_lost_node_is_named_with_how_that_is_known(reason, words):
+    name = silence.named(1, "host-b")
+    found = judge([victim(0)], lost=[name], losses={name: silence.Loss("host-b", reason, 91.2)}).finding
+    assert found.name == "agent-died"
+    assert all(word in found.render() for word in words)
 
 
 def test_a_block_about_a_lost_node():
@@ -789,7 +826,7 @@ def test_a_block_about_a_lost_node():
 
 def test_a_block_about_a_cause_says_who_was_lost_since():
     lines = block(judge([end(0, failure=raised()), victim(1)], lost=["node 1"]), exit_status=1, run_dir="r")
-    assert lines[0].startswith("likely cause: rank 0 raised")
+    assert lines[0].startswith("cause: rank 0 raised")
     assert lines[-3:] == [
         "rank 1: stopped because rank 0 failed",
         "node 1: not heard of since",
@@ -817,3 +854,21 @@ def test_a_block_about_victims_only_claims_no_cause():
 )
 def test_numbers_are_folded(numbers, text):
     assert fold(numbers) == text
+
+
+@pytest.mark.parametrize("said", ["(pid 4411) is killed by signal: Killed. ", "(pid(s) 4411) exited unexpectedly"])
+def test_a_lost_loader_worker_is_not_illustrated_by_the_line_that_was_running(said):
+    frames = (Frame("train.py", 40, "main", "optimizer.step()", user=True),)
+    end = RankEnd(rank=1, code=1, failure=raised("RuntimeError", f"DataLoader worker {said}", frames=frames))
+    finding = judge([RankEnd(rank=0), end]).finding
+    assert "optimizer.step()" not in "\n".join(finding.evidence)
+    assert "the rank noticed at train.py:40, whose line did not cause it" in finding.evidence[0]
+    assert "no kill for lack of memory" in finding.evidence[1]
+
+
+def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
+    ends = [RankEnd(rank=0, threads=("thread loader raised OSError: gone (train.py:7)",)), RankEnd(rank=1, code=3)]
+    verdict = replace(judge(ends), threads=in_threads(ends))
+    assert verdict.causes == (1,)
+    lines = block(verdict, exit_status=1, run_dir="runs/x")
+    assert "in rank 0, thread loader raised OSError: gone (train.py:7)" in lines

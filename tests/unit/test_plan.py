@@ -298,13 +298,14 @@ def test_a_plan_is_plain_data():
     assert content["start_method"] == {"value": "fork", "reason": ""}
 
 
-HANG = "hang: stop after 120 s (or 10 steps; 600 s before the first)"
+HANG = "hang: notice after 120 s (ended only if it is proven)"
 
 
 @pytest.mark.parametrize(
     ("typed", "asked_for", "gpus", "expected"),
     [
-        ({}, None, False, ("hang: stop after 120 s", "or 10 steps; 600 s before the first")),
+        ({}, None, False, ("hang: notice after 120 s", "ended only if it is proven")),
+        ({"on_hang": "report"}, None, False, ("hang: notice after 120 s", "never ended")),
         ({"on_hang": "report", "hang_timeout": "30"}, 30, False, ("hang: report after 30 s", "--hang-timeout")),
         (
             {"hang_timeout": "900"},

@@ -72,7 +72,8 @@ def test_a_node_that_was_interrupted_and_started_again_is_not_a_duplicate():
 @pytest.mark.parametrize(
     ("me", "verdict", "head", "name", "words"),
     [
-        (node(3, 1), Verdict(tuple(TWO)), HEAD, "extra-node", "node 1 is host-b (launcher pid 102)"),
+        (node(3, 1), Verdict(tuple(TWO)), HEAD, "duplicate-ranks", "rank 1: host-b (launcher pid 102) and host-c"),
+        (node(3, 0), Verdict(tuple(TWO)), HEAD, "duplicate-ranks", "rank 0: host-a (launcher pid 101) and host-c"),
         (node(3, 2, (3, 3)), Verdict(tuple(TWO)), HEAD, "extra-node", "node 2 on host-c"),
         (node(3, 1, (3, 3)), Verdict(tuple(TWO)), HEAD, "world-size-mismatch", "--nnodes 3"),
         (node(3, -1), Verdict(tuple(TWO)), HEAD_C10D, None, ""),

@@ -353,7 +353,7 @@ def answer(rank, client, folder, *, limit_s=20.0, nodes=2, as_rank=None):
         limit_s=limit_s,
         hosts_by_rank=[],
         notes=Notes(folder / "notes", note),
-        say=lambda line: None,
+        inform=lambda notice: None,
     ).answer()
     return "in"
 
@@ -361,7 +361,7 @@ def answer(rank, client, folder, *, limit_s=20.0, nodes=2, as_rank=None):
 def test_nodes_meet_in_the_store(store, tmp_path):
     assert on_nodes(store, lambda rank, client: answer(rank, client, tmp_path)) == {0: "in", 1: "in"}
     late = on_nodes(store, lambda rank, client: answer(rank + 2, client, tmp_path, as_rank=1), 1)
-    assert late[0].name == "extra-node"
+    assert late[0].name == "duplicate-ranks"
 
 
 def test_nodes_that_disagree_or_do_not_come_are_told_to_all(store, tmp_path):

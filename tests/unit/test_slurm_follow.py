@@ -322,7 +322,7 @@ def test_a_run_is_found_by_folder_name_or_any_of_its_numbers(run_dir):
 @pytest.mark.parametrize(
     ("subject", "what", "fix"),
     [
-        ("99", "no run in runs has had job 99", "paceline jobs"),
+        ("99", "no run in paceline-runs has had job 99", "paceline jobs"),
         ("digit", "'digit' is no run folder", "paceline follow digits"),
         ("local", "has no Slurm job", "paceline explain"),
         ("", "is no run folder", "paceline jobs"),

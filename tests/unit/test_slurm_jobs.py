@@ -42,7 +42,7 @@ def listed(capfd):
     return ask
 
 
-def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="runs"):
+def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline-runs"):
     """Make the folder of a run."""
     run_dir = RunDir(record.Path(folder) / name)
     run_dir.create()
@@ -88,10 +88,10 @@ def test_slurm_is_asked_once_for_all(slurm, listed):
 
 
 def test_runs_without_a_job_are_listed_too_and_slurm_is_not_asked(slurm, listed):
-    makes("20261121-110000-old-aaaa", status=1)
+    makes("20261121-110000-old-aaaa", status=1, folder="runs")  # where an earlier version put it
     makes("20261121-120000-new-bbbb", status=0)
-    (record.RUNS / "no-run").mkdir()
-    (record.RUNS / "notes.txt").touch()
+    (record.Path("paceline-runs") / "no-run").mkdir()
+    (record.Path("paceline-runs") / "notes.txt").touch()
     lines = listed().out.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "20261121-120000-new-bbbb", "20261121-110000-old-aaaa"]
     assert [line.split()[2] for line in lines[1:]] == ["succeeded", "failed"]
@@ -117,7 +117,7 @@ def test_json_has_the_same_and_more(slurm, listed):
     (row,) = json.loads(listed("--json").out)
     assert row == {
         "run": "a",
-        "folder": "runs/a",
+        "folder": "paceline-runs/a",
         "job": "7",
         "state": "pending",
         "nodes": "2",
@@ -136,7 +136,7 @@ def test_a_loss_that_is_no_number_is_none_in_json(slurm, listed):
 
 def test_where_there_is_nothing_it_says_so_in_one_line(slurm, listed):
     out, err = listed()
-    assert (out, err) == ("", "paceline: no runs in runs\n")
+    assert (out, err) == ("", "paceline: no runs in paceline-runs\n")
     assert listed("--json").out == "[]\n"
 
 

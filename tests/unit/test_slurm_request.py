@@ -208,3 +208,16 @@ def test_a_job_is_named_after_its_script(script, name):
 def test_an_unknown_option_is_answered_with_the_one_that_is_meant(typed, fix):
     error = request.unknown_option(typed)
     assert (error.finding.name, error.finding.fix) == ("option-unknown", fix)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ({}, "15m"),
+        ({"hang_timeout": "2h"}, "2h"),
+        ({"no_probe": True}, None),
+        ({"on_hang": "report"}, None),
+    ],
+)
+def test_a_job_that_hangs_has_a_limit_that_can_be_seen_in_its_script(typed, expected):
+    assert dict(parse(**typed).handed).get("hang_timeout") == expected

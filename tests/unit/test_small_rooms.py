@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import activations, once, precision, scaling, stopping, strategy
+from paceline import activations, once, precision, pulse, scaling, stopping, strategy
 from paceline.errors import RunError, SetupError, UsageError
 
 CPU = torch.device("cpu")
@@ -329,3 +329,22 @@ def test_silence_is_noticed(monkeypatch):
         once.await_end(store, "key", rank=2)
     assert caught.value.finding.name == "peer-rank-died"
     assert time.monotonic() - started < 5
+
+
+def test_a_heartbeat_of_once_is_progress_for_who_works_and_who_waits(monkeypatch):
+    slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
+    monkeypatch.setattr(pulse, "mine", slot)
+    store = Memory()
+    once.perform(lambda: None, store, "key")
+    worked = slot[pulse.BEAT_NS]
+    assert worked > 0
+    store.set("wait/beat", "1")
+    waiting = threading.Thread(target=once.await_end, args=(store, "wait"), kwargs={"rank": 0})
+    waiting.start()
+    deadline = time.monotonic() + 5
+    while slot[pulse.BEAT_NS] == worked and time.monotonic() < deadline:
+        time.sleep(0.01)
+    heard = slot[pulse.BEAT_NS]
+    once.perform(lambda: None, store, "wait")
+    waiting.join(5)
+    assert heard > worked

@@ -14,7 +14,6 @@ import paceline
 from paceline import DataModule, Module
 from paceline.errors import UsageError
 from paceline.trainer.meters import found_at, place_of
-from paceline.trainer.metrics import rows_of
 from paceline.trainer.progress import Display, as_text, clock
 from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
@@ -157,23 +156,6 @@ def test_an_object_that_computes_its_own_value_is_found_on_a_rank_without_rows()
     assert [(each.shape, each.dtype) for each in found.targets] == [((0, 2), torch.int64)]
     assert found.total == 0
     assert place_of(Meter(), list(here.named_modules())) is None
-
-
-@pytest.mark.parametrize(
-    ("batch", "count"),
-    [
-        (torch.zeros(3, 2), 3),
-        ((torch.zeros(0, 2), torch.zeros(5)), 0),
-        ({"a": ["x", "y"], "b": torch.zeros(4)}, 4),
-        (["a", "b"], 2),
-        ({"a": ["a", "b", "c"]}, 3),
-        (torch.tensor(1.0), 1),
-        (object(), 1),
-        ({}, 1),
-    ],
-)
-def test_rows_of_a_batch(batch, count):
-    assert rows_of(batch) == count
 
 
 # What is shown

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from paceline.errors import UsageError
+from paceline.session import place
 from paceline.trainer.fitting import Fit
 from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
@@ -50,6 +51,7 @@ def test_the_folder_of_a_launched_run_is_gone_on_in(monkeypatch):
     monkeypatch.setenv("PACELINE_RUN_DIR", "run")
     trainer(max_epochs=1, run_dir=None).fit(Task(), loader())
     monkeypatch.setattr("paceline.trainer.trainer._fitted", set())  # as in the next process
+    place.reset()
     task = Task()
     trainer(max_epochs=2, run_dir=None).fit(task, loader())
     assert [epoch for epoch, _, _ in task.seen] == [1] * 5
@@ -86,24 +88,37 @@ def launched(monkeypatch):
 
 def test_a_second_fit_does_not_go_on_by_itself(launched):
     """As folds of a cross-validation would: of three one was trained, and nobody said so."""
-    trainer(max_epochs=1, run_dir=None).fit(Task(), loader())
     task, made = Task(), trainer(max_epochs=1, run_dir=None)
+    made.fit(Task(), loader())
     with pytest.raises(UsageError) as caught:
         made.fit(task, loader())
     assert (finding(caught).name, task.seen) == ("option-contradicted", [])
-    assert 'Trainer(run_dir="runs/fold-2")' in finding(caught).fix
+    assert "another Trainer" in finding(caught).fix
     assert "Trainer(resume=True)" in finding(caught).fix
 
 
 @pytest.mark.parametrize(
-    ("options", "batches"),
-    [({"run_dir": "fold-2"}, 5), ({"resume": False}, 5), ({"resume": True}, 0), ({"resume": True, "max_epochs": 2}, 5)],
+    ("options", "batches"), [({"resume": False}, 5), ({"resume": True}, 0), ({"resume": True, "max_epochs": 2}, 5)]
 )
 def test_a_second_fit_does_as_it_is_told(launched, options, batches):
-    trainer(max_epochs=1, run_dir=None).fit(Task(), loader())
-    task = Task()
-    trainer(**{"max_epochs": 1, "run_dir": None, **options}).fit(task, loader())
+    task, made = Task(), trainer(**{"max_epochs": 1, "run_dir": None, **options})
+    trainer(max_epochs=1, run_dir=made.session.run_dir.root).fit(Task(), loader())
+    made.fit(task, loader())
     assert len(task.seen) == batches
+
+
+def test_a_second_trainer_has_a_folder_of_its_own(launched):
+    """Folds of a cross-validation: each was refused but the first, and before that evaluated untrained."""
+    folds = [trainer(max_epochs=1, run_dir=None) for _ in range(3)]
+    tasks = [Task() for _ in folds]
+    for fold, task in zip(folds, tasks, strict=True):
+        fold.fit(task, loader())
+    assert [len(task.seen) for task in tasks] == [5, 5, 5]
+    assert [fold.session.run_dir.root.name for fold in folds] == [
+        folds[0].session.run_dir.root.name,
+        "session-2",
+        "session-3",
+    ]
 
 
 def test_a_second_fit_is_fine_where_the_first_has_saved_nothing(launched):

@@ -111,6 +111,21 @@ def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
     assert words in finding.evidence[-1]
 
 
+@pytest.mark.parametrize(
+    ("trouble", "num_missing", "words"),
+    [
+        ("dropped by a firewall: the port is silent", 1, "open port 29500"),
+        ("the host does not answer", 1, "find out why host-b does not reach"),
+        ("dropped by a firewall: the port is silent", 2, "start paceline run there too"),  # another is not up
+    ],
+)
+def test_nobody_is_told_to_start_a_launcher_that_is_up(trouble, num_missing, words):
+    finding = unreached.explain_missing(ABSENT, HEAD, [replace(MINE, trouble=trouble)], num_missing=num_missing)
+    assert "node 1 on host-b is up" in finding.evidence[-1]
+    assert words in finding.fix
+    assert ("start paceline run there too" in finding.fix) == (num_missing == 2)
+
+
 def test_two_stores_because_the_name_means_loopback_on_one_host():
     """With c10d a node whose own name is the head's takes itself for the head."""
     alone = replace(MINE, rank=-1, address="127.0.1.1", listens=True)

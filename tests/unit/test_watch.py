@@ -8,11 +8,10 @@ from typing import ClassVar
 import pytest
 
 from paceline import pulse
-from paceline.errors import Finding
 from paceline.launcher import watch as watches
 from paceline.launcher.position import Frame, Position
 from paceline.launcher.stacks import Look
-from paceline.launcher.watch import Watch
+from paceline.launcher.watch import Verdict, Watch
 
 BACK = Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward")
 
@@ -28,13 +27,16 @@ class Group:
     """Ranks that are said to stand somewhere."""
 
     def __init__(self, *ranks):
-        self.attempt = SimpleNamespace(ranks=dict(enumerate(ranks)), living=set(range(len(ranks))))
+        self.attempt = SimpleNamespace(
+            ranks=dict(enumerate(ranks)), living=set(range(len(ranks))), world_size=2, ended={}
+        )
         self.at = dict.fromkeys(range(len(ranks)), WAITING)
         self.beat = dict.fromkeys(range(len(ranks)), pulse.NOTHING)
-        self.looked = 0
+        self.looked = self.signalled = 0
 
-    def look(self):
+    def look(self, *, quiet=False):
         self.looked += 1
+        self.signalled += not quiet
         return {local: self.at[local] for local in self.attempt.living}
 
     def counted(self, local):
@@ -43,7 +45,8 @@ class Group:
     def position(self, local, look):
         ended = local not in self.attempt.living
         recorded = look.recorded if look else {}
-        return Position(rank=self.attempt.ranks[local], frames=look.frames if look else (), ended=ended, **recorded)
+        frames, state = (look.frames, look.state) if look else ((), "")
+        return Position(rank=self.attempt.ranks[local], frames=frames, ended=ended, pid=4711, state=state, **recorded)
 
     def figures(self):
         return [{"rank": rank, **vars(self.beat[local])} for local, rank in self.attempt.ranks.items()]
@@ -71,6 +74,17 @@ def stepped(clock, *, steps=5, step_s=0.1):
     )
 
 
+def until_noticed(group, watch, clock, *, within_s):
+    """Tick twice a second; return the first notice and after how long it came; the run must not be ended."""
+    start, before = clock.s, len(group.notices)
+    while clock.s - start <= within_s:
+        assert watch.tick() is None
+        if len(group.notices) > before:
+            return group.notices[-1], clock.s - start
+        clock.s += 0.5
+    return None
+
+
 def until_told(watch, clock, *, within_s):
     """Tick twice a second; return what is said and after how long."""
     start = clock.s
@@ -85,7 +99,8 @@ def until_told(watch, clock, *, within_s):
 def watched(clock, *, asked_s=None, ranks=2):
     group = Group(*range(ranks))
     group.beat = {local: stepped(clock) for local in range(ranks)}
-    return group, Watch(group, None, asked_s=asked_s, give_up=bool)
+    group.notices = []
+    return group, Watch(group, None, asked_s=asked_s, give_up=bool, inform=group.notices.append)
 
 
 def test_ranks_that_make_progress_are_not_looked_at(clock):
@@ -104,28 +119,56 @@ def test_a_sleeper_is_told_after_the_time_that_was_asked_for(clock):
     assert 4 < after_s < 6
 
 
-def test_by_default_a_sleeper_is_told_after_two_minutes(clock):
+def test_by_default_a_sleeper_is_noticed_after_two_minutes_and_left_alone(clock):
     group, watch = watched(clock)
     group.at[1] = Look((user(5),), cpu_s=1.0)
-    name, after_s = until_told(watch, clock, within_s=300)
-    assert name == "rank-stuck-in-code"
+    notice, after_s = until_noticed(group, watch, clock, within_s=300)
+    assert notice.what.startswith("rank 0 has been waiting for rank 1 for 12")
+    assert "(hang?): rank 1 is in work() (main, " in notice.what
+    assert "--hang-timeout 300" in notice.advice
     assert 120 < after_s < 130
+    assert until_told(watch, clock, within_s=3000) is None
+    assert len(group.notices) == 1
+    assert watch.cause.name == "rank-stuck-in-code"
 
 
-def test_before_the_first_step_after_ten(clock):
+def test_no_signal_is_sent_before_the_notice(clock):
     group, watch = watched(clock)
-    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
     group.at[1] = Look((user(5),), cpu_s=1.0)
-    _, after_s = until_told(watch, clock, within_s=900)
-    assert 600 < after_s < 610
+    assert until_noticed(group, watch, clock, within_s=115) is None
+    assert group.looked > 2
+    assert not group.signalled
+
+
+def test_a_picture_that_changes_is_noticed_again_and_progress_forgets_it(clock):
+    group, watch = watched(clock)
+    group.at[1] = Look((user(5),), cpu_s=1.0)
+    assert until_noticed(group, watch, clock, within_s=300)
+    group.at[1] = Look((user(50),), cpu_s=1.0)
+    notice, _ = until_noticed(group, watch, clock, within_s=300)
+    assert ":50" in notice.what
+    clock.s += 1
+    group.beat = {local: stepped(clock) for local in range(2)}
+    assert watch.tick() is None
+    assert watch.cause is None
+    assert until_noticed(group, watch, clock, within_s=300)
 
 
 def test_ten_usual_steps_may_be_longer(clock):
     group, watch = watched(clock)
     group.beat = {local: stepped(clock, step_s=40.0) for local in range(2)}
     group.at[1] = Look((user(5),), cpu_s=1.0)
-    _, after_s = until_told(watch, clock, within_s=900)
+    _, after_s = until_noticed(group, watch, clock, within_s=900)
     assert 400 < after_s < 410
+
+
+def test_a_stopped_rank_is_called_stopped_within_ten_seconds(clock):
+    group, watch = watched(clock)
+    group.at[1] = Look(state="T")
+    notice, after_s = until_noticed(group, watch, clock, within_s=60)
+    assert "rank 1 is stopped (state T); rank 0 has been waiting" in notice.what
+    assert notice.advice == "to let it continue: kill -CONT 4711"
+    assert after_s < 10
 
 
 class Working(dict):
@@ -136,12 +179,13 @@ class Working(dict):
         return Look((user(self.looks),), cpu_s=float(self.looks)) if local == 1 else WAITING
 
 
-def test_one_that_others_wait_for_but_that_moves_has_ten_minutes_by_default(clock):
+def test_one_that_others_wait_for_and_that_works_is_noticed_once(clock):
     group, watch = watched(clock)
     group.at = Working()
-    name, after_s = until_told(watch, clock, within_s=900)
-    assert name == "rank-stuck-in-code"
-    assert 600 < after_s < 620
+    notice, after_s = until_noticed(group, watch, clock, within_s=900)
+    assert notice.what.endswith(", and uses the CPU")
+    assert 120 < after_s < 140
+    assert until_noticed(group, watch, clock, within_s=900) is None
 
 
 def test_who_asks_for_a_time_gets_it(clock):
@@ -155,7 +199,7 @@ def test_all_at_work_on_their_own_is_no_hang(clock):
     group, watch = watched(clock, asked_s=5)
     group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
 
-    def work():
+    def work(*, quiet):
         group.at = {local: Look(look.frames, cpu_s=look.cpu_s + 1) for local, look in group.at.items()}
         return {local: group.at[local] for local in group.attempt.living}
 
@@ -181,7 +225,7 @@ def test_a_hang_is_told_once_until_there_is_progress(clock):
 
 def test_what_nccl_says_is_evidence(clock):
     group, _ = watched(clock)
-    watch = Watch(group, None, asked_s=4, give_up=bool, ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"])
+    watch = Watch(group, None, asked_s=4, give_up=bool, inform=print, ask_nccl=lambda: ["NCCL RAS: 1 rank INCOMPLETE"])
     clock.s += 5
     assert watch.tick().evidence[-1] == "NCCL RAS: 1 rank INCOMPLETE"
 
@@ -207,21 +251,94 @@ def test_servers_that_wait_for_requests_are_left_alone(clock):
     group, watch = watched(clock)
     group.beat = dict.fromkeys(range(2), pulse.NOTHING)
     group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
-    assert until_told(watch, clock, within_s=3000) is None
+    assert until_noticed(group, watch, clock, within_s=3000) is None
 
 
-def test_a_script_that_lets_its_group_wait_for_hours_is_taken_at_its_word(clock):
+def test_a_server_after_training_is_a_notice(clock):
     group, watch = watched(clock)
-    group.at[1] = Look((user(5),), {"call": "all_reduce", "seq": 3, "timeout_s": 7200.0}, cpu_s=1.0)
-    assert until_told(watch, clock, within_s=7000) is None
-
-
-def test_a_rank_whose_children_work_has_ten_minutes(clock):
-    group, watch = watched(clock)
-    copied = iter(range(10**6))
-    group.look = lambda: {0: WAITING, 1: Look((user(5),), cpu_s=1.0, io_bytes=next(copied) << 20)}
-    _, after_s = until_told(watch, clock, within_s=900)
+    group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
+    notice, after_s = until_noticed(group, watch, clock, within_s=3000)
+    assert notice.what.startswith("no rank has made progress for 60")
     assert 600 < after_s < 620
+
+
+def test_torchs_own_end_of_a_wait_is_said(clock):
+    group, watch = watched(clock)
+    group.at[0] = Look(WAITING.frames, {"call": "all_reduce", "seq": 3, "timeout_s": 7200.0, "flying": True})
+    group.at[1] = Look((user(5),), cpu_s=1.0)
+    notice, _ = until_noticed(group, watch, clock, within_s=300)
+    assert notice.advice == "torch ends this wait after 2 h, `--hang-timeout 300` sooner"
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_first_step_over_a_slow_link_is_no_matter_for_a_notice(clock, moves):
+    group, watch = watched(clock)
+    sent = iter(range(10**6))
+    recorded = {"call": "all_reduce", "seq": 1, "group": "0", "flying": True}
+    group.look = lambda *, quiet: {
+        local: Look(WAITING.frames, recorded, socket_bytes=next(sent) if moves else 5) for local in range(2)
+    }
+    assert (until_noticed(group, watch, clock, within_s=900) is None) == moves
+
+
+def in_call(name, *, seq=7, elements=3, record=1, switches=9, socket_bytes=100, **more):
+    """A look at a rank that waits in a collective."""
+    call = ["0", seq, name, elements, record]
+    recorded = {"call": name, "seq": seq, "group": "0", "timeout_s": 1800.0, "flying": True}
+    answer = {"pending": [call], "recent": [call], "whole": True, "members": {"0": [0, 1]}, "p2p": 0}
+    return Look(
+        WAITING.frames,
+        recorded,
+        answer=answer,
+        state="S",
+        switches=switches,
+        socket_bytes=socket_bytes,
+        **{"others_idle": True, **more},
+    )
+
+
+def test_two_operations_under_one_number_end_the_run_within_ten_seconds(clock):
+    group, watch = watched(clock)
+    group.at = {0: in_call("all_reduce"), 1: in_call("broadcast")}
+    name, after_s = until_told(watch, clock, within_s=60)
+    assert name == "collective-mismatch"
+    assert 5 < after_s < 10
+    assert not group.signalled
+
+
+class Moving(dict):
+    """Two operations under one number, but something of rank 1 changes with every look."""
+
+    def __init__(self, name):
+        self.name, self.looks = name, 0
+
+    def __getitem__(self, local):
+        self.looks += 1
+        return in_call("broadcast", **{self.name: self.looks}) if local else in_call("all_reduce")
+
+
+@pytest.mark.parametrize("name", ["switches", "socket_bytes", "record"])
+def test_nothing_is_proven_as_long_as_something_moves(clock, name):
+    group, watch = watched(clock)
+    group.at = Moving(name)
+    assert until_told(watch, clock, within_s=600) is None
+
+
+UNKNOWN = {"switches": -1, "socket_bytes": -1, "others_idle": False}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_nothing_is_proven_where_something_is_not_known(clock, name):
+    group, watch = watched(clock)
+    group.at = {0: in_call("all_reduce"), 1: in_call("broadcast", **{name: UNKNOWN[name]})}
+    assert until_told(watch, clock, within_s=600) is None
+
+
+def test_long_steps_are_looked_at_late(clock):
+    group, watch = watched(clock)
+    group.beat = {local: stepped(clock, step_s=20.0) for local in range(2)}
+    assert until_told(watch, clock, within_s=38) is None
+    assert not group.looked
 
 
 class Board:
@@ -251,11 +368,23 @@ def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
     Board.kept = {}
     groups = [Group(0), Group(1)]
     groups[1].at[0] = Look((user(5),), cpu_s=1.0)
-    head, other = (Watch(group, board, asked_s=4, give_up=bool) for group, board in zip(groups, boards, strict=True))
+    head, other = (
+        Watch(group, board, asked_s=4, give_up=bool, inform=print) for group, board in zip(groups, boards, strict=True)
+    )
     groups[0].position = lambda local, look: Position(rank=0, frames=look.frames)
     clock.s += 4.5
     other.tick()  # it is the first to be late, and calls for a look; the head has not answered yet
     assert boards[0].remote.look == 1
     found = head.tick()
     assert found.name == "rank-stuck-in-code"
-    assert Finding.from_json(Board.kept["verdict/1", 0]) == found
+    assert Verdict.from_json(Board.kept["verdict/1", 0]).finding == found
+
+
+def test_a_script_of_collectives_alone_is_looked_at_ever_less_often(clock):
+    group, watch = watched(clock)
+    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
+    group.at = Calling()
+    assert until_told(watch, clock, within_s=600) is None
+    first = group.looked
+    assert until_told(watch, clock, within_s=600) is None
+    assert group.looked - first < 30

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.checkpoint import findings, folder, manifest, shares
+from paceline.checkpoint import damage, findings, folder, manifest, shares
 from paceline.checkpoint.background import Background, await_all
 from paceline.checkpoint.exchange import Exchange
 from paceline.checkpoint.manifest import Manifest, Saved
@@ -41,10 +41,13 @@ class Checkpoints:
         folder: Where they are, a folder each; made at the first save.
         world: The ranks.
         device: Device of this rank.
+        guard: Called on rank 0 before a checkpoint is committed; raises if the folder belongs to another run now.
     """
 
-    def __init__(self, folder: Path, *, world: World, device: torch.device) -> None:
-        self._folder = Path(folder)
+    def __init__(
+        self, folder: Path, *, world: World, device: torch.device, guard: Callable[[], None] = lambda: None
+    ) -> None:
+        self._folder, self._guard = Path(folder), guard
         self._world = world
         self._device = device
         self._exchange = Exchange(world)
@@ -105,9 +108,9 @@ class Checkpoints:
             files={},
             run=self._run,
         )
-        keep = write.Keep(keep_last, keep_best)
+        options: dict[str, Any] = {"keep": write.Keep(keep_last, keep_best), "guard": self._guard}
         make_draft = self._draft(state, copy=not wait or self._device.type != "cpu")
-        work = partial(write.write, make_draft, self._folder, told, keep=keep, exchange=self._exchange)
+        work = partial(write.write, make_draft, self._folder, told, exchange=self._exchange, **options)
         if wait:
             work()
         else:
@@ -133,12 +136,13 @@ class Checkpoints:
             self._staging.clear()
             self._exchange.close()
 
-    def find(self, which: str | os.PathLike[str]) -> Saved | None:
+    def find(self, which: str | os.PathLike[str], *, without: Collection[str] = ()) -> Saved | None:
         """Return a checkpoint; a collective. Rank 0 looks and tells all.
 
         Args:
             which: ``"latest"`` (the one that was committed last), ``"best"``, or a path: the folder of a
                 checkpoint, also by its name alone, or a run folder, meaning its latest.
+            without: Folders of checkpoints that are damaged: the latest is looked for among the others.
 
         Returns:
             The checkpoint; None if the latest or best is asked for and there is none at all.
@@ -153,7 +157,16 @@ class Checkpoints:
 
         self._prepare()
         await_all()  # of a session before this one, whose latest would be missed
-        return self._exchange.ask_main(lambda: self._find(which))
+        return self._exchange.ask_main(lambda: self._find(which, without))
+
+    def find_whole_before(self, damaged: str) -> tuple[Path, int] | None:
+        """Return the latest checkpoint before a damaged one that is whole, and its steps; a collective.
+
+        Args:
+            damaged: The folder of the damaged one.
+        """
+        self._prepare()
+        return self._exchange.ask_main(lambda: damage.latest_whole(self._folder, before=Path(damaged)))
 
     def load(
         self, saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
@@ -212,11 +225,12 @@ class Checkpoints:
             return partial(_raise, error)
         return lambda: made
 
-    def _find(self, which: str | os.PathLike[str]) -> Saved | None:
+    def _find(self, which: str | os.PathLike[str], without: Collection[str]) -> Saved | None:
         from paceline.checkpoint import read
 
         if which == "latest":
-            paths = folder.list_paths(self._folder)
+            listed = folder.list_paths(self._folder)
+            paths = {serial: path for serial, path in listed.items() if str(path) not in without}
             return read.describe(folder.latest(paths)) if paths else None
         if which == "best":
             committed = folder.list_committed(self._folder)

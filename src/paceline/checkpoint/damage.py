@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.checkpoint import findings, folder, manifest
 from paceline.checkpoint.manifest import FileInfo, Manifest
+from paceline.errors import RunError
 
 
 def verify(path: Path) -> Manifest:
@@ -22,6 +23,23 @@ def verify(path: Path) -> Manifest:
     if lines := damages(path, told.files, sorted(told.files)):
         raise findings.damaged(path, lines).error()
     return told
+
+
+def latest_whole(where: Path, *, before: Path) -> tuple[Path, int] | None:
+    """Return the latest checkpoint of a folder that is older than a damaged one and whole, and its steps.
+
+    Args:
+        where: The folder of checkpoints.
+        before: The damaged one.
+    """
+    paths = folder.list_paths(where)
+    limit = next((serial for serial, path in paths.items() if path.name == before.name), 0)
+    for serial in sorted((serial for serial in paths if serial < limit), reverse=True):
+        try:
+            return paths[serial], verify(paths[serial]).step
+        except RunError:
+            continue
+    return None
 
 
 def damages(path: Path, files: Mapping[str, FileInfo], names: Iterable[str]) -> list[str]:

@@ -78,7 +78,7 @@ def disk_full(folder: Path, *, where: str, needed_bytes: int, free_bytes: int | 
             "no space left for a checkpoint; those before it are whole",
             where=f"{where}, {folder}",
             evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
-            why="a checkpoint is written beside the earlier ones, which are deleted after it is committed",
+            why="earlier ones are deleted only after it is committed: keep_last=2 needs room for three",
             fix=f"free space, keep fewer, or write elsewhere; what fills the disk: du -sh {folder}/*",
         ),
     )

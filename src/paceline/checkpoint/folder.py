@@ -9,13 +9,13 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.checkpoint import findings, manifest
 from paceline.checkpoint.manifest import Committed, FileInfo, Manifest
 from paceline.errors import RunError
-from paceline.rundir import MANIFEST, RunDir, write_whole
+from paceline.rundir import MANIFEST, RUNS, RunDir, run_folders, write_whole
 
 _CHUNK_BYTES = 1 << 22
 
@@ -99,26 +99,26 @@ def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
     """Return a folder of checkpoints and what is committed in it and can be read, the oldest first.
 
     Args:
-        path: Folder of a run, of checkpoints, or of one of them; None for the run in ``runs/`` that was last
-            committed to.
+        path: Folder of a run, of checkpoints, or of one of them; None for the run in ``paceline-runs/`` (or
+            ``runs/``, where earlier versions put them) that was last committed to.
 
     Raises:
         UsageError: There is no such folder, or no checkpoint in any run.
     """
     if path is None:
-        return _newest(Path("runs"))
+        return _newest(run_folders())
     if not path.is_dir():
         raise findings.missing(path, "there is no such folder", fix="paceline checkpoint list RUN-FOLDER").error()
     where = checkpoints_of(path)
     return where, list_committed(where, is_strict=False)
 
 
-def _newest(runs: Path) -> tuple[Path, list[Committed]]:
-    folders = [RunDir(run).checkpoints for run in runs.iterdir()] if runs.is_dir() else []
+def _newest(places: Sequence[Path]) -> tuple[Path, list[Committed]]:
+    folders = [RunDir(run).checkpoints for runs in places for run in runs.iterdir()]
     filled = [(folder, committed) for folder in folders if (committed := list_committed(folder, is_strict=False))]
     if not filled:
         what, fix = "no run in this folder has a checkpoint", "paceline checkpoint list RUN-FOLDER"
-        raise findings.missing(runs.absolute(), what, fix=fix).error()
+        raise findings.missing(RUNS.absolute(), what, fix=fix).error()
     return max(filled, key=lambda each: each[1][-1].manifest.time_ns)
 
 

@@ -153,7 +153,15 @@ def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def write(make_draft: Callable[[], Draft], to: Path, told: Manifest, *, keep: Keep, exchange: Exchange) -> None:
+def write(
+    make_draft: Callable[[], Draft],
+    to: Path,
+    told: Manifest,
+    *,
+    keep: Keep,
+    exchange: Exchange,
+    guard: Callable[[], None] = lambda: None,
+) -> None:
     """Write a checkpoint, commit it, and delete those that are not to be kept; a collective.
 
     Args:
@@ -162,8 +170,9 @@ def write(make_draft: Callable[[], Draft], to: Path, told: Manifest, *, keep: Ke
         told: What the manifest says, but for the files.
         keep: Which checkpoints stay.
         exchange: The ranks.
+        guard: Called on rank 0 before the commit; raises if the folder belongs to another run now.
     """
-    work = _Work(to, told, exchange)
+    work = _Work(to, told, exchange, guard)
     try:
         order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
         if order is None:
@@ -182,7 +191,8 @@ def write(make_draft: Callable[[], Draft], to: Path, told: Manifest, *, keep: Ke
 class _Work:
     """The writing of one checkpoint; ``plan``, ``commit`` and ``clean`` are rank 0's."""
 
-    def __init__(self, to: Path, told: Manifest, exchange: Exchange) -> None:
+    def __init__(self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]) -> None:
+        self._guard = guard
         self._to = to
         self._told = told
         self._exchange = exchange
@@ -217,6 +227,7 @@ class _Work:
             files = {**self._files.written}
             for each in written:
                 files.update(each.files)
+            self._guard()
             seconds = round((time.time_ns() - self._told.time_ns) / 1e9, 3)
             folder.commit(self._path, replace(self._told, files=files, seconds=seconds))
         return [None] * len(written)

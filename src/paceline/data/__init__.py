@@ -1,11 +1,12 @@
 """Data: the order of an epoch, each rank's share of a batch, and the loader."""
 
 from paceline.data.arguments import adopted
-from paceline.data.batch import rebuilt
-from paceline.data.loader import Loader, Surroundings
+from paceline.data.batch import parts_of_batch, rebuilt
+from paceline.data.loader import Loader
 from paceline.data.order import derive
 from paceline.data.samples import random_state, seed_all, set_random_state
 from paceline.data.shard import Rows, Shard, in_order
+from paceline.data.surroundings import Surroundings
 from paceline.data.tally import Iteration, Tally
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "adopted",
     "derive",
     "in_order",
+    "parts_of_batch",
     "random_state",
     "rebuilt",
     "seed_all",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     DistributedSampler,
     IterableDataset,
@@ -18,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from paceline.data.likeness import MOST_SAMPLES, mark_of, shared_twice
 from paceline.errors import Finding, UsageError
 
 # What a stream asks for when it shares itself out among ranks; of workers it is told that there is one.
@@ -46,7 +50,7 @@ def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
         "multiprocessing_context": loader.multiprocessing_context,
     }
     if loader.num_workers:
-        parts |= {"persistent_workers": loader.persistent_workers, "prefetch_factor": loader.prefetch_factor}
+        parts["prefetch_factor"] = loader.prefetch_factor
     if isinstance(loader.dataset, IterableDataset):
         if loader.batch_size is None:
             raise _refusal(
@@ -112,6 +116,8 @@ def check_dataset(dataset: Any) -> None:
     """
     if isinstance(dataset, IterableDataset):
         return
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        raise _refusal_of_mapping(dataset)
     if not hasattr(dataset, "__getitem__"):
         raise _refusal(
             f"{type(dataset).__name__} can only be read in sequence, and is no torch IterableDataset",
@@ -119,6 +125,22 @@ def check_dataset(dataset: Any) -> None:
         )
     if not hasattr(dataset, "__len__"):
         raise _refusal(f"{type(dataset).__name__} has no length", fix="def __len__(self): return number_of_samples")
+
+
+def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
+    """Return the refusal of a dict by names, such as that of the splits of a dataset."""
+    names = [repr(name) for name in dataset]
+    first = names[0] if names else "'train'"
+    return UsageError(
+        Finding(
+            "data-not-shardable",
+            f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset: "
+            "it has no sample number 0",
+            where="session.loader(...)",
+            why="samples are asked for by number, from 0 to len(dataset) - 1",
+            fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
+        )
+    )
 
 
 def check_stream(stream: Any) -> None:
@@ -141,6 +163,36 @@ def check_stream(stream: Any) -> None:
         )
 
 
+def check_library(stream: Any, *, world_size: int) -> None:
+    """Refuse a stream that a library has shared out already, as long as nobody has said so.
+
+    Known are ``datasets.distributed.split_dataset_by_node`` and webdataset's ``split_by_node``.
+
+    Raises:
+        UsageError: Each rank would get its part of a part.
+    """
+    by = _shared_by(stream) if world_size > 1 else None
+    if by is not None:
+        raise shared_twice(
+            f"{by} has given each rank its part of this stream already",
+            fix="session.loader(stream, per_rank_batch_size=..., sharded=True), or the whole stream, without that "
+            "split: session.loader(stream, batch_size=...) gives each rank its rows",
+        )
+
+
+def _shared_by(stream: Any) -> str | None:
+    split = getattr(stream, "_distributed", None)
+    if getattr(split, "world_size", 1) > 1:
+        return "split_dataset_by_node"
+    for stage in getattr(stream, "pipeline", None) or ():
+        if getattr(stage, "__name__", "") == "split_by_node":
+            return "split_by_node"
+        inner = _shared_by(stage) if hasattr(stage, "pipeline") else None
+        if inner is not None:
+            return inner
+    return None
+
+
 def fingerprint(dataset: Any) -> tuple[Any, ...]:
     """Return what can be told of a dataset without reading it: equal for equal ones, and mostly not for others."""
     if isinstance(dataset, Subset):
@@ -149,7 +201,37 @@ def fingerprint(dataset: Any) -> tuple[Any, ...]:
     if type(dataset) is TensorDataset and len(dataset):
         edges = [str(tensor[place].tolist()) for tensor in dataset.tensors for place in (0, -1)]
         return (len(dataset), hashlib.blake2b("".join(edges).encode(), digest_size=8).hexdigest())
-    return (len(dataset) if hasattr(dataset, "__len__") else -1,)
+    if isinstance(dataset, ConcatDataset):
+        return tuple(fingerprint(part) for part in dataset.datasets)
+    length = len(dataset) if hasattr(dataset, "__len__") else -1
+    return (length, *(mark_of(entries) for entries in _entries_of(dataset, length)))
+
+
+def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
+    """Return some entries of what a dataset holds for each sample: names of files, columns of a table."""
+    if length <= 0:
+        return []
+    if type(dataset) in (list, tuple):
+        return [[dataset[place] for place in (0, length // 2, length - 1)]]
+    places = range(0, length, max(1, length // MOST_SAMPLES))
+    if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "_data"):
+        return [_rows_of_table(dataset, [0, length // 2, length - 1])]
+    lists = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, list | tuple)]
+    entries = [[value[place] for place in places] for value in lists if len(value) == length]
+    return [each for each in entries if all(map(_is_name, each))]
+
+
+def _rows_of_table(dataset: Any, places: list[int]) -> list[Any]:
+    """Return rows of a Hugging Face dataset as they are stored, without its transforms, which may draw."""
+    indices = dataset._indices
+    stored = places if indices is None else [indices.column(0)[place].as_py() for place in places]
+    return [dataset._data.slice(place, 1).to_pydict() for place in stored]
+
+
+def _is_name(entry: Any) -> bool:
+    if isinstance(entry, list | tuple):  # a file and its class
+        return bool(entry) and _is_name(entry[0])
+    return isinstance(entry, str | os.PathLike)
 
 
 def _refusal(what: str, *, fix: str) -> UsageError:

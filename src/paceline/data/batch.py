@@ -73,6 +73,27 @@ def _is_stack(part: Any, num_rows: int) -> bool:
     return bool(parts) and all(_is_stack(each, num_rows) for each in parts)
 
 
+def can_be_emptied(batch: Any, *, num_rows: int = 1) -> bool:
+    """Return whether ``without_rows`` can take all rows of a batch away: it holds no object of an unknown type."""
+    return _is_known(without_rows(batch, num_rows=num_rows))
+
+
+def _is_known(part: Any) -> bool:
+    if part is None or isinstance(part, _PLAIN) or _is_array(part) or getattr(part, "shape", None) == ():
+        return True
+    if isinstance(part, Mapping):
+        return all(map(_is_known, part.values()))
+    if callable(getattr(part, "to", None)):  # a batch of graphs, a packed sequence, a list with more to it
+        return False
+    is_open = isinstance(part, list | tuple) or bool(_fields_of(part))
+    return is_open and all(map(_is_known, _parts(part)))
+
+
+def parts_of_batch(batch: Any) -> Iterable[Any]:
+    """Return the parts of a dict, list, tuple or dataclass; nothing of anything else."""
+    return _parts(batch)
+
+
 def _is_array(part: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return isinstance(part, torch.Tensor) or (numpy is not None and isinstance(part, numpy.ndarray))
@@ -102,7 +123,8 @@ def rebuilt(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Return a container with ``function`` applied to its parts; anything else as it is."""
     if isinstance(batch, MutableMapping):
         clone = copy.copy(batch)  # keeps the type and what else it holds
-        clone.update({key: function(part) for key, part in batch.items()})
+        for key, part in list(batch.items()):
+            clone[key] = function(part)  # not update, which the outputs of transformers' models refuse
         return clone
     if isinstance(batch, Mapping):
         return {key: function(part) for key, part in batch.items()}

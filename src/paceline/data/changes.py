@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import zlib
 from types import ModuleType
 from typing import Any
 
@@ -9,13 +11,16 @@ import torch
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 _MOST = 1000  # objects that are looked into, and parts of each; a container with more is told by its length
+_WHOLE_BYTES = 1 << 20  # of a NumPy array up to this size every byte is seen, of a larger one some thousand places
+_PLACES = 1 << 14
 
 
 def state_of(dataset: Any) -> Any:
     """Return what compares equal as long as nobody has changed a dataset, as far as that can be seen.
 
-    Attributes are followed through objects, dicts, lists and tuples, each once; tensors are told by their version. Not
-    seen are changes in place of NumPy arrays, of members of containers with more than 1,000, and beyond 1,000 objects.
+    Attributes are followed through objects, dicts, lists and tuples, each once; tensors are seen by their version,
+    NumPy arrays by a checksum. Not seen are changes of a few places of arrays above 1 MiB, of members of containers
+    with more than 1,000, and beyond 1,000 objects. Arrays mapped from a file are shared with the workers anyway.
     """
     return _seen(dataset, set())
 
@@ -32,6 +37,9 @@ def _seen(value: Any, before: set[int]) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return id(value), value._version
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return id(value), _checksum(value, numpy)
     parts: Any = None
     if isinstance(value, dict):
         parts = value
@@ -49,3 +57,10 @@ def _all_seen(parts: Any, before: set[int]) -> Any:
     if not isinstance(parts, dict) or len(parts) > _MOST:
         return None
     return {key: _seen(part, before) for key, part in parts.items()}
+
+
+def _checksum(array: Any, numpy: Any) -> int:
+    if array.dtype.hasobject or isinstance(array, numpy.memmap) or isinstance(array.base, numpy.memmap):
+        return 0
+    step = 1 if array.nbytes <= _WHOLE_BYTES else max(1, array.size // _PLACES)
+    return zlib.crc32(array.flat[::step].tobytes())

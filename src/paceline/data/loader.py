@@ -5,71 +5,55 @@ Built on torch's DataLoader, which gets our list of indices for each batch and d
 
 from __future__ import annotations
 
-import atexit
 import bisect
 import itertools
 import sys
-import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from paceline.data.adopt import check_dataset, check_sampler, check_stream, fingerprint
+from paceline.data import absent
+from paceline.data.adopt import check_dataset, check_library, check_sampler, check_stream, fingerprint
 from paceline.data.arguments import check_options, contradiction, global_batch_size
-from paceline.data.batch import moved_ahead, to_device, without_rows
+from paceline.data.batch import can_be_emptied, moved_ahead, to_device
 from paceline.data.changes import state_of
+from paceline.data.collated import Units, as_it_is
+from paceline.data.draws import Draws
+from paceline.data.leaving import release_at_exit
+from paceline.data.likeness import Likeness
 from paceline.data.order import Order, StoredOrder, blocks, derive, shuffled
-from paceline.data.samples import Request, Samples, WorkerStart, in_memory, seeded, takes_batches
+from paceline.data.samples import Request, Samples, WorkerStart, in_memory, takes_batches
 from paceline.data.shard import EvenBatches, GivenBatches, Rows, Shard
 from paceline.data.stream import Piece, Stream, met_pieces, whole_rows
-from paceline.data.tally import Iteration, Tally
+from paceline.data.surroundings import Surroundings
+from paceline.data.tally import Iteration
 from paceline.data.tune import Loading, choose
 from paceline.errors import Finding, UsageError, closest
-from paceline.world import World
 
 # Arguments that torch's DataLoader takes as they are.
 _OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
 _HANDED_ON = ("pin_memory", *_OF_WORKERS)
 
-_with_workers: weakref.WeakSet[Loader] = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a loader needs of its session.
-
-    Attributes:
-        world: The ranks.
-        device: Where batches are moved to; those on the CPU stay as the workers made them.
-        tally: Where each loop takes down the batches that it yields.
-        seed: Seed of the order and of the samples' own randomness.
-        accumulate: Batches of a group.
-        cpus: CPUs that the ranks of this node may use.
-        total: Returns the sums of ints over all ranks; for sharded streams.
-    """
-
-    world: World
-    device: torch.device
-    tally: Tally
-    seed: int = 0
-    accumulate: int = 1
-    cpus: int = 1
-    total: Callable[[list[int]], list[int]] = list
+# Rows of a batch, the batch, and why its rows are not its weight (empty where they are).
+Served = tuple[Rows, Any, str]
 
 
 class Loader:
     """Batches of a dataset on this rank's device; every sample exactly once per epoch at any world size.
 
     Iterate it once for each epoch: it reshuffles by itself, in an order that depends on seed and epoch alone.
-    All ranks get the same number of batches; where a global batch has fewer samples than ranks, some get a batch
-    of zero rows: every tensor and NumPy array in it has shape ``[0, ...]``, lists of plain values and those with an
-    entry for each sample are empty, and other objects are those of a real sample. A mean over such a batch is NaN in
-    value (its gradient is not); sums are 0.
+    Where a global batch has fewer samples than ranks, some ranks have no row of it. In training such a rank gets a
+    row of another rank, and ``rows`` is 0: ``Session.backward`` counts it zero times, ``Session.gather`` leaves it out.
+    An evaluation leaves the batch out on that rank, or hands it over with zero rows where the body of the loop calls
+    other ranks; see docs/guides/data.md.
 
     ``Session.loader`` makes it and documents the arguments.
+
+    Attributes:
+        takes_any: Whether the caller leaves out of its results what has no ``rows``. A rank without a row then gets
+            one of another rank in an evaluation too, where every forward needs all ranks.
     """
 
     def __init__(
@@ -91,12 +75,18 @@ class Loader:
     ) -> None:
         check_dataset(dataset)
         self.dataset = dataset
+        self._units = Units(around.first_of, matter=around.world.world_size > 1 or around.accumulate > 1)
+        self._likeness = Likeness(
+            around.first_of, around.total, world=around.world, name=type(dataset).__name__, alike=not sharded
+        )
         self.reason = ""  # of the settings that were chosen; empty if none was
         self._around, self._epoch, self._start = around, 0, 0
         self.iteration: Iteration | None = None  # the last loop over it
         self._iteration: Iteration | None = None  # the last one with autograd
         self._iterated = 0  # its epoch
-        self._is_checked = around.world.world_size == 1
+        self.takes_any = False
+        self._is_few = False  # whether the last batch had one row or none here
+        self._meets = False  # whether the body of a loop over it has called other ranks
         self._state_of_dataset: Any = None  # when the workers got it
         self._trains = False  # whether a loop before the last one had a backward
         self.training_loops = 0  # that have begun
@@ -114,8 +104,7 @@ class Loader:
         self._last, self._sharded, self._shuffle = last, bool(sharded), shuffle
         self._sampler = batch_sampler if batch_sampler is not None else sampler
         check_sampler(self._sampler)
-        self._generators = _generators_of(self._sampler)
-        self._num_drawn = 0  # epochs for which the sampler was asked
+        self._draws = Draws(self._sampler, around.seed)
         settings = self._settings(num_workers, options, is_stream=is_stream)
         settings["worker_init_fn"] = WorkerStart(worker_init_fn)
         # Its own generator, because torch would draw a seed for the workers from the global one at each epoch.
@@ -124,6 +113,7 @@ class Loader:
             if is_stream:
                 if sharded is None:
                     check_stream(dataset)
+                    check_library(dataset, world_size=around.world.world_size)
                 self._make_stream(collate_fn, settings)
             else:
                 self._make_samples(collate_fn, settings)
@@ -155,33 +145,91 @@ class Loader:
         self._restart_workers_if_changed()
         shard, batches = self._begin(epoch, start)
         if self._batches.num_workers:
-            _release_at_exit(self)
+            release_at_exit(self)
         iteration = self.iteration = tally.open(shard, start=start)
         batches, has_ended = _moved(batches, self._around.device), False
         try:
             while True:
                 with_grad = torch.is_grad_enabled()
-                fresh = iteration.rows is None or iteration.rows.ends_group
-                if with_grad and fresh and tally.before_group is not None:
-                    tally.before_group(iteration.number < 0, self._is_of_training(iteration))
-                    self._check_same_data()
+                self._before_batch(iteration, with_grad=with_grad)
                 if iteration.number < 0 and not passes_by:  # not before: a run may have ended there
                     self._epoch, self._start = epoch + 1, 0
                     self.training_loops += with_grad and self._is_of_training(iteration)
                 try:
-                    rows, batch = next(batches)
+                    rows, batch, odd = next(batches)
                 except StopIteration:
                     has_ended = True
                     return
                 if with_grad and iteration.number < 0:
                     self._iteration, self._iterated = iteration, epoch
                 tally.yields(iteration, rows, with_grad=with_grad)
-                yield batch if rows.of_rank else without_rows(batch)
+                iteration.odd = odd
+                if self._is_few or rows.of_rank < 2:
+                    self._note_few(rows)
+                if iteration.number == 0 and rows.of_batch < self._around.world.world_size:
+                    tally.is_uneven |= not can_be_emptied(batch, num_rows=rows.of_rank or rows.borrowed)
+                if rows.of_rank:
+                    yield batch
+                elif (handed := self._without_rows(iteration, batch, with_grad)) is not None:
+                    yield handed
         finally:
             tally.close(iteration)
+            self._note_few(None)
+            self._note_few(None)
             only_looked = not has_ended and iteration.number == 0 and not iteration.trained
             if start and only_looked and self._epoch == epoch + 1:
                 self._epoch, self._start = epoch, start
+
+    def _before_batch(self, iteration: Iteration, *, with_grad: bool) -> None:
+        self._meets |= iteration.meets
+        if not with_grad:
+            self._likeness.see_dataset(self._mark)
+        elif self._around.tally.before_group is not None and (iteration.rows is None or iteration.rows.ends_group):
+            self._around.tally.before_group(iteration.number < 0, self._is_of_training(iteration))
+            self._likeness.check(self._mark)
+
+    @property
+    def rows(self) -> int:
+        """Samples of this rank in the batch that was yielded last; 0 where the rank computes another rank's row."""
+        iteration = self.iteration
+        return 0 if iteration is None or iteration.rows is None else iteration.rows.of_rank
+
+    def _without_rows(self, iteration: Iteration, batch: Any, with_grad: bool) -> Any:
+        """Return what this rank gets of a batch in which it has no row; None for nothing."""
+        tally, around = self._around.tally, self._around
+        situation = absent.Situation(
+            with_grad=with_grad,
+            is_first=iteration.number == 0,
+            has_trained=iteration.trained,
+            may_train=self._trains or (not tally.has_trained and around.has_optimizer()),
+            in_training_mode=around.in_training_mode(),
+            body_meets=self._meets,
+            forward_meets=around.forward_meets(),
+            is_beside=tally.is_beside(iteration, trained=iteration.trained),
+            takes_any=self.takes_any,
+        )
+        borrowed = iteration.rows.borrowed if iteration.rows else 1
+        what = absent.choose(situation)
+        if what == absent.BORROW:
+            iteration.borrow(borrowed)
+            if tally.few_rows is not None:
+                tally.few_rows.borrow(self._advice(), knows=self.takes_any)
+            return batch
+        empty = absent.emptied(batch, situation, num_rows=borrowed) if what == absent.EMPTY else None
+        if empty is not None and not situation.has_trained and tally.few_rows is not None:
+            tally.few_rows.compute_without(batch, empty)
+        return empty
+
+    def _note_few(self, rows: Rows | None) -> None:
+        """Say that a batch has so few rows here that a layer may be unable to compute it, or that it is over."""
+        watch, was_few = self._around.tally.few_rows, self._is_few
+        self._is_few = rows is not None and rows.of_rank < 2 and self._around.world.world_size > 1
+        if watch is not None and (self._is_few or was_few):
+            watch.watch(rows if self._is_few else None, self._advice() if self._is_few else "")
+
+    def _advice(self) -> str:
+        counted = self.batch_size and self._last == "exact" and not isinstance(self.dataset, IterableDataset)
+        return absent.advice(self._length() if counted else None, self.batch_size, self._around.world)
 
     def release(self) -> None:
         """Let workers that wait for another epoch go."""
@@ -199,7 +247,7 @@ class Loader:
                     "option-contradicted",
                     "a loop over this loader is under way, and its workers serve one at a time",
                     where="session.loader(...)",
-                    fix="session.loader(..., num_workers=0), or a second loader for the inner loop",
+                    fix="a second loader for the inner loop, or session.loader(..., persistent_workers=False)",
                 )
             )
 
@@ -223,7 +271,7 @@ class Loader:
         counted = size and self._last == "exact" and not isinstance(self.dataset, IterableDataset)
         rest = self._length() % size if counted else 0
         if 0 < rest < ranks:
-            parts.append(f"{rest} in the last, where the other ranks get zero rows")
+            parts.append(f"{rest} in the last, where other ranks' loader.rows is 0: see docs/guides/data.md")
         notes = [", ".join(parts)] + [self.reason] * bool(self.reason)
         if not in_memory(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
@@ -301,7 +349,9 @@ class Loader:
         settings["num_workers"] = num_workers
         settings.setdefault("pin_memory", chosen.pin_memory)
         if num_workers:
-            settings.setdefault("persistent_workers", True)  # starting them anew costs seconds an epoch
+            # Starting them again costs seconds an epoch, and some versions of Python deadlock in a fork now and then. A
+            # DataLoader of the user's has False by default, which says nothing: only session.loader(...) is asked.
+            settings.setdefault("persistent_workers", True)
         return settings
 
     def _chosen(self, is_stream: bool) -> Loading:
@@ -318,11 +368,12 @@ class Loader:
     def _make_samples(self, collate: Callable[[list[Any]], Any] | None, settings: dict[str, Any]) -> None:
         collate = None if collate is default_collate else collate
         stacked = type(self.dataset) is TensorDataset and collate is None
+        collate = self._units.counted(collate, only_labels=self.dataset.tensors if stacked else ())
         self._requests = _Requests()
         self._batches: DataLoader[Any] = DataLoader(
             Samples(self.dataset, seed=self._around.seed, stacked=stacked),
             batch_sampler=cast(Any, self._requests),
-            collate_fn=_as_it_is if stacked else collate,
+            collate_fn=as_it_is if stacked and collate is None else collate,
             **settings,
         )
 
@@ -335,19 +386,22 @@ class Loader:
                     f"batch_size={self.batch_size} does not divide by {world.world_size} ranks, "
                     "whose streams are read side by side"
                 )
+        collate = self._units.counted(None if collate is default_collate else collate) or default_collate
         self._stream = Stream(
             self.dataset,
             seed=self._around.seed,
             batch_size=size,
             last=self._last,
-            collate=collate or default_collate,
+            collate=collate,
+            is_counted=self._units.is_counted,
+            is_compared=world.world_size > 1 and not self._sharded,
             rank=0 if self._sharded else world.rank,
             world_size=1 if self._sharded else world.world_size,
             share_of_seed=world.rank if self._sharded else 0,
         )
-        self._batches = DataLoader(self._stream, batch_size=None, collate_fn=_as_it_is, **settings)
+        self._batches = DataLoader(self._stream, batch_size=None, collate_fn=as_it_is, **settings)
 
-    def _begin(self, epoch: int, start: int) -> tuple[Callable[[int], Shard] | None, Iterator[tuple[Rows, Any]]]:
+    def _begin(self, epoch: int, start: int) -> tuple[Callable[[int], Shard] | None, Iterator[Served]]:
         world, size = self._around.world, self.batch_size
         if isinstance(self.dataset, IterableDataset):
 
@@ -360,19 +414,27 @@ class Loader:
         self._requests.begin(epoch, order, shard)
         # The batches first, so that torch's iterator sees its end and lets its workers go.
         pairs = zip(self._batches, shard.rows(), strict=False)
-        return (lambda _: shard), ((rows, batch) for batch, rows in pairs)
+        if self._units.is_counted:
+            return (lambda _: shard), (
+                (rows, batch, self._units.see(unit, rows.of_rank)) for (batch, unit), rows in pairs
+            )
+        return (lambda _: shard), ((rows, batch, "") for batch, rows in pairs)
 
-    def _begin_stream(self, epoch: int, start: int) -> Iterator[tuple[Rows, Any]]:
+    def _begin_stream(self, epoch: int, start: int) -> Iterator[Served]:
         self._stream.at[0], self._stream.at[1] = epoch, start
         pieces: Iterator[Piece] = iter(self._batches)
         accumulate = self._around.accumulate
         if not self._sharded:
             for number, piece in enumerate(pieces):
-                yield whole_rows(piece, number, accumulate), piece.batch
+                if piece.mark is not None:
+                    key = f"{epoch}/{start}/{number}"
+                    self._likeness.see_stream(key, piece.mark)
+                rows = whole_rows(piece, number, accumulate)
+                yield rows, piece.batch, self._units.see(piece.unit, rows.of_rank)
             return
-        for number, (piece, rows, is_last) in enumerate(met_pieces(pieces, self._around.total)):
-            known = piece._replace(of_batch=rows, is_last=is_last)
-            yield whole_rows(known, number, accumulate), piece.batch
+        for number, (piece, total, is_last) in enumerate(met_pieces(pieces, self._around.total)):
+            rows = whole_rows(piece._replace(of_batch=total, is_last=is_last), number, accumulate)
+            yield rows, piece.batch, self._units.see(piece.unit, rows.of_rank)
 
     def _order(self, epoch: int, start: int) -> tuple[Order, EvenBatches | GivenBatches]:
         if self._sampler is None:
@@ -381,53 +443,16 @@ class Loader:
             if not self._shuffle:
                 return StoredOrder(range(length)), batches
             return shuffled(length, seed=self._around.seed, epoch=epoch), batches
-        drawn = self._drawn(epoch)
+        drawn = self._draws.of_epoch(epoch)
+        self._likeness.check_drawn(drawn, self._sampler)
         if self.batch_size:
             return StoredOrder(drawn), EvenBatches(len(drawn), self.batch_size, self._last, start)
         bounds = list(itertools.accumulate(map(len, drawn), initial=0))
         left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
         return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
 
-    def _drawn(self, epoch: int) -> list[Any]:
-        """Return what the user's sampler yields in an epoch, the same on all ranks and in a resumed run."""
-        if not _is_torchs(self._sampler):
-            # It may go on from the epoch before, as one that shuffles its list in place.
-            for missed in range(self._num_drawn, epoch):
-                self._draw(missed)
-            self._num_drawn = epoch + 1
-        drawn = self._draw(epoch)
-        self._check_alike(drawn, f"{type(self._sampler).__name__} yields another order on each rank")
-        return drawn
-
-    def _draw(self, epoch: int) -> list[Any]:
-        if callable(getattr(self._sampler, "set_epoch", None)):
-            self._sampler.set_epoch(epoch)
-        for generator, first in self._generators:
-            # As the user seeded it in the first epoch; then by the epoch's number, which a resumed run knows too.
-            generator.manual_seed(derive("sampler", first, epoch) if epoch else first)
-        with seeded("sampler", self._around.seed, epoch):
-            return list(self._sampler)
-
-    def _check_same_data(self) -> None:
-        """See once, where all ranks are, that they have the same data, as far as can be seen without reading it."""
-        if not self._is_checked and not self._sharded:
-            self._is_checked = True
-            mark = (fingerprint(self.dataset), self.batch_size, self._shuffle, self._last)
-            self._check_alike(mark, f"{type(self.dataset).__name__} is not the same dataset on all ranks")
-
-    def _check_alike(self, mark: Any, what: str) -> None:
-        number = derive(mark) & 0xFFFFF
-        total, squares = self._around.total([number, number * number])
-        if self._around.world.world_size * squares != total * total:  # their variance is not 0
-            raise UsageError(
-                Finding(
-                    "data-not-shardable",
-                    what,
-                    where="session.loader(...)",
-                    why="ranks share out one order of one dataset; otherwise samples are missing and others come twice",
-                    fix="seed what is random in it alike on all ranks: generator=torch.Generator().manual_seed(0)",
-                )
-            )
+    def _mark(self) -> tuple[Any, ...]:
+        return fingerprint(self.dataset), self.batch_size, self._shuffle, self._last
 
 
 class _Requests:
@@ -444,43 +469,9 @@ class _Requests:
         return self._begun
 
 
-def _release_at_exit(loader: Loader) -> None:
-    # Registered anew each time, so that it runs before torch's own exit handlers, which are as young as the workers:
-    # those wait five seconds for each, and then send a SIGTERM that our workers outlive for a while.
-    _with_workers.add(loader)
-    atexit.unregister(_release_all)
-    atexit.register(_release_all)
-
-
-def _release_all() -> None:
-    for loader in list(_with_workers):
-        loader.release()
-
-
-def _moved(batches: Iterator[tuple[Rows, Any]], device: torch.device) -> Iterator[tuple[Rows, Any]]:
+def _moved(batches: Iterator[Served], device: torch.device) -> Iterator[Served]:
     if device.type == "cpu":
         return batches
     if device.type == "cuda":
         return moved_ahead(batches, device)
-    return ((rows, to_device(batch, device)) for rows, batch in batches)
-
-
-def _is_torchs(sampler: Any) -> bool:
-    """Return whether a sampler, and the one inside a batch sampler, keeps nothing from one epoch to the next."""
-    inner = getattr(sampler, "sampler", None)
-    parts = [sampler] if inner is None else [sampler, inner]
-    return all(
-        type(part).__module__ == torch.utils.data.sampler.__name__ or callable(getattr(part, "set_epoch", None))
-        for part in parts
-    )
-
-
-def _generators_of(sampler: Any) -> list[tuple[torch.Generator, int]]:
-    """Return the generators of a sampler and of the one inside a batch sampler, each with its seed."""
-    parts = (sampler, getattr(sampler, "sampler", None))
-    found = (getattr(part, "generator", None) for part in parts)
-    return [(each, each.initial_seed()) for each in found if isinstance(each, torch.Generator)]
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    return ((rows, to_device(batch, device), odd) for rows, batch, odd in batches)

@@ -195,11 +195,19 @@ def _outlive_signals() -> None:
         signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))
 
 
+def _renew_locks() -> None:
+    """Give fsspec a new lock, which Hugging Face's streams do where they see their worker: a forked one may be held."""
+    fsspec: Any = sys.modules.get("fsspec.asyn")
+    if fsspec is not None and hasattr(fsspec, "reset_lock"):
+        fsspec.reset_lock()
+
+
 class WorkerStart:
     """What a worker does first: show the user's own dataset in ``get_worker_info``, and run their function.
 
-    A stream is told that its worker is the only one: we share out what it yields, and one that shared itself out
-    among workers too, as torch's documentation writes them, would lose the other workers' part.
+    The user's function is told that a stream's worker is the only one: we share out what it yields, and one that
+    shared itself out among workers too, as torch's documentation writes them, would lose the other workers' part. While
+    a stream is read it sees no worker at all; see ``stream.py``.
     """
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
@@ -217,5 +225,6 @@ class WorkerStart:
             stream.worker = (info.id, info.num_workers)
             loading._worker_info = dataclasses.replace(info, id=0, num_workers=1, dataset=stream.dataset)
             worker = 0  # whose function may divide by it, or seed what all of them have to draw alike
+            _renew_locks()
         if self._user is not None:
             self._user(worker)

@@ -23,12 +23,14 @@ class Rows(NamedTuple):
         of_batch: Samples of the global batch.
         of_group: Samples of the whole group of accumulated batches; None where only its end can tell.
         ends_group: Whether the optimizer steps after this batch.
+        borrowed: Samples of other ranks that were read where this rank has none.
     """
 
     of_rank: int
     of_batch: int
     of_group: int | None = None
     ends_group: bool = True
+    borrowed: int = 1
 
 
 def share(num_rows: int, *, rank: int, world_size: int) -> range:

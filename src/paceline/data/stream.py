@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils import worker as loading
 
-from paceline.data.batch import without_rows
+from paceline.data.collated import Unit
+from paceline.data.likeness import Mark, is_due, mark_of
 from paceline.data.order import derive
 from paceline.data.samples import kept_state, random_state, seed_all, seeded, set_random_state
 from paceline.data.shard import Rows, share
@@ -29,12 +31,18 @@ class Piece(NamedTuple):
         of_batch: Samples of the global batch, or of this rank's own if the stream is sharded.
         is_last: Whether the stream ends with it.
         batch: The samples, collated in the end.
+        shown: How many samples ``batch`` is made of.
+        mark: What was read of the whole batch, in short; None for most batches, and of a sharded stream.
+        unit: What of the collated batch is not one a sample.
     """
 
     rows: int
     of_batch: int
     is_last: bool
     batch: Any
+    shown: int = 1
+    mark: Mark | None = None
+    unit: Unit | None = None
 
 
 class Stream(IterableDataset[Piece]):
@@ -46,6 +54,8 @@ class Stream(IterableDataset[Piece]):
         batch_size: Samples of a global batch, or of a rank's if the stream is sharded.
         last: ``"exact"`` or ``"drop"``.
         collate: Makes a batch of a list of samples.
+        is_counted: Whether ``collate`` returns what is not one a sample, too.
+        is_compared: Whether ranks compare what they read.
         rank: This rank; 0 of 1 if the stream is sharded.
         world_size: Number of ranks.
         share_of_seed: The rank, where each rank reads something else and so draws something else.
@@ -65,8 +75,11 @@ class Stream(IterableDataset[Piece]):
         rank: int,
         world_size: int,
         share_of_seed: int = 0,
+        is_counted: bool = False,
+        is_compared: bool = False,
     ) -> None:
         self.dataset = dataset
+        self._is_counted, self._is_compared = is_counted, is_compared
         # Shared memory, because workers may outlive an epoch: its number, and the samples to skip.
         self.at = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
@@ -91,14 +104,15 @@ class Stream(IterableDataset[Piece]):
         generators that the stream itself draws from, or they would read different streams.
         """
         worker, num_workers = self.worker
-        for number, piece in enumerate(pieces):
+        for number, piece in enumerate(_unseen_worker(pieces)):
             if self._collate is default_collate:  # draws nothing
                 batch = default_collate(piece.batch)
             else:
                 place = skip + (number * num_workers + worker) * self._batch_size
                 with seeded("collate", seed, place, self._rank):
                     batch = self._collate(piece.batch)
-            yield piece._replace(batch=batch)
+            batch, unit = batch if self._is_counted else (batch, None)
+            yield piece._replace(batch=batch, unit=unit)
 
     def _pieces(self, epoch: int, skip: int) -> Iterator[Piece]:
         worker, num_workers = self.worker
@@ -111,7 +125,26 @@ class Stream(IterableDataset[Piece]):
             if number % num_workers == worker:
                 mine = share(len(samples), rank=self._rank, world_size=self._world_size)
                 shown = samples[mine.start : mine.stop] or samples[:1]
-                yield Piece(len(mine), len(samples), is_last, shown)
+                mark = mark_of(samples) if self._is_compared and is_due(number) else None
+                yield Piece(len(mine), len(samples), is_last, shown, len(shown), mark)
+
+
+def _unseen_worker(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Read as if in the main process: libraries order a stream by the worker that reads it, or share it out.
+
+    Hugging Face's streams, for one, come in another order in a worker than without any, so that the CPUs of a rank,
+    which decide about its workers, would decide about the order.
+    """
+    info = loading._worker_info
+    while True:
+        loading._worker_info = None
+        try:
+            piece = next(pieces, None)
+        finally:
+            loading._worker_info = info  # torch's collation asks for it, to collate into shared memory
+        if piece is None:
+            return
+        yield piece
 
 
 def _undisturbed(pieces: Iterator[Piece], seed: int) -> Iterator[Piece]:
@@ -147,11 +180,12 @@ def _with_end(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
 def whole_rows(piece: Piece, number: int, accumulate: int) -> Rows:
     """Return the rows of a batch of a whole stream; the size of a group is known at its end only."""
     ends_group = piece.is_last or (number + 1) % accumulate == 0
-    return Rows(piece.rows, piece.of_batch, piece.of_batch if accumulate == 1 else None, ends_group)
+    of_group = piece.of_batch if accumulate == 1 else None
+    return Rows(piece.rows, piece.of_batch, of_group, ends_group, piece.shown)
 
 
 def met_pieces(pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]]) -> Iterator[tuple[Piece, int, bool]]:
-    """Yield a rank's pieces until all ranks are through with theirs; one without any more gets zero rows.
+    """Yield a rank's pieces until all ranks are through with theirs; one without any more keeps its last, of no rows.
 
     Args:
         pieces: The pieces of this rank's own stream.
@@ -170,8 +204,8 @@ def met_pieces(pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]])
         if num_left == 0:
             return
         coming = None if piece.is_last else next(pieces, None)
-        if coming is None and piece.rows:  # emptied here, where it is known how many samples it is made of
-            coming = piece._replace(rows=0, is_last=True, batch=without_rows(piece.batch, num_rows=piece.rows))
+        if coming is None and piece.rows:
+            coming = piece._replace(rows=0, is_last=True, unit=None)
         piece = piece if coming is None else coming
 
 

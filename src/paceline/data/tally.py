@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from paceline.data.shard import Rows, Shard
 from paceline.errors import Finding, UsageError
@@ -24,6 +25,11 @@ class Iteration:
         group_start: Samples of the epoch that were served before the group of the last batch.
         end: Samples of the epoch that were served up to the last batch.
         number: Number of the last batch, from 0.
+        own: Rows of this rank, of all batches up to now.
+        borrowed: Where this rank got rows of other ranks: their place behind the rows before them, and their number.
+        has_borrowed: Whether the last batch is such a one.
+        meets: Whether the loop's body has called other ranks.
+        odd: Why the rows of the last batch are not its weight; empty where they are.
     """
 
     shard: Callable[[int], Shard] | None = None
@@ -35,6 +41,29 @@ class Iteration:
     group_start: int = 0
     end: int = 0
     number: int = -1
+    own: int = 0
+    borrowed: list[tuple[int, int]] = field(default_factory=list)
+    has_borrowed: bool = False
+    meets: bool = False
+    odd: str = ""
+
+    def borrow(self, num_rows: int) -> None:
+        """Take down that the last batch is of another rank's rows."""
+        self.has_borrowed = True
+        self.borrowed.append((self.own + sum(number for _, number in self.borrowed), num_rows))
+
+    def own_of(self, num_rows: int) -> list[int] | None:
+        """Return which of the rows that a rank has collected are its own; None if all are.
+
+        Args:
+            num_rows: How many it has collected: of the last batch, or of all batches up to it.
+        """
+        if self.has_borrowed and num_rows == self.borrowed[-1][1]:
+            return []
+        if not self.borrowed or num_rows != self.own + sum(number for _, number in self.borrowed):
+            return None
+        others = {place for start, number in self.borrowed for place in range(start, start + number)}
+        return [place for place in range(num_rows) if place not in others]
 
     def spans_of(self, sizes: list[int]) -> list[list[range]] | None:
         """Return the positions of rows that ranks hold, if they are those of the last batch, or of all up to it.
@@ -64,6 +93,22 @@ class Iteration:
         return self.end if self.rows.ends_group and not waits_for_backward else self.group_start
 
 
+class Watch(Protocol):
+    """Who hears of batches with one row or none on this rank."""
+
+    def watch(self, rows: Rows | None, advice: str) -> None:
+        """Such a batch comes; None: it is over."""
+
+    def borrow(self, advice: str, *, knows: bool) -> None:
+        """The rank computes another rank's row of it, which the caller may leave out of its sums."""
+
+    def compute_without(self, batch: Any, empty: Any) -> None:
+        """The rank gets it with zero rows, as ``empty``."""
+
+    def stop(self) -> None:
+        """The backward has begun."""
+
+
 class Tally:
     """Which batch the next backward belongs to; shared by the loaders of a session.
 
@@ -75,7 +120,9 @@ class Tally:
         before_group: Called before the first batch of each group of a loop with autograd, where a step is complete;
             with whether the loop begins, and whether it is one of training.
         on_sync: Called with whether the next backward ends its group, if groups have more than one batch.
+        few_rows: Hears of batches with one row or none on this rank.
         last: The loop that yielded a batch last.
+        is_uneven: Whether a rank was left out of all batches of some loop; all ranks know it.
     """
 
     def __init__(self) -> None:
@@ -83,7 +130,10 @@ class Tally:
         self._rows: Rows | None = None
         self.before_group: Callable[[bool, bool], None] | None = None
         self.on_sync: Callable[[bool], None] | None = None
+        self.few_rows: Watch | None = None
         self.last: Iteration | None = None
+        self.is_uneven = False
+        self.is_borrowed = False  # whether the last backward is of another rank's rows
         self.is_again = False  # whether the last backward was another one of the same batch
         self._trained: Iteration | None = None  # the loop that the last backward belonged to
 
@@ -112,6 +162,8 @@ class Tally:
         iteration.end += rows.of_batch
         iteration.number += 1
         iteration.rows = rows
+        iteration.own += rows.of_rank
+        iteration.has_borrowed = False
         iteration.num_batches += 1
         iteration.with_grad = with_grad
         self.last = iteration
@@ -122,6 +174,16 @@ class Tally:
         """Whether a group ends with the present batches: of several loops, as of a zip, if it does for one."""
         rows = [each.rows for each in self._iterations if each.live and each.with_grad and each.rows]
         return any(each.ends_group for each in rows) if rows else True
+
+    def meet(self) -> None:
+        """Take down that the body of each loop that goes on calls other ranks."""
+        for each in self._iterations:
+            each.meets |= each.live
+
+    def is_beside(self, iteration: Iteration, *, trained: bool) -> bool:
+        """Return whether another loop goes on, as in a loop over ``zip``; one that trains, or one that does not."""
+        others = [each for each in self._iterations if each is not iteration and each.live]
+        return any(each.trained == trained for each in others)
 
     @property
     def has_left_group(self) -> bool:
@@ -154,10 +216,14 @@ class Tally:
             chosen = _any_of(since) if weighted else _choose(since)
         if chosen is not None:
             _refuse_holes(chosen, weighted)
+            if chosen.odd and not weighted:
+                raise _not_of_samples(chosen.odd)
             for each in since if weighted else (chosen,):  # those of a zip are trained on together
                 each.trained |= each is chosen or (each.live and each.with_grad)
             self._trained = chosen
             self._rows = chosen.rows
+            together = [each for each in since if each.live and each.with_grad] if weighted else []
+            self.is_borrowed = _has_borrowed(together or [chosen])
             if weighted and self._rows is not None and len(since) > 1:
                 self._rows = self._rows._replace(ends_group=self._ends_group())
         for each in since:
@@ -213,6 +279,35 @@ def _choose(since: list[Iteration]) -> Iteration | None:
             fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
         )
     return one
+
+
+def _has_borrowed(iterations: list[Iteration]) -> bool:
+    """Return whether a loss is of another rank's rows, which count nothing.
+
+    Raises:
+        UsageError: It is of such rows and of this rank's own.
+    """
+    borrowed = [each for each in iterations if each.has_borrowed]
+    if borrowed and len(borrowed) < len(iterations):
+        raise _unknown_weight(
+            "this rank has rows of one loader's batch and none of another's",
+            fix='session.loader(..., last="drop"), or batch sizes that leave every rank a row of each',
+        )
+    return bool(borrowed)
+
+
+def _not_of_samples(odd: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "batch-weight-unknown",
+            f"{odd}, so the weight of this loss is not known",
+            where="session.backward(loss)",
+            why="a loss is weighted by its samples; a mean over something else, of which samples have different "
+            "numbers, would change with the number of ranks",
+            fix="session.backward(loss, weight=n) with what the loss is a mean over: n = (labels != -100).sum(), or "
+            "len(rows); in a training_step: return {'loss': loss, 'weight': n}",
+        )
+    )
 
 
 def _unknown_weight(what: str, *, fix: str) -> UsageError:

@@ -12,8 +12,8 @@ _HEAD = re.compile(
     r"(?:^|\s)(?P<severity>error|warning|hint) (?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+): (?P<what>.*)$"
 )
 # The first line of the account of a run's end, and its last.
-_ACCOUNT = re.compile(r"^(?:likely cause: )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$")
-_LONG = re.compile(r"^likely cause: (?P<what>.*…)$")  # shortened: its code stands in the reference alone
+_ACCOUNT = re.compile(r"^(?:(?:likely )?cause: )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$")
+_LONG = re.compile(r"^(?:likely )?cause: (?P<what>.*…)$")  # shortened: its code stands in the reference alone
 _CLOSING = re.compile(r"^exit status \d+\b.*run folder")
 _FIELD = re.compile(r"^ {2}(?P<field>where|why|fix): (?P<value>.*)$")
 _OWN = re.compile(r"^(?:paceline: |── paceline )")

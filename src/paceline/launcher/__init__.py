@@ -12,8 +12,8 @@ In the launcher
     starter   the warm process that forks and reaps ranks; task: what a rank is to run
     signals, rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
     console, logs                     log files and what is shown
-    watch, stacks, ras   where ranks stand when nothing moves (hands)
-    locate, position, guards   what that means (pure)
+    watch, stacks, children, sockets, ras   where ranks stand when nothing moves (hands)
+    locate, proof, waiting, position, guards   what that means (pure)
     observer  looks at pulses while ranks run (hand)           observations   what they show (pure)
 In a rank
     worker    the entry around the user's script    probe     counts steps and times data

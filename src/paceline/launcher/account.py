@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
-from paceline.launcher import outcome, resume, summary
+from paceline.launcher import block, outcome, resume, summary
 from paceline.launcher.endings import RankEnd
 from paceline.launcher.resume import Again, Checkpoint
+from paceline.launcher.silence import Loss
 from paceline.wording import fold
 
 # Signals that are sent to many processes at once reach them within this time.
@@ -78,7 +79,8 @@ class Run:
     Attributes:
         ends: How all ranks of all nodes ended, as far as they could be heard.
         folder: The run folder, empty if there is none.
-        lost: Nodes that have gone silent, in words.
+        lost: Nodes that are lost, in words.
+        losses: Why they are, by the same words.
         stops: Signals that launchers got.
         attempts: How often ranks were started.
         pulses: What every rank has counted.
@@ -86,6 +88,7 @@ class Run:
         again: How it is started again.
         last: The checkpoint that was committed last, None if there is none.
         hang: What the ranks hung in, if they were stopped for it.
+        noticed_hang: What a notice had named as the cause of a wait that lasted until the end.
         noticed: Warnings, of all nodes.
         saving: A checkpoint that was being written when the run was stopped, and is not whole; empty if none was.
         grace_s: Seconds that ranks had to end by themselves.
@@ -94,6 +97,7 @@ class Run:
     ends: Sequence[RankEnd] = ()
     folder: str = ""
     lost: Sequence[str] = ()
+    losses: Mapping[str, Loss] = field(default_factory=dict)
     stops: Sequence[Stop] = ()
     attempts: int = 1
     pulses: Sequence[Mapping[str, Any]] = ()
@@ -101,6 +105,7 @@ class Run:
     again: Again = field(default_factory=Again)
     last: Checkpoint | None = None
     hang: Finding | None = None
+    noticed_hang: Finding | None = None
     noticed: Sequence[Finding] = ()
     saving: str = ""
     grace_s: int = 0
@@ -125,10 +130,18 @@ def tell(run: Run) -> Report:
         return _succeeded(run)
     if run.to_resume and run.hang is None:
         return _unfinished(run, "the script itself", where="")
-    verdict = outcome.judge(run.ends, lost=run.lost, hang=run.hang, pulses=run.pulses)
+    verdict = outcome.judge(
+        run.ends,
+        lost=run.lost,
+        losses=run.losses,
+        hang=run.hang,
+        noticed=run.noticed_hang,
+        pulses=run.pulses,
+    )
+    verdict = replace(verdict, threads=outcome.in_threads(run.ends))
     lost = verdict.lost and not verdict.causes
     again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
-    lines = outcome.block(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
+    lines = block.render(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
     return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
 
 
@@ -214,6 +227,7 @@ def _succeeded(run: Run) -> Report:
             f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the interpreter's "
             "teardown, after the script's end; the run succeeded",
         )
+    lines[:0] = [f"note: {text}" for text in outcome.in_threads(run.ends)]
     # said in full when it was noticed; by now that has scrolled away
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
     return Report(EXIT_OK, lines, list(run.noticed), summary=figures)

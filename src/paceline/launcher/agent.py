@@ -23,17 +23,19 @@ from torch.distributed.elastic.multiprocessing.api import (
     SignalException,
 )
 
-from paceline import env
+from paceline import deadlines, env
 from paceline.errors import Finding
-from paceline.launcher import arrival, guard, host, ras, rollcall
-from paceline.launcher.board import LOST_AFTER_S, Board
+from paceline.launcher import arrival, guard, host, outcome, ras, rollcall, silence
+from paceline.launcher.board import Board, Surroundings
 from paceline.launcher.endings import RankEnd
+from paceline.launcher.fork_watch import ForkWatch
 from paceline.launcher.observer import Observer
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan, rank_environment
 from paceline.launcher.ranks import Attempt, Machinery, RankGroup
-from paceline.launcher.rendezvous import Meeting
+from paceline.launcher.rendezvous import HeldRendezvous, Meeting, node_timeout_s
 from paceline.launcher.saving import SaveWatch
+from paceline.launcher.silence import Loss, NodeLost
 from paceline.launcher.watch import Watch
 
 # torch asks DNS for the host's full name with every event that it records, which can take seconds each
@@ -59,9 +61,12 @@ class Agent(LocalElasticAgent):
         self._asked_to_stop: signal.Signals | None = None
         self._wait_s = machinery.options.monitor_interval
         self.board: Board | None = None
+        self.hosts: dict[int, str] = {}  # of nodes that were silent, by node rank
+        self.losses: dict[int, Loss] = {}  # why nodes are lost
         self.group: RankGroup | None = None
         self.hang: Finding | None = None  # what the ranks of this attempt hung in, if they were stopped for it
         self._watch: Watch | None = None
+        self._forks: ForkWatch | None = None
         self._observer: Observer | None = None
         self._saves = SaveWatch(
             machinery.run_dir.checkpoints,
@@ -83,31 +88,66 @@ class Agent(LocalElasticAgent):
             self.board.stop(signum)
 
     @property
+    def noticed_hang(self) -> Finding | None:
+        """What a notice has named as the cause of a wait that still lasts, None if there is none."""
+        return self._watch.cause if self._watch is not None else None
+
+    @property
     def attempts(self) -> int:
         """How often ranks have been started."""
         return len(self.earlier) + 1
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        if self.board is not None:
-            self.board.close()
-            self.board = None  # what it heard was about the attempt before
+        before, self.board = self.board, None  # what it heard was about the attempt before
         # torch keeps the address of the first round's store; a node that joins in a later round would wait for
         # it in vain, and ranks would find the addresses that those before have left there.
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
             arrival.tell_places(self._meeting.store, [])
-        super()._rendezvous(worker_group)
+        handler = self._meeting.handler
+        if before is not None and isinstance(handler, HeldRendezvous):
+            handler.lost = lambda: self._lost_meanwhile(before)
+        try:
+            super()._rendezvous(worker_group)
+        finally:
+            if before is not None:
+                before.close()  # until now its heartbeat said that this node is on its way
         self.node_rank = int(worker_group.group_rank or 0)
         self.num_nodes = int(worker_group.group_world_size or 1)
         self._master = (str(worker_group.master_addr), int(worker_group.master_port or 0))
         if self._talks and self.node_rank == 0:
             self._name_the_run()
         if self.num_nodes > 1 and self._talks:
-            self.board = Board(worker_group.store, node=self.node_rank, num_nodes=self.num_nodes)
+            self.board = Board(
+                worker_group.store, node=self.node_rank, num_nodes=self.num_nodes, surroundings=self._surroundings()
+            )
+        if self._meeting.gathering is not None:
+            self._meeting.gathering.close()
         if self._talks and not self._machinery.options.no_check:
             self._call_roll(worker_group)
         self._has_met = True
+
+    def _lost_meanwhile(self, board: Board) -> Finding | None:
+        """Return what to end with if a node was lost while the nodes meet again."""
+        losses = {silence.named(node, loss.host): loss for node, loss in dict(board.remote.losses).items()}
+        return outcome.judge([], lost=list(losses), losses=losses).finding if losses else None
+
+    def _surroundings(self) -> Surroundings:
+        """Return what the board asks this launcher, and how it reports."""
+        options = self._machinery.options
+        return Surroundings(
+            inform=self._machinery.inform,
+            count_steps=self._count_steps,
+            node_state=self._machinery.node_state,
+            node_timeout_s=node_timeout_s(options),
+            store_host=self.store_host,
+            is_quiet=options.placed.left_to_head(self.node_rank),
+        )
+
+    def _count_steps(self) -> int:
+        group = self.group
+        return 0 if group is None else sum(group.counted(local).steps for local in group.attempt.ranks)
 
     def _call_roll(self, worker_group: WorkerGroup) -> None:
         """Compare the nodes before ranks start: when this node meets others for the first time, and so do they."""
@@ -169,14 +209,18 @@ class Agent(LocalElasticAgent):
         self._pcontext = group
         group.start()
         self.hang = None
-        if self._machinery.pulses is not None:
+        if self._machinery.pulses is not None and self._machinery.options.on_hang != "off":
             self._watch = Watch(
                 group,
                 self.board,
                 asked_s=self._machinery.options.hang_timeout,
-                give_up=lambda: self._asked_to_stop is not None,
+                give_up=self._is_over,
+                inform=self._machinery.inform,
                 ask_nccl=self._ask_nccl if self._machinery.plan.backend == "nccl" else None,
             )
+            inform = self._machinery.inform if self.node_rank == 0 and not self.earlier else None
+            self._forks = ForkWatch(group, self._machinery.pulses, inform=inform)
+        if self._machinery.pulses is not None:
             self._observer = Observer(
                 group,
                 self._machinery.pulses,
@@ -190,6 +234,10 @@ class Agent(LocalElasticAgent):
     def _tell_others(self) -> None:
         if self.board is not None:
             self.board.fail()
+
+    def _is_over(self) -> bool:
+        """Whether something has happened that is more urgent than a look at where ranks stand."""
+        return self._asked_to_stop is not None or (self.board is not None and self.board.remote.failed)
 
     def _is_hurried(self) -> bool:
         return self.board is not None and self.board.remote.hurry
@@ -244,7 +292,7 @@ class Agent(LocalElasticAgent):
 
     def _hangs(self, watch: Watch) -> bool:
         """Look whether the run hangs, and if it is to be stopped for it, stop this node's ranks."""
-        found = watch.tick()
+        found = (self._forks and self._forks.tick()) or watch.tick()
         if found is None:
             return False
         if self._machinery.options.on_hang == "report":
@@ -270,22 +318,34 @@ class Agent(LocalElasticAgent):
         With several nodes a lost one must be noticed first: it is the better explanation.
         """
         patience_s = max(_LEFT_ALONE_S, self._machinery.plan.grace_s)
-        return patience_s + (LOST_AFTER_S if self.board is not None else 0)
+        notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
+        return patience_s + (notice_s if self.board is not None else 0)
 
     def others_failed(self) -> bool:
         """Return whether another node has failed or gone."""
         if self.board is None:
             return False
-        if self.board.silent_s > LOST_AFTER_S:
-            self.board.remote.lost.add(-1)
+        self.note_losses()
         return self.board.remote.failed or bool(self.board.remote.lost)
+
+    def note_losses(self) -> None:
+        """Keep what the board knows of nodes that are silent or lost: it lives for one attempt."""
+        if self.board is not None:
+            losses = dict(self.board.remote.losses)  # the board's thread adds to it meanwhile
+            self.losses.update(losses)
+            self.hosts.update(self.board.remote.silent)
+            self.hosts.update({node: loss.host for node, loss in losses.items()})
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         assert self.group is not None
         self._stop_workers(worker_group)
-        if self.board is not None and not self.board.answers(within_s=LOST_AFTER_S):
+        if self.board is not None and not self.board.answers(give_up=lambda: self._asked_to_stop is not None):
             # Nodes could not meet again, and would wait for it: for minutes if the head's host is silent.
             raise ConnectionError("the store of the run does not answer")
+        is_static = isinstance(self._meeting.handler, HeldRendezvous)
+        if is_static and self.board is not None and self.board.remote.lost:
+            raise NodeLost("static rendezvous has no place for another node")
+        self.group.keep_files()
         self.earlier.append((self.group.ends(), self.board.remote.lost if self.board else set(), self.hang))
         super()._restart_workers(worker_group)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from paceline.errors import Finding, RunError
+from paceline.errors import Finding, Notice, RunError
 from paceline.launcher import presence, unreached
-from paceline.launcher.notes import Notes
+from paceline.launcher.node_wait import Waiting
+from paceline.launcher.notes import Note, Notes
 from paceline.launcher.presence import Arrived, Verdict
 
 # Raw keys, outside every prefix, as nodes meet here before there is an attempt.
@@ -25,11 +26,15 @@ _AWAITED = f"{_ROLL}/awaited"
 _PLACES = f"{_ROLL}/places"
 # Nodes give signs of life many times in this time; one that does not was interrupted.
 _GONE_S = 3.0
-# How long the store outlives a verdict: the others read it, and a node that comes just then is told.
+# How long the store outlives a verdict: a node that comes just then is told, and those that are here read it, which
+# takes seconds where a machine is busy.
 _LINGER_S = 1.0
+_READ_S = 10.0
 # How long a node waits for a place of a run that is complete: one of its nodes may be about to be replaced.
 _PLACE_S = 8.0
 _HOSTS_S = 3.0
+# A folder on a file server is read so often.
+_NOTES_S = 5.0
 # Nodes wait for the head's verdict, which may come a little after their own limit.
 _PATIENCE_S = 10.0
 
@@ -55,7 +60,10 @@ class Roll:
         limit_s: How long nodes are awaited.
         hosts_by_rank: Host of each node rank, where a scheduler tells.
         notes: What nodes say in the shared folder.
-        say: Prints a line.
+        inform: Prints a notice.
+
+    Attributes:
+        members: The nodes that begin the run, at the node that hosts the store.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class Roll:
         limit_s: float,
         hosts_by_rank: list[str],
         notes: Notes,
-        say: Callable[[str], None],
+        inform: Callable[[Notice], None],
     ) -> None:
         self._store = store
         self._me = me
@@ -77,9 +85,12 @@ class Roll:
         self._limit_s = limit_s
         self._hosts_by_rank = hosts_by_rank
         self._notes = notes
-        self._say = say
+        self._waiting = Waiting(inform, limit_s=limit_s)
+        self._read_notes_s = 0.0
+        self._away: list[Note] = []
+        self.members: tuple[Arrived, ...] = ()
         self._seen: dict[int, _Seen] = {}
-        self._awaited = ""
+        self._awaited: Notice | None = None
         self._tick_s = min(1.0, max(0.05, me.nodes[1] / 1000))
 
     def answer(self) -> None:
@@ -97,6 +108,9 @@ class Roll:
             self._leave(finding)
         if self._me.ticket not in tickets:
             self._come_late()
+            return
+        if self._hosts:  # a thousand nodes would read it at once
+            self.members = Verdict.from_json(json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
         ticket = int(self._store.add(f"{_ROLL}/count", 1))
@@ -106,9 +120,8 @@ class Roll:
 
     def _await_verdict(self) -> tuple[Finding | None, list[int]]:
         """Return why there is no run, or the tickets of the nodes that begin it."""
-        start = told = time.monotonic()
         while True:
-            waited_s = time.monotonic() - start
+            waited_s = self._waiting.waited_s
             if self._hosts:
                 self._call(waited_s)
             if self._store.check([_VERDICT]):
@@ -116,12 +129,8 @@ class Roll:
                 return found["finding"] and Finding.from_json(found["finding"]), found["tickets"]
             if waited_s > self._limit_s + _PATIENCE_S:  # the head still lives, but does not judge
                 return self._missing([self._me], waited_s), []
-            if time.monotonic() - told > 5:
-                told = time.monotonic() + 25
-                known = self._store.check([_AWAITED])
-                self._say(
-                    f"waiting for {self._store.get(_AWAITED).decode() if known else 'nodes'} for {waited_s:.0f} s"
-                )
+            if self._waiting.is_due and self._store.check([_AWAITED]):
+                self._waiting.show(Notice.from_json(json.loads(self._store.get(_AWAITED))))
             time.sleep(self._tick_s)
             self._store.add(f"{_ROLL}/beat/{self._me.ticket}", 1)
 
@@ -142,10 +151,24 @@ class Roll:
             return
         if waited_s > _GONE_S:
             self._notes.leave()
-        awaited = presence.awaited(present, head=self._head)
+        awaited = self._describe(present)
         if awaited != self._awaited:
             self._awaited = awaited
-            self._store.set(_AWAITED, awaited)
+            self._store.set(_AWAITED, json.dumps(awaited.to_json()))
+
+    def _describe(self, present: list[Arrived]) -> Notice:
+        """Return who is awaited, as all nodes print it."""
+        if self._waiting.is_due and time.monotonic() > self._read_notes_s:
+            self._read_notes_s = time.monotonic() + _NOTES_S
+            self._away = self._notes_of_absent(present)
+        mine = self._notes.mine
+        fix = unreached.advice(mine, self._away, num_missing=presence.num_missing(present, head=self._head))
+        lines = unreached.hearsay(mine, self._away)
+        return presence.notice(present, head=self._head, hosts=self._hosts_by_rank, evidence=lines, fix=fix)
+
+    def _notes_of_absent(self, present: list[Arrived]) -> list[Note]:
+        here = {(node.host, node.pid) for node in present} | {node.rank for node in present if node.rank >= 0}
+        return [note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here]
 
     def _publish(self, verdict: Verdict) -> None:
         """Write the verdict, in short for those who wait: a thousand nodes read it at once."""
@@ -168,11 +191,11 @@ class Roll:
 
     def _missing(self, present: list[Arrived], waited_s: float) -> Finding:
         finding = presence.missing(present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=())
-        here = {(node.host, node.pid) for node in present} | {node.rank for node in present if node.rank >= 0}
-        away = [note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here]
+        away = self._notes_of_absent(present)
         if self._hosts and away:
             self._notes.leave(ended=True)  # they give up a moment later, and may learn from it where the head was
-        return unreached.explain_missing(finding, self._notes.mine, away)
+        num_missing = presence.num_missing(present, head=self._head)
+        return unreached.explain_missing(finding, self._notes.mine, away, num_missing=num_missing)
 
     # After the verdict
 
@@ -180,12 +203,21 @@ class Roll:
         """End with what all nodes end with; the head goes last, as the store goes with it."""
         heard = int(self._store.add(f"{_ROLL}/heard", 1))
         if self._hosts:
+            start_s = time.monotonic()
             some_may_come = finding.name == "node-missing"
-            deadline = time.monotonic() + _LINGER_S
-            while time.monotonic() < deadline and (some_may_come or heard < len(self._seen)):
+            while time.monotonic() - start_s < _READ_S:
+                is_late = time.monotonic() - start_s > _LINGER_S
+                if heard >= self._num_alive() and (is_late or not some_may_come):
+                    break
                 time.sleep(0.05)
                 heard = int(self._store.add(f"{_ROLL}/heard", 0))
         raise RunError(finding)
+
+    def _num_alive(self) -> int:
+        """Return how many nodes have given a sign of life lately, or have read the verdict and gone."""
+        self._look()
+        gone_s = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
+        return sum(seen.since > gone_s for seen in self._seen.values())
 
     def _come_late(self) -> None:
         """Go in where torch's rendezvous may have a place for this node, else end."""

@@ -1,25 +1,36 @@
 """The board: what the launchers of a run tell each other through its store.
 
-Every node's launcher has a thread that, several times a second, says that it lives and looks whether any
-node has failed. The head also looks at every node's sign of life, and declares those lost that have been
-silent for too long. Nothing blocks for long on the main path: the thread has a store client of its own.
+Every node's launcher has a thread that, several times a second, writes a heartbeat and looks whether any node has
+failed. The head watches every node's heartbeat, all others the head's and whether the store answers. A node that is
+silent is named soon and lost late, or when it is proven that it does not come back (``silence``). Nothing blocks for
+long on the main path, and a network that was cut and came back is no harm (``channel``).
 """
 
 from __future__ import annotations
 
 import json
-import queue
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
-# A node that has been silent for so long is lost. With a tick and the store's own delays this keeps the
-# promise that the others know within 15 s.
-LOST_AFTER_S = 10.0
+from paceline import deadlines
+from paceline.errors import Notice
+from paceline.launcher import liveness, silence
+from paceline.launcher.channel import Channel, Operation, raw_store
+from paceline.launcher.heartbeats import Heartbeats, write_beat
+from paceline.launcher.silence import STORE, Loss
+
+# A launcher whose connection was closed by something else makes a new one within this time, and a heartbeat comes.
+_CLOSED_S = 4.0
+# A heartbeat that is this late is worth a look at whether its launcher's connection is closed.
+_LATE_S = 1.5
+# How often the scheduler is asked about a silent node.
+_ASK_STATE_S = 15.0
+_RECONNECT_S = 0.5
 
 
 @dataclass
@@ -31,8 +42,9 @@ class Remote:
         look: Number of the last look that some node has called for, at where all ranks stand.
         hurry: Somebody has insisted: what is left of the ranks is ended at once.
         stop: Signal that some node's launcher got, 0 for none: all end as that one does.
-        lost: Node ranks that have gone silent, -1 for the head's store.
-        hosts: Host of each that has gone silent, where it had been heard before.
+        lost: Node ranks that are lost, ``silence.STORE`` for the host of the run's store.
+        losses: Why each of them is.
+        silent: Hosts of nodes that have been named as silent and may come back, by node rank.
     """
 
     failed: bool = False
@@ -40,31 +52,38 @@ class Remote:
     hurry: bool = False
     stop: int = 0
     lost: set[int] = field(default_factory=set)
-    hosts: dict[int, str] = field(default_factory=dict)
+    losses: dict[int, Loss] = field(default_factory=dict)
+    silent: dict[int, str] = field(default_factory=dict)
+
+    def lose(self, node: int, loss: Loss | None = None) -> None:
+        """Note that a node is lost."""
+        self.losses.setdefault(node, loss or Loss(self.silent.get(node, "")))
+        self.lost.add(node)
 
 
-class _Question:
-    """Something that is asked of the store.
+def _no_notice(_: Notice) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a board asks the launcher around it, and how it reports.
 
     Attributes:
-        done: It was answered, or the store is gone.
-        failed: The store is gone.
+        inform: Prints a notice.
+        count_steps: Returns how many steps this node's ranks have made.
+        node_state: Returns what the scheduler says of a node, given its rank, empty if there is none; may take seconds.
+        node_timeout_s: How long a node may be silent while no training step is made.
+        store_host: Host of the run's store.
+        is_quiet: All nodes print into one output, and another one speaks for all.
     """
 
-    def __init__(self, action: Callable[[], object]) -> None:
-        self.action = action
-        self.done = threading.Event()
-        self.failed = False
-
-
-def _answer(questions: queue.SimpleQueue[_Question | None]) -> None:
-    """Carry out questions one after the other, until there is None."""
-    while (question := questions.get()) is not None:
-        try:
-            question.action()
-        except RuntimeError:  # torch raises it for a store that is gone
-            question.failed = True
-        question.done.set()
+    inform: Callable[[Notice], None] = _no_notice
+    count_steps: Callable[[], int] = lambda: 0
+    node_state: Callable[[int], str] = lambda node: ""
+    node_timeout_s: float = deadlines.NODE_TIMEOUT
+    store_host: str = ""
+    is_quiet: bool = False
 
 
 class Board:
@@ -76,43 +95,59 @@ class Board:
         num_nodes: Number of nodes.
     """
 
-    def __init__(self, store: Any, *, node: int, num_nodes: int) -> None:
+    def __init__(
+        self,
+        store: Any,
+        *,
+        node: int,
+        num_nodes: int,
+        surroundings: Surroundings = Surroundings(),
+    ) -> None:
         self.node = node
         self.num_nodes = num_nodes
         self.remote = Remote()
         self.clock_offset_ns = 0
-        self._store = store.clone()
-        self._store.set_timeout(timedelta(seconds=30))
-        self._asking = store.clone()  # for what callers want to know
-        self._asking.set_timeout(timedelta(seconds=30))
-        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
-        threading.Thread(target=_answer, args=(self._questions,), name="paceline-questions", daemon=True).start()
+        self._surroundings = surroundings
+        self._launcher = liveness.name_of(socket.gethostname(), os.getpid())
+        mark = self._key("beat", node)
+        store.set(mark, write_beat(0, self._launcher, 0))
+        self._beats = Channel(store, mark=mark)
+        self._asking = Channel(store, mark=mark)  # for what callers want to know
         self._tick_s = min(2.0, max(0.25, num_nodes / 400))
-        self._heard = time.monotonic()
+        self._watched = range(1, num_nodes) if node == 0 else range(1)
+        self._heartbeats = Heartbeats(self._watched, tick_s=self._tick_s)
+        self._store_heard_s = 0.0  # on the heartbeats' clock
+        self._answered = 0  # heartbeats that the store has taken
+        self._count = 0
+        self._steps = 0
+        self._beat: Operation | None = None
+        self._asked_state_s: dict[int, float] = {}
+        self._published = ""
+        self._fell_silent_s: dict[int, float] = {}
         self._news: dict[str, int] = {}
-        self._beats: dict[int, tuple[bytes, float]] = {}
         self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._live, name="paceline-board", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._reconnect, name="paceline-reconnect", daemon=True).start()
 
     def fail(self) -> None:
         """Tell all nodes that this one has failed: they stop their ranks."""
-        self._try(lambda: self._asking.set(self._key("failed"), str(self.node)))
+        self._asking.write(lambda store: store.set(self._key("failed"), str(self.node)))
 
     def stop(self, signum: int) -> None:
         """Tell all nodes that this one was told to end by a signal."""
-        self._try(lambda: self._asking.set(self._key("stop"), str(int(signum))))
+        self._asking.write(lambda store: store.set(self._key("stop"), str(int(signum))))
 
     def hurry(self) -> None:
         """Tell all nodes to end at once what is left of their ranks."""
-        self._try(lambda: self._asking.set(self._key("hurry"), "1"))
+        self._asking.write(lambda store: store.set(self._key("hurry"), "1"))
 
     def call_look(self, number: int) -> None:
         """Let all nodes look where their ranks stand; several may call for the same look."""
         if number > self.remote.look:
             self.remote.look = number
-            self._try(lambda: self._asking.set(self._key("look"), str(number)))
+            self._asking.write(lambda store: store.set(self._key("look"), str(number)))
 
     def await_head(self, kind: str, *, until_s: float, give_up: Callable[[], bool]) -> Any:
         """Return what the head publishes under a kind, None if it has not after ``until_s``, or ``give_up()``."""
@@ -130,28 +165,28 @@ class Board:
     def tell(self, kind: str, content: Any) -> None:
         """Publish a new word of a kind, over the one before, so that the head's next ``hear`` returns it."""
         self.post(kind, content)
-        self._try(lambda: self._asking.add(self._key(f"{kind}-news"), 1))
+        self._asking.write(lambda store: store.add(self._key(f"{kind}-news"), 1))
 
     def hear(self, kind: str) -> dict[int, Any]:
         """Return what all nodes tell, by node rank, if there is news; empty if not, or if some never told anything.
 
         It does not wait, and asks one question where there is nothing new.
         """
-        found: dict[int, Any] = {}
 
-        def ask() -> None:
-            news = self._asking.add(self._key(f"{kind}-news"), 0)
+        def read(store: Any) -> list[bytes]:
+            news = store.add(self._key(f"{kind}-news"), 0)
             keys = [self._key(kind, node) for node in range(self.num_nodes)]
-            if news != self._news.get(kind) and self._asking.check(keys):
-                found.update(enumerate(map(json.loads, self._asking.multi_get(keys))))
-                self._news[kind] = news
+            if news == self._news.get(kind) or not store.check(keys):
+                return []
+            found: list[bytes] = store.multi_get(keys)
+            self._news[kind] = news
+            return found
 
-        self._try(ask)
-        return found
+        return dict(enumerate(map(json.loads, self._asking.ask(read) or [])))
 
     def announce(self, kind: str, number: int, content: Any) -> None:
         """Publish a word for all nodes, the ``number``-th of a kind."""
-        self._try(lambda: self._asking.set(self._key(kind, number), json.dumps(content)))
+        self._asking.write(lambda store: store.set(self._key(kind, number), json.dumps(content)))
 
     def announced(self, kind: str, number: int) -> Any:
         """Return the ``number``-th word of a kind, None if it was not said yet."""
@@ -204,127 +239,208 @@ class Board:
             kind: As given to ``post``.
             but_head: Leave the head out.
         """
-        found = False
+        keys = [self._key(kind, node) for node in range(but_head, self.num_nodes)]
+        return bool(self._asking.ask(lambda store: store.check(keys)))
 
-        def ask() -> None:
-            nonlocal found
-            found = bool(self._asking.check([self._key(kind, node) for node in range(but_head, self.num_nodes)]))
+    def answers(self, *, give_up: Callable[[], bool]) -> bool:
+        """Return whether the store answers this node from now on; waits until it does or is lost.
 
-        self._try(ask)
-        return found
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the store last answered this node."""
-        return time.monotonic() - self._heard
-
-    def answers(self, *, within_s: float) -> bool:
-        """Return whether the store answers this node from now on; waits for its next sign of life."""
-        asked = time.monotonic()
-        while self._heard < asked:
-            if -1 in self.remote.lost or time.monotonic() - asked > within_s:
-                self.remote.lost.add(-1)
+        Args:
+            give_up: Returns whether to wait no longer; called several times a second.
+        """
+        before = self._answered
+        while self._answered < before + 2:  # the first may have been on its way already
+            if STORE in self.remote.lost or give_up():
                 return False
             time.sleep(0.02)
         return True
 
     def close(self) -> None:
-        """Stop to say that this node lives, and to talk to the others."""
+        """Send no more heartbeats, and end the connections."""
         self._stop.set()
-        self._questions.put(None)
+        self._beats.close()
+        self._asking.close()
 
     def _key(self, kind: str, node: int | None = None) -> str:
         return f"paceline/{kind}" if node is None else f"paceline/{kind}/{node}"
 
     def _get(self, key: str) -> bytes | None:
-        found: bytes | None = None
+        def read(store: Any) -> bytes | None:
+            return bytes(store.get(key)) if store.check([key]) else None
 
-        def ask() -> None:
-            nonlocal found
-            if self._asking.check([key]):
-                found = bytes(self._asking.get(key))
-
-        self._try(ask)
+        found: bytes | None = self._asking.ask(read)
         return found
 
-    def _try(self, action: Callable[[], object]) -> None:
-        """Talk to the store; once it has not answered, never again.
-
-        In a thread of its own, because a host that has gone silent does not even refuse: the caller would wait for
-        as long as TCP tries.
-        """
-        if -1 in self.remote.lost or self._stop.is_set():
-            return
-        question = _Question(action)
-        self._questions.put(question)
-        while not question.done.wait(0.2):
-            if self.silent_s > LOST_AFTER_S:
-                break
-        if question.failed or not question.done.is_set():
-            self.remote.lost.add(-1)
-
     def _live(self) -> None:
-        try:
-            asking = self.node != 0
-            if asking:
-                self._store.set(self._key("clock-ask", self.node), "1")
-            count = 0
-            # While the head's answer about the clock is awaited, look more often: the look decides its error.
-            while not self._stop.wait(self._tick_s / 10 if asking else self._tick_s):
-                asking = asking and not self._hear_clock()
-                count += 1
-                self._store.set(self._key("beat", self.node), f"{count} {socket.gethostname()}")
-                self._heard = time.monotonic()
-                self._look()
-        except RuntimeError:  # torch raises it for a store that is gone
-            if not self._stop.is_set():
-                self.remote.lost.add(-1)
+        # While the head's answer about the clock is awaited, look more often: the look decides its error.
+        is_asking = self.node != 0
+        if is_asking:
+            self._beats.submit(lambda store: store.set(self._key("clock-ask", self.node), "1"), is_write=True)
+        while not self._stop.wait(self._tick_s / 10 if is_asking else self._tick_s):
+            self._heartbeats.advance()
+            self._count_steps()
+            if self._beat is None or self._beat.done.is_set():
+                self._beat = self._beats.submit(self._beat_and_look, is_write=False)
+            is_asking = is_asking and not self.clock_offset_ns
+            self._watch()
 
-    def _look(self) -> None:
-        if self._store.check([self._key("stop")]):
-            self.remote.stop = int(self._store.get(self._key("stop")))
-        if self._store.check([self._key("failed")]):
+    def _reconnect(self) -> None:
+        """Make new connections where the store has not answered for long; this may take seconds."""
+        while not self._stop.wait(_RECONNECT_S):
+            self._beats.reconnect()
+            self._asking.reconnect()
+
+    def _count_steps(self) -> None:
+        steps = self._surroundings.count_steps()
+        if steps != self._steps:
+            self._steps = steps
+            self._heartbeats.step()
+
+    # In the channel's thread, with the store
+
+    def _beat_and_look(self, store: Any) -> bool:
+        self._count += 1
+        store.set(self._key("beat", self.node), write_beat(self._count, self._launcher, self._steps))
+        self._look(store)
+        self._store_heard_s = self._heartbeats.now_s
+        self._answered += 1
+        return True
+
+    def _look(self, store: Any) -> None:
+        if store.check([self._key("stop")]):
+            self.remote.stop = int(store.get(self._key("stop")))
+        if store.check([self._key("failed")]):
             self.remote.failed = True
-        if self.remote.stop and self._store.check([self._key("hurry")]):
+        if self.remote.stop and store.check([self._key("hurry")]):
             self.remote.hurry = True
-        if self._store.check([self._key("look")]):
-            self.remote.look = max(self.remote.look, int(self._store.get(self._key("look"))))
+        if store.check([self._key("look")]):
+            self.remote.look = max(self.remote.look, int(store.get(self._key("look"))))
+        self._read_beats(store)
         if self.node == 0:
-            self._answer_clock()
-            self._watch_beats()
-        elif self._store.check([self._key("lost")]):
-            self._hear_lost(dict(json.loads(self._store.get(self._key("lost")))))
+            self._answer_clock(store)
+            return
+        self._read_clock(store)
+        if store.check([self._key("nodes")]):
+            self._take_over(json.loads(store.get(self._key("nodes"))))
 
-    def _watch_beats(self) -> None:
-        """The head compares each node's beat with the one that it saw before, on its own clock."""
-        now = time.monotonic()
-        for node in range(1, self.num_nodes):
-            key = self._key("beat", node)
-            beat = bytes(self._store.get(key)) if self._store.check([key]) else b""
-            seen, since = self._beats.get(node, (b"", now))
-            self._beats[node] = (beat, now if beat != seen else since)
-            if now - self._beats[node][1] > LOST_AFTER_S and node not in self.remote.lost:
-                self._hear_lost({node: beat.decode().partition(" ")[2]})
-                told = [(each, self.remote.hosts[each]) for each in sorted(self.remote.hosts)]
-                self._store.set(self._key("lost"), json.dumps(told))
+    def _read_beats(self, store: Any) -> None:
+        """Note the heartbeats of the nodes that this one watches, and which late ones have lost their connection."""
+        keys = {node: self._key("beat", node) for node in self._watched}
+        if not store.check(list(keys.values())):
+            keys = {node: key for node, key in keys.items() if store.check([key])}
+        beats = store.multi_get(list(keys.values())) if keys else []
+        for node, beat in zip(keys, beats, strict=True):
+            self._heartbeats.hear(node, bytes(beat))
+        for node, heard in self._heartbeats.heard.items():
+            if heard.launcher and self._heartbeats.silence(node).silent_s > max(_LATE_S, 2 * self._tick_s):
+                heard.is_closed = _is_closed(store, heard.launcher, since_s=heard.wall_s)
 
-    def _hear_lost(self, hosts: Mapping[int, str]) -> None:
-        self.remote.hosts.update(hosts)
-        self.remote.lost |= set(hosts)
-
-    def _hear_clock(self) -> bool:
-        """Learn by how much this node's clock is ahead of the head's; False if the head has not answered yet.
+    def _read_clock(self, store: Any) -> None:
+        """Learn by how much this node's clock is ahead of the head's, once the head has answered.
 
         The head writes its time when it comes to the question, and this node has seen it a look later.
         """
         key = self._key("clock", self.node)
-        if not self._store.check([key]):
-            return False
-        self.clock_offset_ns = time.time_ns() - int(self._store.get(key))
-        return True
+        if not self.clock_offset_ns and store.check([key]):
+            self.clock_offset_ns = time.time_ns() - int(store.get(key)) or 1
 
-    def _answer_clock(self) -> None:
+    def _answer_clock(self, store: Any) -> None:
         for node in sorted(self._unanswered):
-            if self._store.check([self._key("clock-ask", node)]):
-                self._store.set(self._key("clock", node), str(time.time_ns()))
+            if store.check([self._key("clock-ask", node)]):
+                store.set(self._key("clock", node), str(time.time_ns()))
                 self._unanswered.discard(node)
+
+    # What follows from it
+
+    def _watch(self) -> None:
+        """Name nodes that are silent, and those that are lost."""
+        silent_s = self._heartbeats.now_s - self._store_heard_s
+        self._watch_store(silent_s)
+        if silent_s < deadlines.SILENT_NODE_NOTICE / 2:  # else nothing can be heard of nodes
+            for node, heard in self._heartbeats.heard.items():
+                self._watch_node(node, heard.host)
+        if self.node == 0:
+            self._publish()
+
+    def _watch_store(self, silent_s: float) -> None:
+        if self._beats.is_gone or self._asking.is_gone:
+            self.remote.lose(STORE, Loss(self._surroundings.store_host, silence.REFUSED, silent_s))
+        stepless_s = self._heartbeats.stepless_s
+        self._name(STORE, self._surroundings.store_host, silence.Silence(silent_s, stepless_s))
+
+    def _watch_node(self, node: int, host: str) -> None:
+        known = self._heartbeats.silence(node)
+        if known.silent_s > deadlines.scaled(deadlines.SILENT_NODE_NOTICE):
+            self._ask_state(node)
+        self._name(node, host, known)
+
+    def _name(self, node: int, host: str, known: silence.Silence) -> None:
+        """Print a notice when a node falls silent and when it is heard again; note when it is lost."""
+        if node in self.remote.lost:
+            return
+        self._set_silent(node, host, silent_s=known.silent_s)
+        closed_s = max(_CLOSED_S, 3 * self._tick_s)
+        reason = silence.judge(known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s)
+        if reason:
+            self.remote.lose(node, Loss(host, reason, round(known.silent_s, 1)))
+
+    def _set_silent(self, node: int, host: str, *, silent_s: float) -> None:
+        """Note for how long a node has been silent, and print what is new."""
+        now_s, limit_s = self._heartbeats.now_s, self._surroundings.node_timeout_s
+        is_silent = silent_s > deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
+        if is_silent and node not in self.remote.silent:
+            self.remote.silent[node] = host
+            self._fell_silent_s[node] = now_s - silent_s
+            self._inform(node, silence.notice(node, host, silent_s=silent_s, node_timeout_s=limit_s))
+        elif not is_silent and node in self.remote.silent:
+            del self.remote.silent[node]
+            lasted_s = now_s - silent_s - self._fell_silent_s.pop(node)
+            self._inform(node, silence.heard_again(node, host, silent_s=lasted_s))
+
+    def _inform(self, node: int, notice: Notice) -> None:
+        """Print a notice; where all print into one output, what the head prints too is left to it."""
+        if not self._surroundings.is_quiet or node == STORE:
+            self._surroundings.inform(notice)
+
+    def _ask_state(self, node: int) -> None:
+        """Ask the scheduler about a silent node, in a thread: it may take seconds."""
+        now_s = self._heartbeats.now_s
+        if now_s - self._asked_state_s.get(node, -_ASK_STATE_S) < _ASK_STATE_S:
+            return
+        self._asked_state_s[node] = now_s
+        heard = self._heartbeats.heard[node]
+        beat = heard.beat
+
+        def ask() -> None:
+            state = self._surroundings.node_state(node)
+            if heard.beat == beat:
+                heard.state = state
+            else:  # it was heard in the meantime: a new silence is a new question
+                self._asked_state_s.pop(node, None)
+
+        threading.Thread(target=ask, name="paceline-node-state", daemon=True).start()
+
+    def _publish(self) -> None:
+        """Let the other nodes know which nodes are silent and which are lost; the head does."""
+        losses = {node: loss.to_json() for node, loss in dict(self.remote.losses).items()}
+        nodes = json.dumps({"silent": self.remote.silent, "lost": losses})
+        if nodes != self._published:
+            self._published = nodes
+            self._beats.submit(lambda store: store.set(self._key("nodes"), nodes), is_write=True)
+
+    def _take_over(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what the head says of other nodes."""
+        silent = {int(node): host for node, host in nodes["silent"].items()}
+        notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE) + self._tick_s
+        for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0, STORE}:
+            host = silent.get(node) or self.remote.silent.get(node, "")
+            self._set_silent(node, host, silent_s=notice_s if node in silent else 0.0)
+        for lost, loss in nodes["lost"].items():
+            self.remote.lose(int(lost), Loss(*loss))
+
+
+def _is_closed(store: Any, launcher: str, *, since_s: float) -> bool:
+    """Return whether a launcher's connection was closed about when its last heartbeat came, or later."""
+    key = liveness.closed_key(launcher)
+    raw = raw_store(store)
+    return bool(raw.check([key])) and float(raw.get(key)) > since_s - _CLOSED_S

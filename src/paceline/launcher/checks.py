@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from paceline.launcher.compiled import left_alone, not_traced
 from paceline.launcher.finite import FiniteCheck
 from paceline.launcher.replicas import ReplicaCheck
 
@@ -35,12 +36,12 @@ def install(slot: memoryview[int], *, rank: int, check_finite: bool, check_repli
     if check_replicas:
         replicas = ReplicaCheck(slot, check_replicas, Path(file))
         _follow_parameters(replicas.follow)
-        register_optimizer_step_pre_hook(replicas.before_step)
+        register_optimizer_step_pre_hook(_unless_compiled(replicas.before_step))
 
 
 def _install_finite(check: FiniteCheck) -> None:
     _follow_parameters(check.follow)
-    register_optimizer_step_pre_hook(check.before_step)
+    register_optimizer_step_pre_hook(_unless_compiled(check.before_step))
     backward = torch.autograd.backward
 
     @functools.wraps(backward)
@@ -48,7 +49,18 @@ def _install_finite(check: FiniteCheck) -> None:
         check.see_losses([tensors] if isinstance(tensors, torch.Tensor) else tensors)
         backward(tensors, *args, **kwargs)
 
-    torch.autograd.backward = checked_backward
+    torch.autograd.backward = not_traced(checked_backward)
+
+
+def _unless_compiled(hook: Callable[[Optimizer, Any, Any], Any]) -> Callable[[Optimizer, Any, Any], Any]:
+    """Return a hook that leaves compiled steps alone: it would break their graph."""
+
+    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        return hook(optimizer, args, kwargs)
+
+    return left_alone(check)
 
 
 def _follow_parameters(follow: Callable[[Iterable[torch.Tensor]], None]) -> None:
@@ -60,4 +72,4 @@ def _follow_parameters(follow: Callable[[Iterable[torch.Tensor]], None]) -> None
         add(self, param_group)
         follow(self.param_groups[-1]["params"])
 
-    Optimizer.add_param_group = add_and_follow  # type: ignore[method-assign]
+    Optimizer.add_param_group = left_alone(add_and_follow)  # type: ignore[method-assign]

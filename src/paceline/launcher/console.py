@@ -1,24 +1,28 @@
 """What ranks print: every rank has its log file, and some are shown on the console too.
 
-A rank that is not shown writes straight into its file. One that is shown writes into a pipe (or, where the
-console is a terminal, a pseudo-terminal, so that progress bars work) that a thread copies to both.
+Every rank writes into a pipe (or, where it is shown on a terminal, a pseudo-terminal, so that progress bars work) that
+a thread copies. No rank writes into a file of ours: a print would raise in the user's script when the disk is full.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
-import selectors
 import termios
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from paceline.errors import Notice
+from paceline.launcher.log_file import DELETED, LogFile
 from paceline.launcher.options import Options, streams_of
+from paceline.launcher.pump import Copy, Pump, write
 
 OUT, ERR = 1, 2
+# Ranks that nobody watches are copied at most so often.
+_GATHER_S = 0.02
+# Holds what a rank prints until then. Larger ones would use up the pages that a user's pipes may have together.
+_PIPE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -92,50 +96,8 @@ def fill_prefix(template: str, *, role: str, rank: int, local_rank: int) -> str:
 
 
 @dataclass
-class _Copy:
-    """One descriptor that is copied: from a rank to its file and to the console."""
-
-    source: int
-    file: int
-    console: int
-    plan: StreamPlan
-    pending: bytes = b""
-    terminal: bool = False
-
-    def take(self, data: bytes) -> None:
-        _write(self.file, data)
-        if not self.plan.prefix and not self.plan.filters:
-            _write(self.console, data)
-            return
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        for line in lines:
-            self._show(line + b"\n")
-
-    def finish(self) -> None:
-        if self.pending:
-            self._show(self.pending + b"\n")
-            self.pending = b""
-
-    def _show(self, line: bytes) -> None:
-        _write(self.console, self.plan.prefix.encode() + line)
-        if any(word.encode() in line for word in self.plan.filters):
-            with open(self.plan.filtered, "ab") as file:
-                file.write(self.plan.prefix.encode() + line)
-
-
-def _write(handle: int, data: bytes) -> None:
-    while data:
-        try:
-            data = data[os.write(handle, data) :]
-        except BlockingIOError:  # somebody has made the terminal non-blocking
-            select.select([], [handle], [])
-        except OSError:
-            return  # the console was closed (paceline run ... | head), or the disk is full: the run goes on
-
-
-@dataclass
 class Console:
-    """The copying thread of a launcher and the descriptors that it serves.
+    """What ranks write is copied here; their own prints depend neither on a disk nor on a folder.
 
     Attributes:
         out: Descriptor of the console's stdout.
@@ -144,103 +106,101 @@ class Console:
 
     out: int = 1
     err: int = 2
-    _copies: dict[int, _Copy] = field(default_factory=dict)
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _thread: threading.Thread | None = None
-    _wake: tuple[int, int] | None = None
+    _shown: Pump = field(default_factory=lambda: Pump("paceline-console"))
+    _hidden: Pump = field(default_factory=lambda: Pump("paceline-logs", pause_s=_GATHER_S))
+    _files: dict[str, LogFile] = field(default_factory=dict)
+    _has_warned: bool = False
 
     def open(self, plans: tuple[StreamPlan, StreamPlan]) -> tuple[int, int]:
         """Return descriptors for a rank's stdout and stderr; the caller closes them once the rank has them.
 
         Raises:
-            OSError: A log file cannot be opened.
+            OSError: There are no descriptors left.
         """
         out, err = plans
         one, other = self.out, self.err
-        if out == err and _same_place(one, other):  # one pipe keeps the order of the two
+        if out == err and (not out.shown or _same_place(one, other)):  # one pipe keeps the order of the two
             handle = self._open_one(out, console=one)
             return handle, os.dup(handle)
         return self._open_one(out, console=one), self._open_one(err, console=other)
 
     def say(self, text: str) -> None:
         """Print a line of paceline's own, in one write so that ranks' output cannot split it."""
-        _write(self.err, f"paceline: {text}\n".encode())
+        write(self.err, f"paceline: {text}\n".encode())
 
     def write(self, lines: Sequence[str]) -> None:
         """Print lines to stderr, as they are."""
-        _write(self.err, ("\n".join(lines) + "\n").encode())
+        write(self.err, ("\n".join(lines) + "\n").encode())
 
-    def _open_one(self, plan: StreamPlan, *, console: int) -> int:
-        Path(plan.path).parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(plan.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        if not plan.shown:
-            return file
-        terminal = os.isatty(console)
-        source, given = _open_terminal(console) if terminal else os.pipe()
-        self._serve(_Copy(source, file, console, plan, terminal=terminal))
-        return given
-
-    def _serve(self, copy: _Copy) -> None:
-        os.set_blocking(copy.source, False)
-        with self._lock:
-            self._copies[copy.source] = copy
-            self._selector.register(copy.source, selectors.EVENT_READ)
-        if self._thread is None:
-            self._wake = os.pipe()
-            self._selector.register(self._wake[0], selectors.EVENT_READ)
-            self._thread = threading.Thread(target=self._run, name="paceline-console", daemon=True)
-            self._thread.start()
-        else:
-            assert self._wake is not None
-            os.write(self._wake[1], b".")
+    def tail(self, path: str) -> str:
+        """Return the last lines that went to a log file, also if that file could not be written."""
+        self._hidden.catch_up()
+        self._shown.catch_up()
+        return self._files[path].tail if path in self._files else ""
 
     def resize(self) -> None:
         """Pass a new size of the console on to the ranks' terminals."""
-        for copy in list(self._copies.values()):
+        for copy in list(self._shown.copies.values()):
             if copy.terminal:
                 _copy_size(copy.console, copy.source)
 
     def drain(self, timeout_s: float = 1.0) -> None:
-        """Copy what ranks that have ended still left in their pipes; then forget them."""
-        deadline = time.monotonic() + timeout_s
-        while self._copies and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with self._lock:  # a descendant that lives on holds its end open: take what is there
-            for source in list(self._copies):
-                self._pump(source, last=True)
+        """Copy what ranks that have ended still left in their pipes."""
+        deadline_s = time.monotonic() + timeout_s
+        for pump in (self._shown, self._hidden):
+            pump.drain(deadline_s)
 
-    def _run(self) -> None:
-        assert self._wake is not None
-        while True:
-            for key, _ in self._selector.select():
-                if key.fd == self._wake[0]:
-                    os.read(self._wake[0], 4096)
-                else:
-                    with self._lock:
-                        self._pump(int(key.fd))
+    def release(self) -> list[Copy]:
+        """Return the streams that descendants of the ranks still hold, and copy them no more."""
+        return self._shown.release() + self._hidden.release()
 
-    def _pump(self, source: int, *, last: bool = False) -> None:
-        copy = self._copies.get(source)
-        if copy is None:
+    def _open_one(self, plan: StreamPlan, *, console: int) -> int:
+        terminal = plan.shown and os.isatty(console)
+        source, sink = _open_terminal(console) if terminal else os.pipe()
+        file = self._log_file(plan.path)
+        filtered = self._log_file(plan.filtered) if plan.filters else None
+        if not plan.shown:
+            _enlarge(sink)
+            self._hidden.serve(Copy(source, file))
+            return sink
+        copy = Copy(source, file, console, plan.prefix, plan.filters, filtered, terminal=terminal)
+        self._shown.serve(copy)
+        return sink
+
+    def _log_file(self, path: str) -> LogFile:
+        file = self._files.setdefault(path, LogFile(path, self._warn))
+        file.open()
+        return file
+
+    def _warn(self, path: str, reason: str) -> None:
+        """Say once that logs are being lost; from a copying thread."""
+        if self._has_warned:
             return
-        while True:
-            try:
-                data = os.read(source, 1 << 16)
-            except BlockingIOError:
-                if last:
-                    break
-                return
-            except OSError:  # a terminal says EIO when the last writer has gone
-                data = b""
-            if not data:
-                break
-            copy.take(data)
-        copy.finish()
-        del self._copies[source]
-        self._selector.unregister(source)
-        os.close(source)
-        os.close(copy.file)
+        self._has_warned = True
+        self.say(describe_loss(os.path.dirname(path), reason).render())
+
+
+def describe_loss(folder: str, reason: str) -> Notice:
+    """Return the notice that what ranks print cannot be kept."""
+    if reason == DELETED:
+        return Notice(
+            f"the log folder {folder} was deleted while the run writes to it",
+            details=("the run continues; what its ranks print from now on is not kept",),
+            advice="keep it: paceline run --run-dir FOLDER ..., a folder that the script does not clear",
+        )
+    return Notice(
+        f"the logs in {folder} cannot be written: {reason}",
+        details=("the run continues; what its ranks print is dropped there until it can be written again",),
+        advice=f"what fills the disk: df -h {folder}",
+    )
+
+
+def _enlarge(pipe: int) -> None:
+    """Let a rank print on while the copying thread is busy elsewhere."""
+    import fcntl
+
+    with contextlib.suppress(OSError, AttributeError):  # too many pipes of this user; not Linux
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _same_place(one: int, other: int) -> bool:

@@ -89,6 +89,7 @@ class RankEnd:
         oom_kills: Kills for lack of memory that the kernel counted on its host during the run.
         position: Where it stood when it failed, or when it was told to end; None if that is not known.
         shm: Use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full.
+        threads: Exceptions that ended threads of it, in words.
     """
 
     rank: int
@@ -108,6 +109,7 @@ class RankEnd:
     oom_kills: int = 0
     position: Position | None = None
     shm: str = ""
+    threads: tuple[str, ...] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -150,7 +152,7 @@ class RankEnd:
             finding = failure["finding"] and Finding.from_json(failure["finding"])
             failure = Failure(**{**failure, "frames": frames, "finding": finding})
         position = values["position"] and Position.from_json(values["position"])
-        lists = {name: tuple(values[name]) for name in ("log_tail", "stack")}
+        lists = {name: tuple(values[name]) for name in ("log_tail", "stack", "threads")}
         return cls(**{**values, **lists, "failure": failure, "position": position})
 
     def shifted(self, offset_ns: int) -> RankEnd:

@@ -10,13 +10,15 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import Finding
 from paceline.launcher.endings import Failure
 from paceline.launcher.position import Frame
 from paceline.launcher.resume import Checkpoint
-from paceline.rundir import MANIFEST, RunDir
+from paceline.rundir import MANIFEST, RunDir, shown
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -30,8 +32,11 @@ def read_failure(path: Path) -> Failure | None:
     if not isinstance(content, dict):
         return None
     ours = content.get("paceline")
-    if ours is None:
-        return _from_torch(content)
+    return _from_torch(content) if ours is None else failure_from(ours)
+
+
+def failure_from(ours: Mapping[str, Any]) -> Failure:
+    """Return the exception that a rank's worker entry described."""
     return Failure(
         type=ours["type"],
         message=ours["message"],
@@ -40,6 +45,15 @@ def read_failure(path: Path) -> Failure | None:
         frames=tuple(Frame(**frame) for frame in ours["frames"]),
         finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
     )
+
+
+def describe_thread(entry: Mapping[str, Any]) -> str:
+    """Return an exception that ended a thread of a rank, in words."""
+    failure = failure_from(entry)
+    first_line = next(iter(failure.message.splitlines()), "")
+    said = f"{failure.type}: {first_line}".rstrip(": ")
+    place = f" ({failure.place.file}:{failure.place.line})" if failure.place else ""
+    return f"thread {entry['thread']} raised {said}{place}"
 
 
 def _from_torch(content: dict[str, object]) -> Failure | None:
@@ -54,14 +68,18 @@ def _from_torch(content: dict[str, object]) -> Failure | None:
 
 
 def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[str, ...]:
-    """Return the last lines of a log that say something; C++ stack frames do not."""
+    """Return the last lines of a log file that say something."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - limit_bytes))
-            text = file.read().decode("utf-8", errors="replace")
+            return last_lines(file.read().decode("utf-8", errors="replace"), lines=lines)
     except OSError:
         return ()
+
+
+def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
+    """Return the last lines of a log that say something; C++ stack frames do not."""
     said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
     return tuple(line for line in said if not line.startswith(("frame #", "<omitting python frames>")))[-lines:]
 
@@ -97,7 +115,7 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
 def _checkpoint(path: Path, number: int) -> Checkpoint | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        return Checkpoint(str(path), number, int(manifest["step"]), float(manifest.get("seconds", 0.0)))
+        return Checkpoint(shown(path), number, int(manifest["step"]), float(manifest.get("seconds", 0.0)))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not committed, or not ours
 
@@ -106,7 +124,7 @@ def half_saved(folder: Path, *, since_ns: int) -> str:
     """Return the folder of a checkpoint that was written to since a moment and not committed; empty if none was."""
     for path in _entries(folder):
         if path.name.startswith(".") and not path.name.startswith(".trash") and _changed_ns(path) >= since_ns:
-            return str(path)
+            return shown(path)
     return ""
 
 

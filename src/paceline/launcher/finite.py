@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline import pulse
 from paceline.errors import Finding, RunError
+from paceline.launcher.compiled import left_alone
 from paceline.launcher.parameters import names_of
 
 # How long a rank with nothing to blame on itself waits for the launcher to end it, before it ends itself.
@@ -58,7 +59,7 @@ class FiniteCheck:
             seen.turn = next(self._turns)
 
         unserializable_hook(see)  # a model that is saved whole is saved without it
-        return see
+        return left_alone(see)
 
     def see_losses(self, losses: Sequence[torch.Tensor]) -> None:
         """See what a backward begins with."""

@@ -7,25 +7,31 @@ in a collective is never the cause by itself: the cause is who is not there, or 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from paceline import deadlines
 from paceline.errors import Finding
 from paceline.launcher.position import DATA, Position
+from paceline.launcher.proof import Call, Proof
+from paceline.launcher.waiting import longer
 from paceline.wording import named
 
+# Findings that say why ranks are apart, and not only that they are.
+_REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
+_USUAL_STEPS = 10  # a rank that makes no progress for as long as these is worth a notice
 
-def limit_s(asked: float | None, *, steps: int, step_s: float) -> float:
-    """Return how long a rank may be without progress while others wait for it.
+
+def limit_s(asked: float | None, *, step_s: float) -> float:
+    """Return after how long without progress a rank that others wait for is reported.
 
     Args:
         asked: ``--hang-timeout``, None if it was not given.
-        steps: Optimizer steps so far.
         step_s: Usual time of a step, 0 if it is not known.
     """
     if asked is not None:
         return asked
-    return max(120.0, 10 * step_s) if steps else 600.0
+    return max(deadlines.scaled(deadlines.HANG_NOTICE), _USUAL_STEPS * step_s)
 
 
 def hangs(positions: Sequence[Position]) -> bool:
@@ -68,6 +74,63 @@ def judge(positions: Sequence[Position], *, uneven: Finding | None = None, broke
     return _all_together(waiting) if len(waiting) == len(positions) > 1 and not broken else None
 
 
+def judge_proven(positions: Sequence[Position], proof: Proof, *, uneven: Finding | None = None) -> Finding:
+    """Name why ranks can never continue.
+
+    Args:
+        positions: Of all ranks.
+        proof: That they cannot.
+        uneven: What the numbers of batches say, if they say anything.
+    """
+    stuck = [position for position in positions if position.rank in proof.ranks]
+    finding = judge(stuck, uneven=uneven)
+    calls = _calls(proof.calls)
+    says_why = finding is not None and finding.name in _REASONS
+    sizes = bool(calls) and len({call.name for call in proof.calls.values()}) == 1
+    if finding is None or (not says_why and (sizes or finding.name != "collective-mismatch")):
+        finding = _other_calls(stuck, proof) if calls else _waiting_in_turn(stuck)
+    evidence = tuple(dict.fromkeys((*finding.evidence, *calls)))[:5]
+    why = "proven: no rank can leave its collective, and no bytes move between them"
+    return replace(finding, evidence=evidence, why=finding.why or why)
+
+
+def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
+    """Return a line for each call that ranks have made under one number."""
+    groups: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        groups.setdefault(call.words, []).append(rank)
+    return tuple(f"{named(ranks)} called {words}" for words, ranks in groups.items())
+
+
+def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
+    calls = proof.calls
+    ranks = sorted(calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank))
+    first = ranks[0]
+    other = next(rank for rank in ranks if not calls[first].fits(calls[rank]))
+    one, two = calls[first], calls[other]
+    what = f"ranks call different collectives: rank {first} {one.words}, rank {other} {two.words}"
+    if one.name == two.name:
+        what = f"{one.name} #{one.seq} differs in size: {one.size} on rank {first}, {two.size} on rank {other}"
+    return Finding(
+        "collective-mismatch",
+        what,
+        where=_where([position for position in stuck if position.rank == first] or stuck),
+        evidence=_lines(stuck),
+        fix="make every rank call the same collectives with the same shapes in the same order",
+    )
+
+
+def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
+    ranks = named(position.rank for position in stuck)
+    return Finding(
+        "collective-mismatch",
+        f"{ranks} wait for each other in different collectives, and none can continue",
+        where=_where(stuck),
+        evidence=_lines(stuck),
+        fix="make every rank call the same collectives in the same order; look for code for some ranks only",
+    )
+
+
 def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
     longest = max(absent, key=lambda each: each.idle_s)
     alike = [each for each in absent if each.kind == longest.kind]
@@ -80,13 +143,8 @@ def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: S
         evidence=_lines(positions),
         why="the others wait for it in a collective" if waiting else "no rank makes progress or uses the CPU",
         fix="look at what that line waits for: a file, a lock, a queue, a worker; "
-        f"if it may take so long: --hang-timeout {_longer(longest.idle_s)}",
+        f"if it may take so long: --hang-timeout {longer(longest.idle_s)}",
     )
-
-
-def _longer(seconds: float) -> int:
-    """Return a round number of seconds, at least twice as long."""
-    return next(each for each in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if each >= 2 * seconds)
 
 
 def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> Finding:
@@ -161,7 +219,7 @@ def _groups(positions: Iterable[Position]) -> list[list[Position]]:
 def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
     """One line for each group: ``ranks 0-2: all_reduce #812, backward, train.py:91``; four at most."""
     groups = sorted(_groups(positions), key=len)
-    lines = [f"{_with_host(group)}: {group[0].doing}{_for(group)}" for group in groups]
+    lines = [f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups]
     more = sum(len(group) for group in groups[4:])
     return (*lines[:4], f"and {more} ranks elsewhere") if more else tuple(lines)
 
@@ -169,6 +227,11 @@ def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
 def _for(group: Sequence[Position]) -> str:
     idle = min(each.idle_s for each in group)
     return f", for {idle:.0f} s" if idle >= 1 and not group[0].ended else ""
+
+
+def _batches(group: Sequence[Position]) -> str:
+    counts = {position.batches for position in group}
+    return f", after {counts.pop()} batches" if len(counts) == 1 and max(counts) > 0 else ""
 
 
 def _with_host(group: Sequence[Position]) -> str:

@@ -60,25 +60,36 @@ class Parameters:
     sums: tuple[int, ...]
 
 
-def same_data(hashes: Sequence[int], *, indices: int) -> Finding | None:
-    """Judge whether all ranks train on the same samples.
+def same_data(hashes: Sequence[int], works: Sequence[int], *, world_size: int, indices: int) -> Finding | None:
+    """Judge whether all ranks train on the same samples, and compute the same from them.
+
+    Ranks that read the same may be right to: they take slices of it, split a model, or augment what they have read.
 
     Args:
         hashes: Of each rank's first indices and samples, 0 if a rank has nothing to say.
+        works: Of each rank's losses, local gradients and parameters in a few steps, likewise.
+        world_size: Ranks; those of a node may have told a hash once for all of them.
         indices: How many indices are in a hash.
     """
-    if len(hashes) < 2 or len(set(hashes)) > 1 or not hashes[0]:
+    if world_size < 2 or not _all_alike(hashes) or not _all_alike(works):
         return None
     what = f"the first {indices} samples" if indices > 1 else "the first sample"
     return Finding(
         "same-data-on-all-ranks",
-        f"all {len(hashes)} ranks train on the same samples, in the same order",
-        where=f"ranks 0-{len(hashes) - 1}",
-        evidence=(f"indices and content of {what} of the training loader are the same on all ranks",),
+        f"all {world_size} ranks train on the same samples, in the same order",
+        where=f"ranks 0-{world_size - 1}",
+        evidence=(
+            f"indices and content of {what} of the training loader are the same on all ranks",
+            "so are losses, gradients before averaging, and parameters, in several steps",
+        ),
         why="every rank computes the same gradient: the run is no faster, and no better, than one rank",
         fix="DataLoader(..., sampler=DistributedSampler(dataset)), or session.loader(dataset, batch_size=...)",
         severity="warning",
     )
+
+
+def _all_alike(hashes: Sequence[int]) -> bool:
+    return len(set(hashes)) == 1 and hashes[0] != 0
 
 
 def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
@@ -98,6 +109,52 @@ def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
         evidence=(f"the first {indices} indices of training loops {loop - 1} and {loop} are the same, and not sorted",),
         why="the order of a shuffled training is meant to change, and the batches with it",
         fix="sampler.set_epoch(epoch) before each epoch; a generator: seed it once, not in each epoch",
+        severity="warning",
+    )
+
+
+def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Finding | None:
+    """Judge whether an evaluation scores some samples twice.
+
+    Args:
+        dataset_length: Samples of the dataset, 0 if no such evaluation was seen.
+        padded_length: Samples of all ranks together.
+        world_size: Ranks.
+    """
+    if not 0 < dataset_length < padded_length:
+        return None
+    repeated = padded_length - dataset_length
+    samples = "1 sample" if repeated == 1 else f"{repeated} samples"
+    return Finding(
+        "evaluation-padded",
+        f"an evaluation of {dataset_length} samples scores {padded_length}: its DistributedSampler repeats {samples}",
+        where=f"ranks 0-{world_size - 1}",
+        evidence=(
+            f"{padded_length} samples were read on {world_size} ranks, without a step; then figures were reduced",
+        ),
+        why="the repeated samples count twice, and the score depends on the number of ranks",
+        fix="DataLoader(Subset(dataset, range(rank, len(dataset), world_size))), and sums divided by counts; "
+        "or session.loader(dataset, batch_size=...)",
+        severity="warning",
+    )
+
+
+def not_a_number(names: Mapping[int, str]) -> Finding | None:
+    """Judge whether ranks have ended well with parameters that are worth nothing.
+
+    Args:
+        names: Of each rank that has ended with a NaN, the first parameter that holds one.
+    """
+    if not names:
+        return None
+    rank = min(names)
+    return Finding(
+        "parameters-not-finite",
+        f"{named(names)} ended with NaN in the parameters, first in {names[rank]}",
+        where=named(names),
+        evidence=(f"rank {rank}: {names[rank]} has a NaN after its last step",),
+        why="everything that such a model computes is NaN: what was saved at the end is worth nothing",
+        fix="paceline run --check-finite ...: it stops at the first loss or gradient that is not finite",
         severity="warning",
     )
 

@@ -123,13 +123,17 @@ class Observer:
         ranks = self._group.attempt.ranks
         orders = {rank: self._pulses.read_order(local) for local, rank in ranks.items()}
         checks = [self._pulses.read_checks(local) for local in ranks]
+        names = {rank: self._pulses.read_nan(local) for local, rank in ranks.items()}
         facts: dict[str, Any] = {
             "ranks": len(ranks),
             "data": sorted({order.data_hash for order in orders.values()}),
+            "works": sorted({order.work_hash for order in orders.values()}),
             "indices": max((order.data_indices for order in orders.values()), default=0),
             "orders": {
                 str(rank): [order.same_order, order.order_indices] for rank, order in orders.items() if order.same_order
             },
+            "padded": max((self._pulses.read_padded(local) for local in ranks), default=(0, 0)),
+            "not_a_number": {str(rank): name for rank, name in names.items() if name},
             "pace": self._pace.look([self._pulses.read(local) for local in ranks], time.monotonic()),
             "checks": {str(step): _agreed(check[step] for check in checks) for step in _common(checks)},
         }
@@ -173,18 +177,25 @@ class Head:
             heard: Each node's facts, by node rank.
             last: Nothing more will be heard.
         """
-        found = [self._data(heard), self._order(heard, last=last), self._straggler(heard), self._replicas(heard)]
+        found = [
+            self._data(heard),
+            self._order(heard, last=last),
+            self._straggler(heard),
+            self._replicas(heard),
+            self._padded(heard),
+            self._not_a_number(heard, last=last),
+        ]
         new = {_said_as(finding): finding for finding in found if finding is not None}
         unsaid = [finding for said_as, finding in new.items() if said_as not in self._said]
         self._said |= set(new)
         return unsaid
 
     def _data(self, heard: Mapping[int, Mapping[str, Any]]) -> Finding | None:
-        hashes = [shown for facts in heard.values() for shown in facts["data"]]
+        hashes, works = _shown(heard, "data"), _shown(heard, "works")
         indices = max(facts["indices"] for facts in heard.values())
-        if len(set(hashes)) > 1 or sum(facts["ranks"] for facts in heard.values()) != self._world_size:
+        if sum(facts["ranks"] for facts in heard.values()) != self._world_size:
             return None
-        return observations.same_data(hashes[:1] * self._world_size, indices=indices)
+        return observations.same_data(hashes, works, world_size=self._world_size, indices=indices)
 
     def _order(self, heard: Mapping[int, Mapping[str, Any]], *, last: bool) -> Finding | None:
         """Judge when all ranks have seen an order twice, or those that have not had the time to."""
@@ -192,6 +203,15 @@ class Head:
         self._looks += bool(orders)
         settled = last or len(orders) == self._world_size or self._looks > _SETTLE_LOOKS
         return observations.same_order(orders) if settled else None
+
+    def _padded(self, heard: Mapping[int, Mapping[str, Any]]) -> Finding | None:
+        dataset_length, padded_length = max(tuple(facts["padded"]) for facts in heard.values())
+        return observations.padded(dataset_length, padded_length, world_size=self._world_size)
+
+    def _not_a_number(self, heard: Mapping[int, Mapping[str, Any]], *, last: bool) -> Finding | None:
+        """Judge when all ranks have ended so, or when nothing more will be heard."""
+        names = {int(rank): name for facts in heard.values() for rank, name in facts["not_a_number"].items()}
+        return observations.not_a_number(names) if last or len(names) == self._world_size else None
 
     def _straggler(self, heard: Mapping[int, Mapping[str, Any]]) -> Finding | None:
         paces = [facts["pace"] for facts in heard.values()]
@@ -267,6 +287,11 @@ def read_parameters(run_dir: RunDir, rank: int, attempt: int, *, step: int) -> t
 def _said_as(finding: Finding) -> str:
     """Return what makes two findings the same: their name, and of stragglers the host."""
     return finding.name + (finding.where if finding.name == "straggler" else "")
+
+
+def _shown(heard: Mapping[int, Mapping[str, Any]], name: str) -> list[int]:
+    """Return the hashes that all nodes have told, some of them once for several ranks."""
+    return [shown for facts in heard.values() for shown in facts[name]]
 
 
 def _common(checks: Sequence[Mapping[int, Any]]) -> set[int]:

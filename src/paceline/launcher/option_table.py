@@ -37,7 +37,7 @@ class Option:
 
 START_METHODS = ("fork", "forkserver", "spawn", "exec")
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
-ON_HANG = ("report", "stop")
+ON_HANG = ("report", "stop", "off")
 RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 DEFAULT_PORT = 29500
 DEFAULT_C10D_PORT = 29400
@@ -104,20 +104,33 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("no_check", "start without a roll call: nodes are not compared, interfaces not tried", flag=True, ours=True),
     Option(
-        "roll_call_timeout", "how long nodes are awaited before the start, in seconds", "30", ours=True, metavar="S"
+        "roll_call_timeout",
+        "how long nodes are awaited before the start (300, 5m); default 15m (static) or 10m (c10d) as in torchrun, "
+        "5m in a Slurm step",
+        ours=True,
+        metavar="TIME",
+    ),
+    Option(
+        "node_timeout",
+        "time without a heartbeat of a node and without training steps, after which the node is lost (90, 5m)",
+        "90",
+        ours=True,
+        metavar="TIME",
     ),
     Option(
         "hang_timeout",
-        "seconds that a rank may be without progress; default 120 or ten usual steps, 600 before the first step",
+        "end a run of which a rank makes no progress for this time (900, 15m, 2h); default: never, unless the hang is "
+        "proven; a notice after 120 s",
         ours=True,
-        metavar="S",
+        metavar="TIME",
     ),
     Option(
         "on_hang",
-        "stop: end a run that hangs; report: say where it hangs and wait on",
+        "stop: end a run of which a hang is proven or has lasted for --hang-timeout; report: print it and continue; "
+        "off: do not look",
         "stop",
         ours=True,
-        metavar="report|stop",
+        metavar="report|stop|off",
     ),
     Option(
         "check_finite", "end the run when a loss or gradient is not finite, and name the rank", flag=True, ours=True
@@ -131,6 +144,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
     Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
     Option("no_slurm", "take nothing from Slurm: nodes, node rank and head are as typed", flag=True, ours=True),
-    Option("run_dir", "folder of this run, default runs/<time>-<script>", ours=True, metavar="DIR"),
+    Option("run_dir", "folder of this run, default paceline-runs/<time>-<script>", ours=True, metavar="DIR"),
     Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),
 )

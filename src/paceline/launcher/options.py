@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.launcher import preferences as preference
 from paceline.launcher.option_table import (
     DEFAULT_C10D_PORT,
     DEFAULT_PORT,
@@ -21,8 +22,10 @@ from paceline.launcher.option_table import (
     RDZV_BACKENDS,
     START_METHODS,
 )
+from paceline.launcher.preferences import Preferences
 from paceline.launcher.slurm import Placed
 
+_NEEDS_PROBE = {"hang_timeout", "on_hang", "check_finite", "check_replicas"}
 _BY_NAME = {option.name: option for option in OPTIONS}
 
 
@@ -69,8 +72,9 @@ class Options:
     check: bool = False
     check_only: bool = False
     no_check: bool = False
-    roll_call_timeout: float = 30.0  # seconds
-    hang_timeout: float | None = None  # seconds; None: chosen by how long steps take
+    roll_call_timeout: float | None = None  # seconds; None: as long as torchrun waits, or less in a Slurm step
+    node_timeout: float = 90.0  # seconds
+    hang_timeout: float | None = None  # seconds; None: hangs that are not proven are notices
     on_hang: str = "stop"
     check_finite: bool = False
     check_replicas: int = 0  # optimizer steps; 0: never
@@ -79,11 +83,16 @@ class Options:
     json: bool = False
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
     placed: Placed = field(default=Placed(), compare=False)
+    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option, and where it was decided
 
     @property
     def head_named(self) -> bool:
         """True if the head's address is one that other machines could use."""
         return bool(self.rdzv_endpoint) or self.master_addr not in ("127.0.0.1", "localhost", "::1")
+
+    def source_of(self, name: str) -> str:
+        """Return who decided about an option: the command line, or where the preference stands."""
+        return dict(self.preferred).get(name, _long(name))
 
     @property
     def one_node(self) -> bool:
@@ -98,6 +107,7 @@ def parse(
     typed: Mapping[str, Any],
     inherited: Mapping[str, str],
     placed: Placed = Placed(),  # noqa: B008  # frozen
+    preferences: Preferences | None = None,
 ) -> Options:
     """Check what was typed and what torchrun's ``PET_*`` variables say; the command line wins.
 
@@ -107,12 +117,15 @@ def parse(
         typed: ``{name: text}`` of the options on the command line, True for a flag.
         inherited: ``{name: text}`` from the environment.
         placed: What is taken from Slurm; the other two win.
+        preferences: What this user or site has decided for all runs, with where that was decided.
 
     Raises:
         UsageError: A value is wrong, or options contradict each other or have no effect.
     """
     raw: dict[str, Any] = dict(placed.values)
     raw |= {name: value for name, value in inherited.items() if name in _BY_NAME and not _BY_NAME[name].ours}
+    preferred = preference.apply(preferences or {}, typed=typed, needs_probe=_NEEDS_PROBE)
+    raw |= {name: value for name, (value, _) in preferred.items()}
     raw.update(typed)
     _refuse_contradictions(raw, set(typed))
     low, high = _node_range(raw.get("nnodes", "1:1"))
@@ -135,11 +148,13 @@ def parse(
         "nproc_per_node": _nproc(raw.get("nproc_per_node", "")),
         "shutdown_timeout": _grace(raw),
         "max_time": _duration(raw, "max_time"),
-        "roll_call_timeout": _seconds(raw, "roll_call_timeout"),
-        "hang_timeout": _seconds(raw, "hang_timeout"),
+        "roll_call_timeout": _duration(raw, "roll_call_timeout"),
+        "node_timeout": _duration(raw, "node_timeout"),
+        "hang_timeout": _duration(raw, "hang_timeout"),
         "on_hang": _choice(raw, "on_hang", ON_HANG),
         "check_replicas": _integer(raw, "check_replicas", low=1),
         "placed": placed,
+        "preferred": tuple((name, source) for name, (_, source) in preferred.items()),
         "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
     for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
@@ -167,7 +182,7 @@ def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
     if _truth(raw.get("no_check", False)) and "roll_call_timeout" in typed:
         raise _contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
     if _truth(raw.get("no_probe", False)):
-        needs_probe = {"hang_timeout", "on_hang", "check_finite", "check_replicas"} & typed
+        needs_probe = _NEEDS_PROBE & typed
         if needs_probe:
             raise _contradiction(_long(min(needs_probe)), "--no-probe", "it rests on what the probe counts")
     if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
@@ -314,6 +329,9 @@ def _seconds(raw: Mapping[str, Any], name: str) -> float | None:
     return value
 
 
+_EXAMPLES = {"hang_timeout": "15m", "roll_call_timeout": "300"}
+
+
 def _duration(raw: Mapping[str, Any], name: str) -> float | None:
     """Return the seconds of ``3600``, ``90m``, ``2h``, ``1d``, or of Slurm's ``M:S``, ``H:M:S`` and ``D-H[:M[:S]]``."""
     text = raw.get(name)
@@ -322,7 +340,7 @@ def _duration(raw: Mapping[str, Any], name: str) -> float | None:
     value = seconds_of(str(text))
     if not value > 0:
         rule = "is a time above 0: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00"
-        raise _invalid(name, str(text), rule, f"{_long(name)} 2h")
+        raise _invalid(name, str(text), rule, f"{_long(name)} {_EXAMPLES.get(name, '2h')}")
     return value
 
 

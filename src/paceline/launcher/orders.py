@@ -19,7 +19,17 @@ def digest(numbers: list[int]) -> int:
 
 
 def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True) or 1
+    return digest_of_bytes(text.encode())
+
+
+def digest_of_bytes(content: bytes) -> int:
+    """Return 64 bits, signed and never 0, that stand for some bytes, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True) or 1
+
+
+def same_thing(one: Any, other: Any) -> bool:
+    """Return whether two weak references point to the same living object."""
+    return one is not None and other is not None and one() is other() and one() is not None
 
 
 def whole_numbers(asked: Any) -> list[int] | None:

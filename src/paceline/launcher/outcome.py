@@ -1,6 +1,6 @@
 """From how ranks ended to the likely cause: who failed first, who was only dragged along, and why.
 
-Pure: records in, a verdict and the lines of the final block out. A cause that is inferred is called
+Pure: records in, a verdict out. A cause that is inferred is called
 likely and stands beside its evidence. A victim never outranks a cause, whatever its timestamp.
 """
 
@@ -11,12 +11,15 @@ import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import EXIT_UNFINISHED, Finding
-from paceline.launcher import locate, observations
+from paceline.launcher import locate, observations, silence
 from paceline.launcher.endings import Failure, RankEnd
-from paceline.wording import named
+from paceline.launcher.position import Frame
+from paceline.launcher.silence import Loss
+from paceline.wording import named, shorten
 
 # What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
 # they count only in a line that names the library, because a user's own connections break too.
@@ -43,22 +46,28 @@ _OTHER_MODEL = re.compile(
 )
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
+# The loader says so from a signal's handler, so the line that the exception comes from is whichever was running.
+_WORKER_GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)")
 _SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
 # What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
 # What the name of a node says that is lost with the store.
 STORE = "the host of the run's store"
-_SILENCE = {
-    False: "no sign of life through the run's store for 10 s",
-    True: "the run's store, which it hosts, does not answer any more",
+_WHAT_IS_LOST = {
+    silence.CLOSED: "the launcher on {} has gone: it was killed, or it crashed",
+    silence.REFUSED: "the launcher on {} has gone: it was killed, or it crashed",
+    silence.DOWN: "{} is down",
+    silence.SILENT: "the launcher on {} has gone silent: stopped or killed, or its host or the network is down",
+}
+_EVIDENCE_OF_LOSS = {
+    silence.CLOSED: "its host has closed its connection, and no heartbeat has come since",
+    silence.REFUSED: "its host answers, and nothing listens on the port of the run's store any more",
+    silence.DOWN: "Slurm says that the node is DOWN, and no heartbeat comes from it",
 }
 
 # How far an ending is from being a cause; smaller is nearer.
 CAUSE, UNCLEAR, DESERTER, SUSPECT, VICTIM = range(5)
-
-# A block fits on a screen with the last lines of the script above it.
-MOST_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class Verdict:
         lost: Nodes that went silent.
         hung: The cause is where ranks stood, not how one of them ended.
         others: Ranks that failed by themselves too, in another way; a line each.
+        threads: Exceptions that ended threads of ranks; a line each.
     """
 
     finding: Finding
@@ -82,6 +92,7 @@ class Verdict:
     lost: tuple[str, ...] = ()
     hung: bool = False
     others: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
 
 
 def weigh(end: RankEnd) -> int:
@@ -120,15 +131,19 @@ def judge(
     ends: Sequence[RankEnd],
     *,
     lost: Iterable[str] = (),
+    losses: Mapping[str, Loss] = MappingProxyType({}),
     hang: Finding | None = None,
+    noticed: Finding | None = None,
     pulses: Sequence[Mapping[str, Any]] = (),
 ) -> Verdict:
     """Name the likely cause.
 
     Args:
         ends: Every rank's end, of all nodes that could be heard.
-        lost: Hosts (or node ranks in words) that went silent.
+        lost: Hosts (or node ranks in words) that are lost.
+        losses: Why they are, by the same words.
         hang: What the ranks hung in, if they were stopped for it.
+        noticed: What a notice had named as the cause of a wait that lasted until the end.
         pulses: What every rank has counted.
     """
     lost = tuple(lost)
@@ -139,9 +154,12 @@ def judge(
     ranked = sorted(failed + left, key=lambda end: (weigh(end), end.first_ns, end.rank))
     first = ranked[0] if ranked else None
     if lost and (first is None or weigh(first) != CAUSE):
-        return Verdict(_lost_node(lost), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
+        return Verdict(_lost_node(lost, losses), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
     if first is None:
         return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
+    waited = _waited_for(first, noticed)
+    if waited is not None:
+        return Verdict(waited, end=first, hung=True)
     out_of_step = _out_of_step(ends, first, pulses)
     if out_of_step is not None:
         return Verdict(out_of_step, end=first, hung=True)
@@ -157,6 +175,20 @@ def judge(
     if left and not first.unfinished:
         others = (f"{named(end.rank for end in left)} had stopped to be resumed (status {EXIT_UNFINISHED})", *others)
     return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
+
+
+def _waited_for(first: RankEnd, noticed: Finding | None) -> Finding | None:
+    """Return what a notice had named, if the run ended because torch ended that wait; None if it did not."""
+    if noticed is None or weigh(first) not in (SUSPECT, VICTIM):
+        return None
+    words = [first.failure.root] if first.failure else list(first.log_tail)
+    timeouts = [line.strip() for line in words if _TIMEOUT.search(line)]
+    if not timeouts:
+        return None
+    ended = f"torch ended the wait of rank {first.rank}: {shorten(timeouts[0], 160)}"
+    fix = "look at what that line waits for; if it may take so long: init_process_group(timeout=...), session.once(...)"
+    stuck = noticed.name in ("rank-stuck-in-code", "rank-stuck-in-data")
+    return replace(noticed, evidence=(*noticed.evidence[:4], ended), fix=fix if stuck else noticed.fix)
 
 
 def _out_of_step(ends: Sequence[RankEnd], first: RankEnd, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
@@ -180,7 +212,12 @@ def broken_in_stop(ends: Iterable[RankEnd]) -> list[str]:
         if end.stopped and end.failure and end.failure.type not in _TOLD_TO_STOP
         if _weigh_words([end.failure.root]) is None
     ]
-    return [_shorten(line) for _, line in sorted(own)[:2]]
+    return [shorten(line) for _, line in sorted(own)[:2]]
+
+
+def in_threads(ends: Iterable[RankEnd]) -> tuple[str, ...]:
+    """Return a line for each exception that ended a thread of a rank: no cause by itself, but worth knowing."""
+    return tuple(f"in rank {end.rank}, {text}" for end in ends for text in end.threads)
 
 
 def _failed_too(end: RankEnd) -> str:
@@ -230,6 +267,8 @@ def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Findin
 def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool) -> Finding:
     place = failure.place
     evidence = [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
+    if _WORKER_GONE.search(failure.message):
+        evidence = _about_worker(place, end)
     if failure.finding is not None:
         return replace(failure.finding, where=_where(end), evidence=(*evidence, *failure.finding.evidence))
     name = _name_of(failure, alone=alone)
@@ -256,6 +295,16 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
         else (f"the whole traceback: less {shlex.quote(str(end.log))}")
     )
     return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
+
+
+def _about_worker(place: Frame | None, end: RankEnd) -> list[str]:
+    """Return what is known of a DataLoader worker that has gone without an exception."""
+    where = f" at {place.file}:{place.line}, whose line did not cause it" if place else ""
+    memory = "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
+    return [
+        f"the worker ended without an exception of its own; the rank noticed{where}",
+        f"the kernel counts {memory} during this run; other causes: a crash in native code, os._exit, kill",
+    ]
 
 
 def _name_of(failure: Failure, *, alone: bool) -> str:
@@ -384,57 +433,27 @@ def _only_victims(first: RankEnd) -> Finding:
     )
 
 
-def _lost_node(lost: tuple[str, ...]) -> Finding:
+def _lost_node(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
+    """Name the nodes that are lost, and say how that is known."""
+    names = ", ".join(lost)
+    first = losses.get(lost[0], Loss())
+    what = _WHAT_IS_LOST[first.reason].format(names)
+    if first.reason != silence.SILENT:
+        fix = "look at that host, and start the run again"
+        return Finding("agent-died", what, where=names, evidence=(_EVIDENCE_OF_LOSS[first.reason],), fix=fix)
+    waited = f"for {first.silent_s:.0f} s" if first.silent_s else "any more"
     return Finding(
         "agent-died",
-        f"the launcher on {', '.join(lost)} has gone silent: killed, or its host or network is down",
-        where=", ".join(lost),
-        evidence=(_SILENCE[any(STORE in name for name in lost)],),
-        fix="look at that host, and start the run again",
+        what,
+        where=names,
+        evidence=(
+            f"no heartbeat of it came, and no training step was made, {waited}",
+            "if its launcher says the same of this host, the link between the two is what is gone",
+        ),
+        fix="look at that host and at the network between the two, and start the run again",
     )
 
 
 def _where(end: RankEnd) -> str:
     step = f", after {end.steps} step{'s' if end.steps != 1 else ''}" if end.steps else ", before the first step"
     return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"
-
-
-def block(
-    verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1, again: Sequence[str] = ()
-) -> list[str]:
-    """Return the lines of the final block, at most ``MOST_LINES``; those about going on (two at most) whole."""
-    finding = verdict.finding
-    first = f"{finding.what}   [{finding.code} {finding.name}]"
-    before = [("likely cause: " if verdict.causes or verdict.hung else "") + first]
-    if finding.where:
-        before.append(f"  where: {finding.where}")
-    after = [f"  {word}: {text}" for word, text in (("why", finding.why), ("fix", finding.fix)) if text]
-    after += [f"  {finding.more}", *_about_the_others(verdict)]
-    tried = f" after {attempts} attempts" if attempts > 1 else ""
-    last = f"exit status {exit_status}{tried} · run folder {run_dir}"
-    room = MOST_LINES - len(before) - len(after) - len(again) - 1
-    evidence = [f"  {line}" for line in finding.evidence[: min(5, room)]]
-    return [*map(_shorten, (*before, *evidence, *after)), *again, _shorten(last)]
-
-
-def _about_the_others(verdict: Verdict) -> list[str]:
-    """Return a line for each of those who failed too, and one for those who were dragged along."""
-    lines = list(verdict.others[:2])
-    if len(verdict.others) > 2:
-        lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
-    if verdict.victims:
-        because = (
-            f"because {named(verdict.causes)} failed"
-            if verdict.causes
-            else "because the node was lost"
-            if verdict.lost
-            else "by a peer that is not visible"
-        )
-        lines.append(f"{named(verdict.victims)}: stopped {because}")
-    if verdict.lost and verdict.causes:
-        lines.append(f"{', '.join(verdict.lost)}: not heard of since")
-    return lines
-
-
-def _shorten(line: str, limit: int = 300) -> str:
-    return line if len(line) <= limit else line[: limit - 1] + "…"

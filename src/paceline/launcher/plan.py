@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline import env
+from paceline import deadlines, env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.launcher.host import HostFacts
 from paceline.launcher.option_table import DEFAULT_C10D_PORT, DEFAULT_PORT
@@ -181,7 +181,7 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
     if environ.get(env.PYTHON_EXEC):
         return Choice("exec", f"{env.PYTHON_EXEC} names another Python")
     if options.start_method in ("spawn", "exec"):
-        return Choice(options.start_method, "--start-method")
+        return Choice(options.start_method, options.source_of("start_method"))
     if facts.platform != "linux":
         return Choice("spawn", "forking a process with torch loaded is safe on Linux only")
     early = next(filter(_READ_AT_IMPORT.fullmatch, variables_set(source)), None)
@@ -228,12 +228,18 @@ def choose_hang(options: Options, *, gpus: bool) -> Choice:
     with less to say; it comes first if it is the shorter one.
     """
     if options.no_probe:
-        return Choice("hangs are not watched", "--no-probe")
+        return Choice("hangs are not watched", options.source_of("no_probe"))
+    if options.on_hang == "off":
+        return Choice("hangs are not watched", options.source_of("on_hang"))
     if options.hang_timeout is None:
-        return Choice(f"hang: {options.on_hang} after 120 s", "or 10 steps; 600 s before the first")
+        ended = "ended only if it is proven" if options.on_hang == "stop" else "never ended"
+        decided = f"; {options.source_of('on_hang')}" if "on_hang" in dict(options.preferred) else ""
+        return Choice(f"hang: notice after {deadlines.HANG_NOTICE:g} s", f"{ended}{decided}")
     torch_s = 600 if gpus else 1800
     first = f"; torch's own timeout of {torch_s} s comes first" if options.hang_timeout > torch_s else ""
-    return Choice(f"hang: {options.on_hang} after {options.hang_timeout:g} s", f"--hang-timeout{first}")
+    return Choice(
+        f"hang: {options.on_hang} after {options.hang_timeout:g} s", f"{options.source_of('hang_timeout')}{first}"
+    )
 
 
 def choose_keep_alive(num_nodes: int) -> int:

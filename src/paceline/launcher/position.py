@@ -12,6 +12,9 @@ from typing import Any
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
 WAITING = (COLLECTIVE, BACKWARD, START)
 
+# States of a process that are said: it was stopped by a signal; it waits for a device, and no signal reaches it.
+STOPPED, UNKILLABLE = "T", "D"
+
 # Functions of torch.distributed in which ranks find each other, before there is a group to reduce over.
 _MEETING = ("init_process_group", "rendezvous", "_store_based_barrier", "_create_c10d_store")
 _MEETING_AGAIN = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "split_group")
@@ -65,6 +68,9 @@ class Position:
         flying: Whether that collective has not come back.
         steps: Optimizer steps.
         batches: Batches taken.
+        pid: Its process, 0 if it is not known.
+        state: The kernel's letter for it: T if it is stopped, D if it waits for a device.
+        moving: Bytes have moved on its sockets between two looks.
     """
 
     rank: int
@@ -84,6 +90,9 @@ class Position:
     flying: bool = False
     steps: int = 0
     batches: int = 0
+    pid: int = 0
+    state: str = ""
+    moving: bool = False
 
     @property
     def kind(self) -> str:
@@ -93,7 +102,9 @@ class Position:
     @property
     def waits(self) -> bool:
         """It waits for other ranks, as far as can be seen."""
-        return not self.ended and (self.kind in WAITING or (self.flying and self.kind != DATA))
+        if self.ended or self.state == STOPPED:
+            return False
+        return self.kind in WAITING or (self.flying and self.kind != DATA)
 
     @property
     def place(self) -> str:
@@ -102,10 +113,25 @@ class Position:
         return f"{shown_path(frame.file)}:{frame.line}" if frame else ""
 
     @property
+    def spot(self) -> str:
+        """What the user's innermost line has called, and where it is: ``request.urlopen (load, data.py:40)``."""
+        if self.state in (STOPPED, UNKILLABLE) or self.worker or self.kind != CODE or not self.place:
+            return self.doing
+        inner = max(number for number, frame in enumerate(self.frames) if frame.user)
+        frame, called = self.frames[inner], self.frames[inner + 1 : inner + 2]
+        doing = _qualified(called[0]) if called else _cut(frame.code)
+        within = f"{frame.function}, " if frame.function != "<module>" else ""
+        return f"{doing or 'code'} ({within}{self.place})"
+
+    @property
     def doing(self) -> str:
         """What it does and where: ``all_reduce #812, backward, train.py:91``."""
         if self.ended:
             return f"its script has ended, after {self.steps} steps" if self.steps else "its script has ended"
+        if self.state == STOPPED:
+            return f"stopped (state T), and continues with: kill -CONT {self.pid}"
+        if self.state == UNKILLABLE:
+            return ", ".join(part for part in ("in state D, where nothing can end it", self.place) if part)
         return ", ".join(part for part in (*self._words(), self.worker or self.place) if part) or "not visible"
 
     def _words(self) -> list[str]:
@@ -116,7 +142,7 @@ class Position:
         if kind == CODE:
             frame = next((frame for frame in reversed(self.frames) if frame.user), None)
             code = (frame.code or frame.function) if frame else ""
-            return [code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"]
+            return [_cut(code)]
         return [words]
 
     def to_json(self) -> dict[str, Any]:
@@ -127,6 +153,16 @@ class Position:
     def from_json(cls, values: dict[str, Any]) -> Position:
         """Return the position that ``to_json`` made."""
         return cls(**{**values, "frames": tuple(Frame(**frame) for frame in values["frames"])})
+
+
+def _qualified(frame: Frame) -> str:
+    """Return a library's function with the file that it is in, ``subprocess.run``."""
+    stem = os.path.splitext(os.path.basename(frame.file))[0]
+    return frame.function if stem.startswith(("<", "__")) else f"{stem}.{frame.function}"
+
+
+def _cut(code: str) -> str:
+    return code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"
 
 
 def classify(frames: Sequence[Frame]) -> tuple[str, str]:

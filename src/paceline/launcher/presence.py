@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.errors import Finding
+from paceline.errors import Finding, Notice
 from paceline.wording import few
 
 
@@ -109,6 +109,9 @@ def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding |
     """
     if verdict.finding is not None:
         return too_late(me, verdict.finding)
+    twin = next((each for each in verdict.members if each.rank == me.rank >= 0), None)
+    if twin is not None and me.nodes == head.nodes:
+        return same_rank_twice(twin, me)
     in_run = [f"node {each.rank} is {each.words}" if each.rank >= 0 else each.words for each in verdict.members]
     if me.nodes != head.nodes and me.rank < head.nodes[1]:
         return sizes_differ(head, me)
@@ -153,7 +156,7 @@ def too_late(me: Arrived, over: Finding) -> Finding:
         "late-node",
         f"{me.words} came when the roll call was over; the run had ended: {over.what}",
         where=me.host,
-        fix="start all nodes again, or give slow ones more time on every node: --roll-call-timeout 120",
+        fix="start all nodes again, or give slow ones more time on every node: --roll-call-timeout 1800",
     )
 
 
@@ -175,7 +178,7 @@ def missing(
         what = f"{len(present)} of {least} nodes came within {waited_s:.0f} s, {short} did not"
         where = f"a node that has not started, or does not reach {head.host}"
     else:
-        absent = sorted(set(range(most)) - {node.rank for node in present})
+        absent = _absent(present, most)
         what = f"node {listed(absent)} of {most} did not come within {waited_s:.0f} s"
         known = [f"node {rank} is {hosts[rank]}" for rank in absent[:10]] if hosts else []
         where = ", ".join(known) or f"node {listed(absent)}"
@@ -187,8 +190,26 @@ def missing(
         evidence=(f"here: {few(came, 8)}", *evidence),
         fix="start paceline run there too, with "
         + ("its own --node-rank" if head.rank >= 0 else "the same --rdzv-endpoint and --rdzv-id")
-        + "; to wait longer, on every node: --roll-call-timeout 300",
+        + "; to wait longer, on every node: --roll-call-timeout 1800",
     )
+
+
+def notice(
+    present: Sequence[Arrived], *, head: Arrived, hosts: Sequence[str], evidence: Sequence[str], fix: str
+) -> Notice:
+    """Return who is awaited and who is here, for the notice that all nodes print.
+
+    Args:
+        present: Nodes that are here.
+        head: The node that hosts the store.
+        hosts: Host of each node rank, empty where that is not known.
+        evidence: What is known of those that did not come.
+        fix: What to do about it, empty if they are not up as far as is known.
+    """
+    absent = missing(present, head=head, waited_s=0, hosts=hosts, evidence=evidence)
+    where = (absent.where,) if hosts and head.rank >= 0 else ()
+    usual = absent.fix.partition(";")[0]
+    return Notice(f"waiting for {awaited(present, head=head)}", (*where, *absent.evidence), f"fix: {fix or usual}")
 
 
 def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
@@ -196,7 +217,17 @@ def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
     least, most = head.nodes
     if head.rank < 0:
         return f"nodes ({len(present)} of {'at least ' * (least < most)}{least} are here)"
-    return f"node {listed(sorted(set(range(most)) - {node.rank for node in present}))} of {most}"
+    return f"node {listed(_absent(present, most))} of {most}"
+
+
+def num_missing(present: Sequence[Arrived], *, head: Arrived) -> int:
+    """Return how many nodes are missing."""
+    least, most = head.nodes
+    return least - len(present) if head.rank < 0 else len(_absent(present, most))
+
+
+def _absent(present: Sequence[Arrived], num_nodes: int) -> list[int]:
+    return sorted(set(range(num_nodes)) - {node.rank for node in present})
 
 
 def listed(nodes: Sequence[int]) -> str:

@@ -18,8 +18,11 @@ from time import monotonic_ns
 from typing import Any
 
 from paceline import pulse
-from paceline.launcher import system
+from paceline.launcher import last_look, system
+from paceline.launcher.compiled import left_alone, not_traced
 from paceline.launcher.loops import Loop, Loops, watch
+
+_looks: list[last_look.LastLook] = []  # of this rank, once torch has been imported
 
 
 def install(slot: memoryview[int]) -> Callable[[], None]:
@@ -38,19 +41,31 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
     after_step, autograd.backward, iterators.__next__ = _count(slot, loops, backward, fetch)
     handle = optimizers.register_optimizer_step_post_hook(after_step)
     unwatch = watch(iterators, loops)
+    _looks.append(last_look.LastLook(slot))
+    unfollow = last_look.watch(optimizers.Optimizer, _looks[-1])
 
     def uninstall() -> None:
         handle.remove()
+        _looks.clear()
+        unfollow()
         unwatch()
         autograd.backward, iterators.__next__ = backward, fetch
 
     return uninstall
 
 
-def _count(
+def look_at_parameters() -> None:
+    """Look once more at the parameters that this rank has trained, at the end of its script."""
+    for look in _looks:
+        look.at_end()
+
+
+def _count(  # noqa: PLR0915  # three functions that share local variables: attributes would cost more
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
     """Return what is done after an optimizer's step, and in the place of ``backward`` and of ``fetch``."""
+    from torch.compiler import is_compiling
+
     clock, write_step, write_batch = monotonic_ns, pulse.STEP.pack_into, pulse.BATCH.pack_into
     place = pulse.BEAT_NS * 8
     # Counted in local variables and written in one go: this is the hottest code that we have.
@@ -59,9 +74,14 @@ def _count(
     # The loop that was last asked for a batch; the same at the last backward; the same at the last step. Asked for,
     # not served by: whoever fetches ahead has asked the training loop for its end when the last batch is trained on.
     asked = felt = trained = Loop()
+    compiled = _Compiled()
 
     def after_step(optimizer: Any, *_: Any) -> None:
         nonlocal steps, first, data, own, mark, trained
+        if is_compiling():
+            compiled.stepped = True  # the compiled code repeats this, and does nothing else of ours
+            return
+        compiled.stepped = False
         now = clock()
         if steps:
             own += now - mark
@@ -73,14 +93,23 @@ def _count(
         if felt is not trained:
             trained = felt
             loops.train(felt, optimizer)
+        if loops.gradients is not None:
+            loops.end_step(loops.gradients)
 
     @functools.wraps(backward)
     def timed_backward(*args: Any, **kwargs: Any) -> None:
         nonlocal own, mark, felt
+        if compiled.stepped:
+            after_step(None)
         own += clock() - mark
-        felt = asked
+        if felt is not asked:
+            felt = asked
+            loops.feel(felt)
         try:
-            backward(*args, **kwargs)
+            if loops.gradients is None:
+                backward(*args, **kwargs)
+            else:
+                loops.sample(loops.gradients, backward, args, kwargs)
         finally:
             mark = clock()
 
@@ -92,6 +121,8 @@ def _count(
         try:
             batch = fetch(self)
         except StopIteration:
+            if compiled.stepped:
+                after_step(None)
             loops.end(loop, yielded=getattr(self, "_num_yielded", 0), batches=batches)
             raise
         now = clock()
@@ -102,23 +133,47 @@ def _count(
             loops.look(loop, self, batch, batches=batches)
         return batch
 
-    return after_step, timed_backward, timed_fetch
+    return left_alone(after_step), not_traced(timed_backward), not_traced(timed_fetch)
 
 
-def tie_children() -> None:
-    """Let processes that the main thread forks (DataLoader workers) die with this rank.
+class _Compiled:
+    """What an optimizer's step that torch.compile has compiled leaves for the next function that is not.
 
-    The kernel ties a child to the *thread* that forked it, so a child of a thread that may end earlier is
-    left alone. Workers made by spawn or forkserver go with their process group instead.
+    Attributes:
+        stepped: A step was made that is not counted yet.
     """
-    from_main = False
+
+    __slots__ = ("stepped",)
+
+    def __init__(self) -> None:
+        self.stepped = False
+
+
+def tie_workers() -> None:
+    """Let DataLoader workers that the main thread forks die with this rank; nothing else that a script starts does.
+
+    A worker serves nobody else, and one that is busy would notice late. Other children may be meant to stay, as under
+    torchrun; after a failure the fork server ends them. The kernel ties a child to the *thread* that forked it, so a
+    worker of a thread that may end earlier is left alone. Workers made by spawn or forkserver are not forked by this
+    process, and notice its end by themselves.
+    """
+    from torch.utils.data._utils import worker
+
+    loop = worker._worker_loop
+    forked_by_main, parent = False, os.getpid()
 
     def before() -> None:
-        nonlocal from_main
-        from_main = threading.get_native_id() == os.getpid()
+        nonlocal forked_by_main, parent
+        parent = os.getpid()
+        forked_by_main = threading.get_native_id() == parent
 
-    def in_child() -> None:
-        if from_main:
+    @functools.wraps(loop)
+    def tied(*args: Any, **kwargs: Any) -> None:
+        if forked_by_main and os.getpid() != parent:
             system.die_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)  # the rank ended before the kernel knew
+        loop(*args, **kwargs)
 
-    os.register_at_fork(before=before, after_in_child=in_child)
+    worker._worker_loop = tied
+    os.register_at_fork(before=before)

@@ -16,14 +16,15 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline import env, pulse
-from paceline.errors import Finding
-from paceline.launcher import evidence, outcome, position, stacks
+from paceline import env, pulse, rundir
+from paceline.errors import Finding, Notice
+from paceline.launcher import evidence, outcome, position, rank_files, stacks, system
 from paceline.launcher.console import Console, fill_prefix, plan_streams
 from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.position import Position
+from paceline.launcher.rank_files import RankFiles
 from paceline.launcher.resume import Again
 from paceline.launcher.stacks import Look
 from paceline.launcher.starter import Ended, Starter
@@ -38,6 +39,9 @@ _TERM_S = 0.7
 _REAP_S = 5.0
 # Ctrl-C: a rank whose stack has not moved for so long since cannot take it, because it sits in a native wait.
 _INTERRUPT_S = 1.5
+# State D is normal for moments, as while a page is read. A rank that stays in it for so long is named.
+_IN_KERNEL_S = 0.6
+_NAMED = float("inf")
 
 
 @dataclass
@@ -56,9 +60,11 @@ class Machinery:
         base_env: Variables for every rank beside torchrun's.
         first_attempt: Number that the first attempt of this start has in the run folder.
         notice: Says a warning, once.
+        inform: Prints a notice.
         on_start: Called with the restart count once the ranks run.
         logs: Names log files; torch's own where its options were given.
         again: How the run is started again.
+        node_state: Returns what the scheduler says of a node, given its rank; empty if there is none.
     """
 
     options: Options
@@ -72,9 +78,11 @@ class Machinery:
     base_env: Mapping[str, str]
     first_attempt: int
     notice: Callable[[Finding], None]
+    inform: Callable[[Notice], None]
     on_start: Callable[[int], None]
     logs: LogsSpecs
     again: Again
+    node_state: Callable[[int], str] = lambda node: ""
 
 
 @dataclass
@@ -92,6 +100,7 @@ class Attempt:
         oom_before: Count of the kernel's kills before it.
         log_paths: Log file by local rank.
         error_paths: Error file by local rank.
+        files: What ranks leave in memory, by local rank.
     """
 
     number: int
@@ -104,6 +113,7 @@ class Attempt:
     oom_before: int = 0
     log_paths: dict[int, str] = field(default_factory=dict)
     error_paths: dict[int, str] = field(default_factory=dict)
+    files: dict[int, RankFiles] = field(default_factory=dict)
 
     @property
     def living(self) -> set[int]:
@@ -136,6 +146,7 @@ class RankGroup(PContext):
         self._on_failure = on_failure
         self._is_hurried = is_hurried  # whether somebody wants all ranks of all nodes ended at once
         self._closed = False
+        self._in_kernel: dict[int, float] = {}  # since when a local rank that is to end has been in state D
 
     def start(self) -> None:
         """Start the ranks; signals are the business of the launcher's main thread, not of this one."""
@@ -152,8 +163,9 @@ class RankGroup(PContext):
             streams = self._streams(local, rank)
             attempt.log_paths[local] = streams[1].path  # where the two differ, tracebacks go to stderr
             out, err = made.console.open(streams)
+            files = attempt.files[local] = RankFiles.create()
             try:
-                made.starter.start(self._task(local, rank), stdout=out, stderr=err)
+                made.starter.start(self._task(local, rank), stdout=out, stderr=err, files=files.handles)
             finally:
                 for handle in {out, err}:
                     _close_quietly(handle)
@@ -189,8 +201,6 @@ class RankGroup(PContext):
             "args": tuple(Template(word).safe_substitute(local_rank=local) for word in made.task.args),
             "env": {**made.base_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
-            "crash_file": str(made.run_dir.crash(rank, self.attempt.number)),
-            "stacks_file": str(made.run_dir.stacks(rank, self.attempt.number)),
             "pulse": made.pulse_handle,
             "num_local_ranks": len(self.attempt.ranks),
             "check_finite": made.options.check_finite,
@@ -202,7 +212,14 @@ class RankGroup(PContext):
         return RankTask(**values)
 
     def _listen(self, timeout_s: float) -> None:
-        for message in self._machinery.starter.messages(timeout_s):
+        try:
+            messages = self._machinery.starter.messages(timeout_s)
+        except EOFError:
+            # The fork server has been killed, and the ranks with it. What they started is nobody's now: every rank
+            # leads a session.
+            system.kill_sessions(set(self.attempt.pids.values()))
+            raise
+        for message in messages:
             local = message["rank"]
             if message["said"] == "started":
                 self.attempt.pids[local] = message["pid"]
@@ -264,16 +281,20 @@ class RankGroup(PContext):
         """Return what a rank has counted; zeros without the probe."""
         return self._machinery.pulses.read(local) if self._machinery.pulses else pulse.NOTHING
 
-    def look(self) -> dict[int, Look]:
-        """Ask the living ranks where they stand."""
-        self.attempt.looks = stacks.look(*self._askable())
-        return self.attempt.looks
+    def look(self, *, quiet: bool = False) -> dict[int, Look]:
+        """Ask the living ranks where they stand.
+
+        Args:
+            quiet: Send no signal to those that do not answer.
+        """
+        port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
+        return stacks.look(*self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else [])
 
     def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
         """Return the processes of the living ranks, and the files that they write their stacks to."""
-        attempt, run_dir = self.attempt, self._machinery.run_dir
+        attempt = self.attempt
         pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
-        return pids, {local: run_dir.stacks(attempt.ranks[local], attempt.number) for local in pids}
+        return pids, {local: attempt.files[local].stacks_path for local in pids}
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank stands, as far as the look at it tells."""
@@ -287,6 +308,8 @@ class RankGroup(PContext):
             guard=found.guard,
             steps=beat.steps,
             batches=beat.batches,
+            pid=self.attempt.pids.get(local, 0),
+            state=found.state,
             **found.recorded,
         )
 
@@ -295,7 +318,7 @@ class RankGroup(PContext):
         if failure is not None:
             return self.position(local, stacks.at(failure.frames))
         if crashed:
-            crash = self._machinery.run_dir.crash(self.attempt.ranks[local], self.attempt.number)
+            crash = self.attempt.files[local].crash_path
             return self.position(local, stacks.at(stacks.read_crash(crash)))
         return self.position(local, self.attempt.looks.get(local))
 
@@ -303,7 +326,7 @@ class RankGroup(PContext):
         attempt = self.attempt
         ended = attempt.ended.get(local)
         beat = self.counted(local)
-        failure = evidence.read_failure(Path(attempt.error_paths[local]))
+        failure = self._failure(local)
         log = Path(attempt.log_paths.get(local, ""))
         rank = attempt.ranks[local]
         bad = ended is not None and ended.code != 0
@@ -321,12 +344,30 @@ class RankGroup(PContext):
             steps=beat.steps,
             failure=failure,
             position=self._last_position(local, failure, crashed),
-            log=str(log),
-            log_tail=evidence.read_tail(log) if bad else (),
-            stack=evidence.read_stack(self._machinery.run_dir.crash(rank, attempt.number)) if crashed else (),
+            log=rundir.shown(log),
+            log_tail=evidence.last_lines(self._machinery.console.tail(str(log))) if bad else (),
+            stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",
+            threads=tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD))),
         )
+
+    def _failure(self, local: int) -> Failure | None:
+        """Return a rank's exception: from its report, or from its error file if it does not run in our entry."""
+        reported = self._reported(local, rank_files.FAILURE)
+        if reported:
+            return evidence.failure_from(reported[-1])
+        return evidence.read_failure(Path(self.attempt.error_paths[local]))
+
+    def _reported(self, local: int, kind: str) -> list[dict[str, Any]]:
+        files = self.attempt.files.get(local)
+        return files.entries(kind) if files is not None else []
+
+    def keep_files(self) -> None:
+        """Copy what ranks have left in memory into the run folder, as far as it can be written."""
+        for local, files in self.attempt.files.items():
+            rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._machinery.run_dir
+            files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
 
     def figures(self) -> list[dict[str, Any]]:
         """Return what each rank of this node has counted; zeros without the probe."""
@@ -344,7 +385,7 @@ class RankGroup(PContext):
                 look like victims: the cause may be a step behind.
         """
         if not self.attempt.looks and not self._cause_is_known():
-            self.look()  # before they go: who was where tells why a collective broke
+            self.attempt.looks = self.look()  # before they go: who was where tells why a collective broke
         deadline = time.monotonic() + _SETTLE_S
         while settle and self.attempt.living and time.monotonic() < deadline:
             if self._cause_is_known():
@@ -364,10 +405,10 @@ class RankGroup(PContext):
 
     def _interrupt(self, why: str, *, wait_s: float) -> None:
         """Hand SIGINT on; ranks that all sit in native waits, where Python cannot take it, are ended at once."""
-        before = self.look()
+        before = self.attempt.looks = self.look()
         self._signal_living(signal.SIGINT, why)
         self._wait_for_end(_INTERRUPT_S)
-        after = stacks.look(*self._askable())
+        after = self.look()
         if not all(self._is_deaf(local, before, after) for local in self.attempt.living):
             self._wait_for_end(max(0.0, wait_s - _INTERRUPT_S))
         self._kill()
@@ -396,11 +437,27 @@ class RankGroup(PContext):
         deadline = time.monotonic() + _REAP_S
         while self.attempt.living and time.monotonic() < deadline:
             self._listen(0.1)
+            self._name_unkillable()
 
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while self.attempt.living and (left := deadline - time.monotonic()) > 0 and not self._is_hurried():
             self._listen(min(left, 0.1))
+            self._name_unkillable()
+
+    def _name_unkillable(self) -> None:
+        """Say at once that a rank which was told to end sits in the kernel, where no signal reaches it."""
+        for local in self.attempt.living & set(self.attempt.pids):
+            pid, rank = self.attempt.pids[local], self.attempt.ranks[local]
+            since_s = self._in_kernel.get(local, 0.0)
+            place = system.kernel_wait(pid)
+            if not place:
+                self._in_kernel.pop(local, None)
+            elif not since_s:
+                self._in_kernel[local] = time.monotonic()
+            elif since_s != _NAMED and time.monotonic() - since_s > _IN_KERNEL_S:
+                self._in_kernel[local] = _NAMED
+                self._machinery.console.say(unkillable(rank, pid, place).render())
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         if not self._closed and self.attempt.living:
@@ -410,6 +467,15 @@ class RankGroup(PContext):
             else:
                 self._end_living(death_sig, why, wait_s=timeout)
         self._closed = True
+
+
+def unkillable(rank: int, pid: int, place: str) -> Notice:
+    """Return the notice that a rank does not end because it waits in the kernel."""
+    return Notice(
+        f"rank {rank} (pid {pid}) on {socket.gethostname()} cannot be ended now: it waits in the kernel (state D)",
+        details=(f"it waits in {place}: a file system, a disk or a device does not answer",),
+        advice=f"no signal ends it before that; look at it: cat /proc/{pid}/stack; dmesg | tail",
+    )
 
 
 def _close_quietly(handle: int) -> None:

@@ -28,15 +28,18 @@ from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from paceline import env
-from paceline.errors import Finding, RunError, SetupError
-from paceline.launcher import host, presence
+from paceline import deadlines, env
+from paceline.errors import Finding, Notice, RunError, SetupError
+from paceline.launcher import host, liveness, presence
 from paceline.launcher.arrival import Roll
+from paceline.launcher.gathering import Gathering
+from paceline.launcher.node_wait import Waiting
 from paceline.launcher.notes import Note, Notes
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.presence import Arrived
 from paceline.launcher.store import agree_on_run, join_limit_s, open_or_reach, open_store, rejoin_limit_s
+from paceline.rundir import RUNS
 from paceline.world import expand_nodelist
 
 
@@ -52,6 +55,8 @@ class Meeting:
         endpoint: ``HOST:PORT`` of the store, numeric.
         hosts_store: Whether the store lives in this process: it must outlast the others.
         places: Whether the store is to tell later nodes who has the places of the run.
+        gathering: The nodes until the first attempt begins, None where there is one node or no roll call.
+        connection: By which the node that hosts the store learns that this launcher has ended; None there.
     """
 
     handler: RendezvousHandler
@@ -61,6 +66,8 @@ class Meeting:
     endpoint: str
     hosts_store: bool
     places: bool = False
+    gathering: Gathering | None = None
+    connection: liveness.Connection | None = None
 
 
 class HeldRendezvous(RendezvousHandler):
@@ -79,10 +86,11 @@ class HeldRendezvous(RendezvousHandler):
         run_id: str,
         address: str,
         join_s: float,
-        say: Callable[[str], None],
+        inform: Callable[[Notice], None],
     ) -> None:
         self._join_s = join_s
-        self._say = say
+        self._inform = inform
+        self.lost: Callable[[], Finding | None] = lambda: None
         self._store = store
         self._for_ranks = store
         self._rank = rank
@@ -118,21 +126,22 @@ class HeldRendezvous(RendezvousHandler):
         """Say that this node is here and wait for the others, where a signal can interrupt it.
 
         Raises:
-            RunError: Another node has this node's rank, or some have not come in time.
+            RunError: Another node has this node's rank, a node is lost, or some have not come in time.
         """
         me = Arrived(0, self._rank, socket.gethostname(), os.getpid(), (self._num_nodes, self._num_nodes))
         mine = json.dumps(me.to_json())
         other = store.compare_set(f"here/{self._rank}", "", mine).decode()
         if other != mine:
             raise RunError(presence.same_rank_twice(Arrived.from_json(json.loads(other)), me))
-        start = told = time.monotonic()
+        waiting = Waiting(self._inform, limit_s=self._join_s)
         while len(present := self._present(store)) < self._num_nodes:
-            waited_s = time.monotonic() - start
-            if waited_s > self._join_s:
-                raise RunError(presence.missing(present, head=me, waited_s=waited_s, hosts=[], evidence=[]))
-            if time.monotonic() - told > 5:
-                told = time.monotonic() + 25
-                self._say(f"waiting for {presence.awaited(present, head=me)} for {waited_s:.0f} s")
+            lost = self.lost()
+            if lost is not None:
+                raise RunError(lost)
+            if waiting.is_over:
+                missing = presence.missing(present, head=me, waited_s=waiting.waited_s, hosts=[], evidence=[])
+                raise RunError(missing)
+            waiting.show(presence.notice(present, head=me, hosts=[], evidence=[], fix=""))
             time.sleep(0.05)
 
     def _present(self, store: PrefixStore) -> list[Arrived]:
@@ -157,7 +166,7 @@ class HeldRendezvous(RendezvousHandler):
 
 
 def meet(
-    options: Options, plan: Plan, *, script: str, run_name: str, first_attempt: int, say: Callable[[str], None]
+    options: Options, plan: Plan, *, script: str, run_name: str, first_attempt: int, inform: Callable[[Notice], None]
 ) -> Meeting:
     """Open or reach the store of the run, wait for the other nodes, and return how to meet there.
 
@@ -167,7 +176,7 @@ def meet(
         script: Name of the script, part of the run's identity.
         run_name: Name of the run folder, published by the head.
         first_attempt: Number that the first attempt has in that folder, published by the head.
-        say: Prints a line while this waits.
+        inform: Prints a notice.
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
@@ -179,27 +188,65 @@ def meet(
     local = tuple(address for _, address in host.addresses())
     notes = _make_notes(options, plan, mine, local=local)
     try:
-        store, head, hosts = open_or_reach(options, plan, local=local, notes=notes, say=say)
+        store, head, hosts = open_or_reach(options, plan, identity=mine, local=local, notes=notes, inform=inform)
         place = f"{head}:{store.port}"
+        if hosts and not options.one_node:
+            liveness.Listener(store, token=mine["token"])  # before the others learn that this is their run
         identity = agree_on_run(store, mine, hosts=hosts, place=place)
         address = options.local_addr or (head if head in local else host.address_towards(head))
+        connection = None if hosts else _connect(store, head, identity, mine)
+        gathering = None
         if not options.one_node and not options.no_check:
-            _call_roll(options, plan, store, identity, mine, hosts=hosts, notes=notes, say=say)
+            quiet = options.placed.one_voice and not hosts  # the head says the same
+            say = _say_nothing if quiet else inform
+            roll = _call_roll(options, plan, store, identity, mine, hosts=hosts, notes=notes, inform=say)
+            gathering = _gather(options, store, roll.members, mine, inform=say)
     finally:
         notes.remove()
+    handler = _handler(options, plan, store, identity=identity, address=address, head=head, inform=inform)
+    if gathering is not None and isinstance(handler, HeldRendezvous):
+        handler.lost = lambda: gathering.lost
     return Meeting(
-        handler=_handler(options, plan, store, identity=identity, address=address, head=head, say=say),
+        handler=handler,
         store=store,
         identity=identity,
         address=address,
         endpoint=place,
         hosts_store=hosts,
         places=plan.rendezvous == "c10d" and 1 < options.min_nodes == options.max_nodes and not options.no_check,
+        gathering=gathering,
+        connection=connection,
     )
 
 
+def _say_nothing(_: Notice) -> None:
+    pass
+
+
+def _connect(store: TCPStore, head: str, identity: dict[str, Any], mine: dict[str, Any]) -> liveness.Connection:
+    name = liveness.name_of(mine["host"], mine["pid"])
+    return liveness.Connection(store, head, token=identity["token"], name=name)
+
+
+def _gather(
+    options: Options,
+    store: TCPStore,
+    members: tuple[Arrived, ...],
+    mine: dict[str, Any],
+    *,
+    inform: Callable[[Notice], None],
+) -> Gathering | None:
+    """Watch the nodes of a run that is complete until its first attempt begins."""
+    if options.min_nodes != options.max_nodes:
+        return None  # torch begins with those that are left
+    launcher = liveness.name_of(mine["host"], mine["pid"])
+    timeout_s = node_timeout_s(options)
+    num_nodes = options.max_nodes
+    return Gathering(store, members, launcher=launcher, num_nodes=num_nodes, inform=inform, node_timeout_s=timeout_s)
+
+
 def _make_notes(options: Options, plan: Plan, mine: dict[str, Any], *, local: tuple[str, ...]) -> Notes:
-    folder = Path(options.run_dir).parent if options.run_dir is not None else Path("runs")
+    folder = Path(options.run_dir).parent if options.run_dir is not None else RUNS
     note = Note(
         script=mine["script"],
         run_id=options.rdzv_id,
@@ -224,26 +271,34 @@ def _call_roll(
     *,
     hosts: bool,
     notes: Notes,
-    say: Callable[[str], None],
-) -> None:
+    inform: Callable[[Notice], None],
+) -> Roll:
     static = plan.rendezvous == "static"
 
     def arrived(who: dict[str, Any], rank: int) -> Arrived:
         return Arrived(0, rank if static else -1, who["host"], who["pid"], tuple(who["nodes"]))
 
-    Roll(
+    roll = Roll(
         store,
         arrived(mine, options.node_rank),
         arrived(identity, 0),
         hosts=hosts,
         limit_s=join_limit_s(options),
-        hosts_by_rank=_hosts_by_rank(options),
+        hosts_by_rank=hosts_by_rank(options),
         notes=notes,
-        say=say,
-    ).answer()
+        inform=inform,
+    )
+    roll.answer()
+    return roll
 
 
-def _hosts_by_rank(options: Options) -> list[str]:
+def node_timeout_s(options: Options) -> float:
+    """Return how long a node may be silent while no training step is made."""
+    is_typed = "node_timeout" in dict(options.typed)
+    return options.node_timeout if is_typed else deadlines.scaled(deadlines.NODE_TIMEOUT)
+
+
+def hosts_by_rank(options: Options) -> list[str]:
     """Return the host of each node rank, as far as the Slurm step that this is in has the nodes of the run."""
     names = env.read(env.STEP_NODELIST)
     if names is None or env.read(env.NODEID) != str(options.node_rank):
@@ -277,7 +332,7 @@ def _handler(
     identity: dict[str, Any],
     address: str,
     head: str,
-    say: Callable[[str], None],
+    inform: Callable[[Notice], None],
 ) -> RendezvousHandler:
     if plan.rendezvous != "c10d":
         return HeldRendezvous(
@@ -287,7 +342,7 @@ def _handler(
             run_id=identity["token"] if options.rdzv_id == "none" else options.rdzv_id,
             address=head,
             join_s=rejoin_limit_s(options),
-            say=say,
+            inform=inform,
         )
     settings: dict[str, Any] = {
         "keep_alive_interval": plan.keep_alive_s,

@@ -20,6 +20,7 @@ from paceline.errors import Finding, RunError
 from paceline.launcher import facts, interfaces, likeness, link, reach
 from paceline.launcher.facts import Facts
 from paceline.launcher.ranks import Machinery
+from paceline.rundir import shown
 
 # A head that does not hold a roll call says so at once.
 _HELD_S = 15.0
@@ -286,7 +287,7 @@ def compare(
 
     if num_nodes == 1:
         asked = options.check and first
-        return Result(line=check_alone(gather(0), folder=str(folder)) if asked else "")
+        return Result(line=check_alone(gather(0), folder=shown(folder)) if asked else "")
     roll = RollCall(store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder)
     return roll.hold(gather) if roll.is_held(first) else Result()
 

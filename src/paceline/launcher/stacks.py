@@ -1,6 +1,8 @@
-"""Asks the ranks of this node where they stand: Python stacks by a signal, collectives from their witness.
+"""Asks the ranks of this node where they stand: stacks and collectives from their witness, by a signal as a last means.
 
-A hand: about a tenth of a second for all ranks of a node, whatever they are doing.
+This module collects and decides nothing. It takes some milliseconds for all ranks of a node; half a second if one does
+not answer. A signal goes only to a rank whose witness does not answer and that has a handler for it, and never to the
+children of a rank.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ import linecache
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.launcher import guards, position, witness
+from paceline.launcher import children, guards, position, sockets, witness
 from paceline.launcher.position import Frame
 from paceline.launcher.worker import is_users
 
 # How long a rank has to answer. The stack takes a few milliseconds; the witness may have to wait for the lock.
 _ANSWER_S = 0.5
+_QUIET_ANSWER_S = 1.5  # where no signal may follow, and nobody waits for the result
 # A dump is whole when it has not grown for so long.
 _QUIET_S = 0.02
 # Of a rank that waits for its loader, so many workers are looked at.
 _WORKERS = 4
-_WORKERS_S = 1.0  # for those of all ranks together
+_WORKERS_S = 3.0  # for those of one rank together
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,16 @@ class Look:
 
     Attributes:
         frames: Its main thread's stack, outermost first, from the script on; empty if it is not visible.
-        recorded: What its witness said, empty if it did not.
+        recorded: What its witness said of its last collective, empty if it did not.
         worker: Place of the user's code in a DataLoader worker, as text; empty if there is none to see.
         guard: The ``if`` around its place that chooses ranks; empty if there is none.
         cpu_s: CPU time that it and its children have used so far.
         io_bytes: Bytes that they have read and written so far.
+        state: The kernel's letter for its main thread: S sleeps, R runs, T is stopped, D waits for a device.
+        switches: How often its main thread has stopped running so far, -1 if that is not known.
+        socket_bytes: What its TCP sockets have moved so far, -1 if that is not known.
+        answer: All that its witness said, as ``witness.state`` returns it; empty if it did not answer.
+        others_idle: No other Python thread of it is in the user's code or in a collective.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -48,30 +56,81 @@ class Look:
     guard: str = ""
     cpu_s: float = 0.0
     io_bytes: int = 0
+    state: str = ""
+    switches: int = -1
+    socket_bytes: int = -1
+    answer: dict[str, Any] = field(default_factory=dict)
+    others_idle: bool = False
 
 
-def look(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, Look]:
+def look(
+    pids: Mapping[int, int],
+    files: Mapping[int, Path],
+    *,
+    quiet: bool = False,
+    leave_out: Collection[int] = (),
+) -> dict[int, Look]:
     """Return where ranks stand.
 
     Args:
         pids: Process of each rank, by local rank; all of them living.
         files: Where faulthandler writes in each rank.
+        quiet: Send no signal, and look at no DataLoader worker.
+        leave_out: Ports of connections that carry no collectives.
     """
+    statuses = {local: _status(pid) for local, pid in pids.items()}
+    running = {local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"}
+    answers = _ask_witnesses(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
+    dumps = {} if quiet else _signalled({local: pid for local, pid in running.items() if local not in answers}, files)
+    moved = sockets.counts(pids.values(), leave_out=leave_out)
+    return {
+        local: _look_at(
+            pid,
+            answers.get(local, {}),
+            dumps.get(local, ""),
+            status=statuses[local],
+            socket_bytes=moved.get(pid, -1),
+            quiet=quiet,
+        )
+        for local, pid in pids.items()
+    }
+
+
+def _look_at(
+    pid: int, answer: dict[str, Any], dump: str, *, status: Mapping[str, str], socket_bytes: int, quiet: bool
+) -> Look:
+    threads = answer.get("threads", [])
+    main = next((thread["frames"] for thread in threads if thread["main"]), None)
+    frames = _frames(position.parse(dump) if main is None else main)
+    in_data = position.classify(frames)[0] == position.DATA
+    cpu_s, io_bytes = _work(pid)
+    return Look(
+        frames,
+        answer.get("recorded", {}),
+        worker=_worker_place(pid) if in_data and not quiet else "",
+        guard=_guard(frames),
+        cpu_s=cpu_s,
+        io_bytes=io_bytes,
+        state=status.get("State", "")[:1],
+        switches=_switches(status),
+        socket_bytes=socket_bytes,
+        answer=answer,
+        others_idle=bool(threads) and all(_is_idle(thread["frames"]) for thread in threads if not thread["main"]),
+    )
+
+
+def _is_idle(frames: Sequence[Sequence[Any]]) -> bool:
+    """Return whether a thread can call no collective for the script: it is a library's, and not in one now."""
+    in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
+    return not in_collective and not any(is_users(file) for file, *_ in frames)
+
+
+def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
+    """Return the stacks that ranks write when a signal tells them to."""
     deadline = time.monotonic() + _ANSWER_S  # for all together
     starts = {local: _size(files[local]) for local in pids}
-    asked = {local for local, pid in pids.items() if _ask(pid)}
-    recorded = _ask_witnesses(pids)
-    found = {}
-    for local, pid in pids.items():
-        frames = _frames(_dump(files[local], starts[local], deadline)) if local in asked else ()
-        worker = (
-            _worker_place(pid, files[local], deadline + _WORKERS_S)
-            if position.classify(frames)[0] == position.DATA
-            else ""
-        )
-        cpu_s, io_bytes = _work(pid)
-        found[local] = Look(frames, recorded.get(local, {}), worker, _guard(frames), cpu_s, io_bytes)
-    return found
+    asked = [local for local, pid in pids.items() if _ask(pid)]
+    return {local: _dump(files[local], starts[local], deadline) for local in asked}
 
 
 def at(frames: tuple[Frame, ...]) -> Look:
@@ -81,7 +140,7 @@ def at(frames: tuple[Frame, ...]) -> Look:
 
 def read_crash(file: Path) -> tuple[Frame, ...]:
     """Return where a rank was when it crashed in native code, from what faulthandler has left."""
-    return _frames(_text(file, 0))
+    return _frames(position.parse(_text(file, 0)))
 
 
 def _ask(pid: int) -> bool:
@@ -95,16 +154,27 @@ def _ask(pid: int) -> bool:
 
 
 def _catches(pid: int, signum: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    caught = _status(pid).get("SigCgt", "0")
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
+def _status(pid: int) -> dict[str, str]:
+    """Return the fields of ``/proc/PID/status``, which are those of the main thread; empty if there is none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _switches(status: Mapping[str, str]) -> int:
+    counts = [status.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
+    return sum(map(int, counts)) if all(counts) else -1
+
+
 def _dump(file: Path, start: int, deadline: float) -> str:
-    """Return what a rank has written since, once it has stopped to write."""
+    """Return what a rank has written since, once it has stopped writing."""
     size, since = _size(file), time.monotonic()
     while time.monotonic() < deadline and (size == start or time.monotonic() - since < _QUIET_S):
         time.sleep(0.005)
@@ -130,14 +200,15 @@ def _size(file: Path) -> int:
         return 0
 
 
-def _frames(dump: str) -> tuple[Frame, ...]:
+def _frames(stack: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
     """Return the frames of the script: what is above it is the launcher that the rank was forked from."""
-    frames = [
-        Frame(file, line, function, code=linecache.getline(file, line).strip(), user=is_users(file))
-        for file, line, function in position.parse(dump)
-    ]
+    frames = [_frame(*entry) for entry in stack]
     first = next((place for place, frame in enumerate(frames) if frame.user), 0)
     return tuple(frames[first:])
+
+
+def _frame(file: str, line: int, function: str) -> Frame:
+    return Frame(file, line, function, code=linecache.getline(file, line).strip(), user=is_users(file))
 
 
 def _guard(frames: tuple[Frame, ...]) -> str:
@@ -151,21 +222,22 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-def _worker_place(pid: int, file: Path, deadline: float) -> str:
-    """Return where the first worker stands that is in the user's code: ``data.py:40``."""
+def _worker_place(pid: int) -> str:
+    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for."""
     import psutil
 
+    deadline = time.monotonic() + _WORKERS_S
+    workers: list[int] = []
     with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children()[:_WORKERS]:
-            start = _size(file)  # workers are forked, and share the rank's file
-            if _ask(child.pid):
-                stack = _frames(_dump(file, start, deadline))
-                # a forked worker's stack begins with that of the rank that forked it
-                inside = [n for n, frame in enumerate(stack) if frame.function == "_worker_loop"]
-                place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
-                if place:
-                    return place
-    return ""
+        workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
+    for worker in workers:
+        stack = children.stack(worker, _frame, limit_s=deadline - time.monotonic())
+        # a forked worker's stack begins with that of the rank that forked it
+        inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
+        place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
+        if place:
+            return place
+    return children.describe(workers)
 
 
 def _work(pid: int) -> tuple[float, int]:
@@ -182,20 +254,20 @@ def _work(pid: int) -> tuple[float, int]:
     return cpu_s, io_bytes
 
 
-def _ask_witnesses(pids: Mapping[int, int]) -> dict[int, dict[str, Any]]:
+def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as asker:
         asker.settimeout(0.05)
         names: dict[str, int] = {}
+        with contextlib.suppress(OSError):
+            asker.bind("")  # the kernel chooses an abstract name to answer to
         for local, pid in pids.items():
             with contextlib.suppress(OSError):
-                if not names:
-                    asker.bind("")  # the kernel chooses an abstract name to answer to
                 asker.sendto(b"where", witness.address(pid))
                 names[witness.address(pid)] = local
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + wait_s
         while len(found) < len(names) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError, ValueError):
-                answer, sender = asker.recvfrom(1 << 16)
+                answer, sender = asker.recvfrom(1 << 18)
                 found[names[sender if isinstance(sender, str) else sender.decode()]] = json.loads(answer)
     return found

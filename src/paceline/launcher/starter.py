@@ -8,7 +8,7 @@ the parent of the ranks and adopts the orphans that they leave; when its socket 
 is done or was killed, it ends them all.
 
 Messages are JSON lines. To the starter: ``start`` (with the descriptors of stdout and stderr), ``signal``,
-``kill``. From it: ``started``, ``ended``.
+``kill``, ``leave``. From it: ``started``, ``ended``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from paceline import env
-from paceline.launcher import system
+from paceline.errors import Notice
+from paceline.launcher import pump, system
+from paceline.launcher.pump import Copy
 from paceline.launcher.task import PROGRAM, RankTask
 
 # How long ranks have after SIGTERM when the launcher has been killed; the whole must fit in 10 s.
 _ORPHAN_GRACE_S = 5.0
+# How often to look whether the fork server is stopped, and how many looks in a row make it so.
+_LOOK_S, _LOOKS = 2.0, 2
 # What a scheduler or a terminal sends to every process of a job; the launcher decides what becomes of it.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -61,15 +66,24 @@ class Starter:
         self._lock = threading.Lock()
         self._received = b""
 
-    def start(self, task: RankTask, *, stdout: int, stderr: int) -> None:
+    def start(self, task: RankTask, *, stdout: int, stderr: int, files: Sequence[int] = ()) -> None:
         """Start a rank with these descriptors as its stdout and stderr.
+
+        Args:
+            task: What it runs.
+            stdout: Its stdout.
+            stderr: Its stderr.
+            files: What becomes the task's ``crash``, ``stacks`` and ``report``; or nothing.
 
         Raises:
             OSError: The warm process is gone.
         """
-        line = json.dumps({"do": "start", "task": task.to_json()}).encode() + b"\n"
+        self._hand_over({"do": "start", "task": task.to_json(), "files": len(files)}, [stdout, stderr, *files])
+
+    def _hand_over(self, message: dict[str, Any], descriptors: Sequence[int]) -> None:
+        line = json.dumps(message).encode() + b"\n"
         with self._lock:
-            sent = socket.send_fds(self._link, [line], [stdout, stderr])
+            sent = socket.send_fds(self._link, [line], list(descriptors))
             self._link.sendall(line[sent:])
 
     def signal(self, local_rank: int, signum: int, *, group: bool = False) -> None:
@@ -78,6 +92,7 @@ class Starter:
 
     def kill(self) -> None:
         """Kill all ranks and everything that descends from them, now."""
+        self._wake_up()
         self._send({"do": "kill"})
 
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -97,22 +112,79 @@ class Starter:
         *lines, self._received = (self._received + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def close(self, *, leave: bool = False) -> None:
+    def close(self, *, leave: bool = False, streams: Sequence[Copy] = ()) -> None:
         """Let the warm process go, and wait for it.
 
         Args:
             leave: Leave alone what ranks that succeeded have started in the background, as torchrun does;
                 otherwise everything that descends from the ranks is ended.
+            streams: With ``leave``, what processes in the background still write to: their output is copied as long
+                as they live, because writing into a pipe that nobody reads would end them.
         """
+        self._wake_up()
+        if leave and streams:
+            self._leave_behind(streams)
+            return
         if leave:
-            self._send({"do": "leave"})
+            self._send({"do": "leave", "streams": []})
         self._link.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
+    def _wake_up(self) -> None:
+        """Let the process run that is to end now, where somebody has stopped it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+    def _leave_behind(self, streams: Sequence[Copy]) -> None:
+        descriptors = []
+        for copy in streams:
+            console = copy.console if copy.console >= 0 else copy.source  # two for each, also where one is not used
+            descriptors += [copy.source, console]
+        with contextlib.suppress(OSError):
+            self._hand_over({"do": "leave", "streams": [pump.describe(copy) for copy in streams]}, descriptors)
+        self._link.close()
+
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError), self._lock:  # it is gone, and its ranks went with it
             self._link.sendall(json.dumps(message).encode() + b"\n")
+
+
+class StopWatch:
+    """Looks now and then whether the fork server was stopped: then no rank is started, and no end is noticed.
+
+    Args:
+        pid: The fork server.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._next_s = 0.0
+        self._num_stopped = 0  # looks in a row that found it stopped
+
+    def look(self) -> Notice | None:
+        """Return the notice that it is stopped, once each time; costs next to nothing between looks."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + _LOOK_S
+        self._num_stopped = self._num_stopped + 1 if _is_stopped(self._pid) else 0
+        if self._num_stopped != _LOOKS:
+            return None
+        return Notice(
+            f"the fork server, which starts the ranks and sees how they end, is stopped (pid {self._pid}, state T)",
+            ("ranks that run continue; until it continues, no rank is started and no rank's end is noticed",),
+            f"fix: kill -CONT {self._pid}",
+        )
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal; False where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def fork_starter() -> tuple[Starter | None, RankTask | None]:
@@ -125,9 +197,12 @@ def fork_starter() -> tuple[Starter | None, RankTask | None]:
     near, far = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Ctrl-C reaches both processes: the new one must not take it before it has learned to ignore it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
     if pid:
         far.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Starter(near, pid), None
     near.close()
     return None, _Server(far).serve()
@@ -152,6 +227,7 @@ class _Server:
         system.adopt_orphans()
         for signum in (signal.SIGINT, *_SENT_TO_ALL):
             signal.signal(signum, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         wake_in, wake_out = socket.socketpair()
         wake_in.setblocking(False)
         wake_out.setblocking(False)
@@ -181,30 +257,49 @@ class _Server:
         for line in lines:
             message = json.loads(line)
             if message["do"] == "start":
+                stdio, files = self._take(2), self._take(message["files"])
                 task = RankTask.from_json(message["task"])
-                if self._start(task):
+                if files:
+                    task = replace(task, crash=files[0], stacks=files[1], report=files[2])
+                if self._start(task, *stdio):
                     return task
             elif message["do"] == "signal":
                 self._signal(message["rank"], message["signum"], message["group"])
             elif message["do"] == "kill":
                 self._kill_descendants()
             else:
-                os._exit(0)
+                self._leave(message["streams"])
         return None
 
-    def _start(self, task: RankTask) -> bool:
+    def _start(self, task: RankTask, stdout: int, stderr: int) -> bool:
         """Fork a rank; True in the rank."""
-        stdout, stderr, *self.descriptors = self.descriptors
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             _settle_in(stdout, stderr, parent=parent, name=self.name)
             return True
-        os.close(stdout)
-        os.close(stderr)
+        for handle in (stdout, stderr, task.crash, task.stacks, task.report):
+            if handle >= 0:
+                os.close(handle)
         self.pids[pid] = task.local_rank
         self._tell({"said": "started", "rank": task.local_rank, "pid": pid, "time_ns": time.time_ns()})
         return False
+
+    def _take(self, count: int) -> list[int]:
+        """Return the descriptors that came next."""
+        first, self.descriptors = self.descriptors[:count], self.descriptors[count:]
+        return first
+
+    def _leave(self, streams: list[dict[str, object]]) -> NoReturn:
+        """The run has succeeded: copy what processes in the background write, as long as they live."""
+        self.link.close()
+        if streams:
+            system.set_name("paceline-output")
+            for signum in (signal.SIGINT, *_SENT_TO_ALL):
+                signal.signal(signum, signal.SIG_DFL)
+            copies = [pump.restore(values, *self._take(2)) for values in streams]
+            pump.Pump("paceline-output").serve_until_end(copies)
+        os._exit(0)
 
     def _become_rank(self, *wakers: socket.socket) -> None:
         """Put back what a fresh process would have."""
@@ -296,8 +391,9 @@ def execute(task: RankTask) -> NoReturn:
     """
     if task.method == "spawn":
         env.put(env.TASK, task.to_json())
-        if task.pulse >= 0:
-            os.set_inheritable(task.pulse, True)
+        for handle in (task.pulse, task.crash, task.stacks, task.report):
+            if handle >= 0:
+                os.set_inheritable(handle, True)
         command = [task.python, "-u", "-m", "paceline.launcher.worker"]
     elif task.kind == PROGRAM:
         command = [task.target, *task.args]

@@ -15,54 +15,67 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from paceline.errors import Finding, RunError, SetupError
+from paceline import deadlines
+from paceline.errors import Finding, Notice, RunError, SetupError
 from paceline.launcher import guard, host, ports, unreached
-from paceline.launcher.knock import STORE_TIMEOUT, banner, enter, knock, look_up
+from paceline.launcher.knock import STORE_TIMEOUT, Knock, banner, enter, knock, look_up
+from paceline.launcher.node_wait import Waiting
 from paceline.launcher.notes import Notes
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
+from paceline.wording import duration
 
 _DEFAULT_JOIN_S = 600
-# A name that does not resolve is mostly misspelt; of a service that is just starting it comes a little later.
-_NAME_S = 6.0
 _NOTE_AFTER_S = 3.0
 # torch's server begins with a client of its own, which a firewall can keep out for minutes.
 _OWN_S = 10.0
+_AGAIN_S = 0.2
+_IDENTITY_S = 5.0  # the head writes it right after it listens
 
 
 def open_or_reach(
-    options: Options, plan: Plan, *, local: tuple[str, ...], notes: Notes, say: Callable[[str], None]
+    options: Options,
+    plan: Plan,
+    *,
+    identity: dict[str, Any],
+    local: tuple[str, ...],
+    notes: Notes,
+    inform: Callable[[Notice], None],
 ) -> tuple[TCPStore, str, bool]:
-    """Return the store of the run, the head's numeric address, and whether this node hosts the store."""
+    """Return the store of the run, the head's numeric address, and whether this node hosts the store.
+
+    Args:
+        options: What was asked for.
+        plan: What was decided.
+        identity: This run, as this node would name it.
+        local: Addresses of this host.
+        notes: What nodes say in the shared folder.
+        inform: Prints a notice.
+
+    Raises:
+        SetupError: The port is taken, or a name does not resolve.
+        RunError: Nobody has answered in time, or something that is not a store.
+    """
     port = int(plan.port.value)
-    head = ""
-    if options.one_node or (plan.rendezvous == "static" and options.node_rank == 0):
-        head = _resolve(plan.host)
-    elif plan.rendezvous == "c10d":
-        found = look_up(plan.host)
-        head = "" if isinstance(found, str) else found[0]
-    if _hosts_store(options, plan, head=head, local=local):
-        store = open_store(head, port, must=plan.rendezvous != "c10d" or options.one_node)
-        if store is not None:
-            notes.mine = replace(notes.mine, address=head, port=store.port, listens=True)
-            return store, head, True
-    limit_s = join_limit_s(options)
-    store, head = _reach_store(plan.host, port, limit_s=limit_s, notes=notes, say=say)
-    return store, head, False
+    reaching = _Reaching(options, plan.host, port, notes=notes, inform=inform)
+    head = reaching.await_name() if _may_host(options, plan) else ""
+    if not _hosts_store(options, plan, head=head, local=local):
+        return (*reaching.reach(), False)
+    is_static = plan.rendezvous == "static" and not options.one_node
+    store: TCPStore | None
+    if is_static and not options.no_check and head not in local and not host.is_loopback(head):
+        store, hosts = _host_behind(head, port, identity=identity, reaching=reaching)
+    else:
+        store, hosts = _open_or_join(head, port, identity, options=options, plan=plan)
+    if store is None:
+        return (*reaching.reach(), False)
+    if hosts:
+        notes.mine = replace(notes.mine, address=head, port=store.port, listens=True)
+    return store, head, hosts
 
 
-def _resolve(name: str) -> str:
-    found = look_up(name)
-    if isinstance(found, str):
-        raise SetupError(
-            Finding(
-                "hostname-unresolvable",
-                f"the head's name {name} does not resolve on {socket.gethostname()}: {found}",
-                where=socket.gethostname(),
-                fix="use the head's numeric address, as `hostname -I` prints it there",
-            )
-        )
-    return found[0]
+def _may_host(options: Options, plan: Plan) -> bool:
+    return options.one_node or plan.rendezvous == "c10d" or options.node_rank == 0
 
 
 def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, ...]) -> bool:
@@ -70,16 +83,61 @@ def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, .
 
     torch compares host names, which fails for an address of a second interface: then nobody hosts.
     """
-    if plan.rendezvous == "static":
-        # A second node 0 on another host is to meet the first, which tells both.
-        foreign = bool(head) and head not in local and not host.is_loopback(head) and not options.no_check
-        return options.node_rank == 0 and not (
-            foreign and not options.one_node and knock(head, int(plan.port.value)).kind == "open"
-        )
+    if plan.rendezvous != "c10d":
+        return options.node_rank == 0 or options.one_node
     asked = dict(options.rdzv_conf).get("is_host", "").lower()
     if asked:
         return asked in ("1", "true", "t", "yes", "y")
     return head in local or host.is_loopback(head)
+
+
+def _open_or_join(
+    head: str, port: int, identity: dict[str, Any], *, options: Options, plan: Plan
+) -> tuple[TCPStore | None, bool]:
+    """Host the store; where another launcher of this run does already, return a client of that one.
+
+    Returns:
+        The store, None if another node hosts it with c10d; and whether it is hosted here.
+    """
+    must = plan.rendezvous != "c10d" or options.one_node
+    try:
+        return open_store(head, port, must=must), True
+    except SetupError:
+        # Two launchers with node rank 0 on one host: the first reports both.
+        client = None if options.one_node or options.no_check else enter(head, port)
+        if client is None or not _is_same_run(_identity_in(client), identity):
+            raise
+        return client, False
+
+
+def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _Reaching) -> tuple[TCPStore, bool]:
+    """Host the store at an address of none of this host's interfaces: a service's, which leads here, or another host's.
+
+    A second launcher with node rank 0 on another host finds the first one there, which reports both. Its own store must
+    not be opened through that address: it would write into the first one's.
+    """
+    own = open_store("::1" if ":" in head else "127.0.0.1", port, must=True)
+    assert own is not None
+    own.set(guard.IDENTITY_KEY, json.dumps(identity))
+    store, _ = reaching.reach()
+    if (_identity_in(store) or {}).get("token") == identity["token"]:
+        return own, True
+    return store, False
+
+
+def _identity_in(store: TCPStore) -> dict[str, Any] | None:
+    """Return the run that a store belongs to, None if it does not say so within a moment."""
+    deadline = time.monotonic() + _IDENTITY_S
+    while not store.check([guard.IDENTITY_KEY]):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+    found: dict[str, Any] = json.loads(store.get(guard.IDENTITY_KEY))
+    return found
+
+
+def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
+    return theirs is not None and all(theirs[name] == mine[name] for name in ("run_id", "script"))
 
 
 def open_store(head: str, port: int, *, must: bool) -> TCPStore | None:
@@ -125,9 +183,21 @@ def _not_to_itself(head: str, port: int) -> Finding:
 
 def join_limit_s(options: Options) -> float:
     """Return how long the start may wait for nodes."""
+    typed = _typed_limit_s(options)
+    if typed is not None:
+        return typed
+    if options.no_check:
+        return _DEFAULT_JOIN_S
+    if options.placed.said.startswith("Slurm step"):
+        return deadlines.scaled(deadlines.SLURM_START)
+    is_static = options.rdzv_backend == "static"
+    return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)
+
+
+def _typed_limit_s(options: Options) -> float | None:
     settings = dict(options.rdzv_conf)
-    usual = _DEFAULT_JOIN_S if options.no_check else options.roll_call_timeout
-    return float(settings.get("join_timeout", settings.get("timeout", usual)))
+    typed = settings.get("join_timeout", settings.get("timeout", options.roll_call_timeout))
+    return None if typed is None else float(typed)
 
 
 def rejoin_limit_s(options: Options) -> float:
@@ -136,32 +206,80 @@ def rejoin_limit_s(options: Options) -> float:
     return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
 
 
-def _reach_store(
-    name: str, port: int, *, limit_s: float, notes: Notes, say: Callable[[str], None]
-) -> tuple[TCPStore, str]:
-    """Connect to the head's store as soon as it listens; return it and the head's numeric address.
+class _Reaching:
+    """This node's tries to reach the head's port.
 
-    Raises:
-        SetupError: The head's name does not resolve.
-        RunError: Nobody has answered within ``limit_s``, or something that is no store.
+    Args:
+        options: What was asked for.
+        name: The head's name or address.
+        port: Its port.
+        notes: What nodes say in the shared folder.
+        inform: Prints a notice.
     """
-    start = told = time.monotonic()
-    while True:
-        tried = knock(name, port)
-        waited_s = time.monotonic() - start
-        if tried.kind == "open":
-            return _enter(tried.address, port), tried.address
-        if waited_s > _NOTE_AFTER_S:
-            notes.leave(address=tried.address, trouble=unreached.in_words(tried))
-        limited_s = min(limit_s, _NAME_S) if tried.kind == "unresolved" else limit_s
-        if waited_s > limited_s:
-            notes.leave(address=tried.address, trouble=unreached.in_words(tried), ended=True)
-            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waited_s)
+
+    def __init__(
+        self, options: Options, name: str, port: int, *, notes: Notes, inform: Callable[[Notice], None]
+    ) -> None:
+        self._options, self._name, self._port, self._notes = options, name, port, notes
+        self._waiting = Waiting(inform, limit_s=join_limit_s(options))
+        self._refused_since_s: float | None = None
+        self._refused_limit_s = deadlines.scaled(deadlines.PORT_REFUSED)
+        self._is_limited = _typed_limit_s(options) is not None or options.no_check  # by the user, so it holds
+
+    def await_name(self) -> str:
+        """Return the head's numeric address as soon as its name resolves.
+
+        Raises:
+            SetupError: It does not, in time.
+        """
+        while isinstance(found := look_up(self._name), str):
+            self._wait(Knock("unresolved", detail=found))
+        return found[0]
+
+    def reach(self) -> tuple[TCPStore, str]:
+        """Connect to the head's store as soon as it listens; return it and the head's numeric address.
+
+        Raises:
+            SetupError: The head's name does not resolve.
+            RunError: Nobody has answered in time, or something that is not a store.
+        """
+        while (tried := knock(self._name, self._port)).kind != "open":
+            self._wait(tried)
+        return _enter(tried.address, self._port), tried.address
+
+    def _wait(self, tried: Knock) -> None:
+        """Wait a moment after a try in vain.
+
+        Raises:
+            SetupError: The head's name does not resolve, and the wait is over.
+            RunError: The head was not reached, and the wait is over.
+        """
+        waiting, notes = self._waiting, self._notes
+        trouble = unreached.in_words(tried)
+        if waiting.waited_s > _NOTE_AFTER_S:
+            notes.leave(address=tried.address, trouble=trouble)
+        if self._is_hopeless(tried):
+            notes.leave(address=tried.address, trouble=trouble, ended=True)
+            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
             raise SetupError(finding) if tried.kind == "unresolved" else RunError(finding)
-        if time.monotonic() - told > 5:
-            told = time.monotonic() + 25
-            say(f"waiting for the head at {name}:{port} for {waited_s:.0f} s: {unreached.in_words(tried)}")
-        time.sleep(0.2)
+        if waiting.is_due:
+            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
+            picture = unreached.notice(finding, tried, place=f"{self._name}:{self._port}")
+            is_short = tried.kind == "refused" and not self._is_limited
+            waiting.show(picture, until=f"{duration(self._refused_limit_s)} of refusals" if is_short else "")
+        time.sleep(_AGAIN_S)
+
+    def _is_hopeless(self, tried: Knock) -> bool:
+        """Return whether the wait is over: for long enough the head's host has answered, and refused the port."""
+        now_s = time.monotonic()
+        if tried.kind != "refused":
+            self._refused_since_s = None
+        elif self._refused_since_s is None:
+            self._refused_since_s = now_s
+        if self._options.one_node:
+            return True
+        refused_s = 0.0 if self._refused_since_s is None else now_s - self._refused_since_s
+        return self._waiting.is_over or (not self._is_limited and refused_s > self._refused_limit_s)
 
 
 def _enter(address: str, port: int) -> TCPStore:
@@ -183,13 +301,10 @@ def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: s
     if hosts:
         store.set(guard.IDENTITY_KEY, json.dumps(mine))
         return mine
-    deadline = time.monotonic() + 5  # the head writes it right after it listens
-    while not store.check([guard.IDENTITY_KEY]):
-        if time.monotonic() > deadline:
-            raise RunError(guard.foreign(None, place=place))
-        time.sleep(0.05)
-    theirs: dict[str, Any] = json.loads(store.get(guard.IDENTITY_KEY))
+    theirs = _identity_in(store)
+    if theirs is None:
+        raise RunError(guard.foreign(None, place=place))
     alone = mine["nodes"] == [1, 1]
-    if alone or theirs["run_id"] != mine["run_id"] or theirs["script"] != mine["script"]:
+    if alone or not _is_same_run(theirs, mine):
         raise RunError(guard.foreign(theirs, place=place))
     return theirs

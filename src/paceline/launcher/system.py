@@ -5,8 +5,14 @@ Elsewhere they do nothing and say so by returning False.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import os
+import signal
 import sys
+import tempfile
+from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -14,6 +20,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # Looked up once, before any fork: a lookup in a child could need a lock that another thread held.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def memory_file(name: str) -> int:
+    """Return the descriptor of an empty file without a name on any disk; what is written goes to its end."""
+    if sys.platform == "linux":
+        handle = os.memfd_create(name)
+    else:
+        with tempfile.TemporaryFile() as file:
+            handle = os.dup(file.fileno())
+    fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
+    return handle
 
 
 def die_with_parent(signum: int) -> bool:
@@ -24,6 +41,30 @@ def die_with_parent(signum: int) -> bool:
 def adopt_orphans() -> bool:
     """Become the parent of all descendants whose own parent ends."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_sessions(leaders: Collection[int]) -> None:
+    """Kill all processes of some sessions, also when their leaders have ended."""
+    for entry in os.listdir("/proc") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # it has ended, or is not a process
+            if entry.isdigit() and os.getsid(int(entry)) in leaders:
+                os.kill(int(entry), signal.SIGKILL)
+
+
+def kernel_wait(pid: int) -> str:
+    """Return where in the kernel a process waits that cannot be interrupted (state D); empty if it is not in one."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    if state != "D":
+        return ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
+        place = file.read().strip()
+        if place not in ("", "0"):
+            return place
+    return "an unknown place"
 
 
 def set_name(name: str) -> bool:

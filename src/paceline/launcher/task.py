@@ -24,8 +24,9 @@ class RankTask:
         method: ``fork``, ``spawn`` or ``exec``.
         python: The interpreter for ``spawn`` and ``exec``.
         error_file: Where to leave an exception.
-        crash_file: Where faulthandler writes stacks.
-        stacks_file: Where faulthandler writes stacks when the launcher asks for them.
+        crash: Descriptor that faulthandler writes stacks to, -1 for none.
+        stacks: Descriptor that faulthandler writes stacks to when the launcher asks for them, -1 for none.
+        report: Descriptor that exceptions are written to as well, -1 for none; the error file may fail.
         pulse: Descriptor of the pulse memory, -1 for no probe.
         num_local_ranks: Ranks on this node, the number of slots in it.
         check_finite: End the run where a loss or gradient is not finite.
@@ -42,8 +43,9 @@ class RankTask:
     method: str = "fork"
     python: str = ""
     error_file: str = ""
-    crash_file: str = ""
-    stacks_file: str = ""
+    crash: int = -1
+    stacks: int = -1
+    report: int = -1
     pulse: int = -1
     num_local_ranks: int = 1
     check_finite: bool = False

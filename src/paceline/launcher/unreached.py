@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.errors import Finding
+from paceline.errors import Finding, Notice
 from paceline.launcher.host import is_loopback
 from paceline.launcher.knock import Knock
 from paceline.launcher.notes import Note
@@ -75,6 +75,14 @@ def _fix(knock: Knock, mine: Note) -> str:
     return "give the head's address in the network that both are in, as `hostname -I` prints it there"
 
 
+def notice(finding: Finding, knock: Knock, *, place: str) -> Notice:
+    """Return the notice of a node that waits for the head, from the finding that it would end with."""
+    details = tuple(line for line in finding.evidence if knock.kind != "refused" or line != knock.detail)
+    if finding.name not in _NAMES.values():  # the name or the address is wrong, which says more than the knock
+        details = (finding.what, *details)
+    return Notice(f"waiting for the head at {place}: {_MEANS[knock.kind]}", details, f"fix: {finding.fix}")
+
+
 def resolves_differently(head: Note, node: Note) -> Finding:
     """The head's name means one address on the head and another on a node."""
     return Finding(
@@ -96,25 +104,49 @@ def to_itself(node: Note) -> Finding:
     )
 
 
-def explain_missing(finding: Finding, mine: Note, others: Sequence[Note]) -> Finding:
+def explain_missing(finding: Finding, mine: Note, others: Sequence[Note], *, num_missing: int = 0) -> Finding:
     """Return the head's finding with what the notes of nodes that did not get through say.
 
     Args:
         finding: That nodes are missing.
         mine: The head.
         others: Nodes that have left notes.
+        num_missing: How many are missing.
     """
-    lines = [_hearsay(note, mine) for note in others][:5]
-    if is_loopback(mine.address) and not is_loopback(mine.name) and not lines:
-        lines.append(f"{mine.name} means {mine.address} here; a node on which it does too waits for itself")
+    lines = hearsay(mine, others)
     alone = [note for note in others if note.listens and is_loopback(note.address) and not is_loopback(note.name)]
     if not is_loopback(mine.name) and is_loopback(mine.address) and any(note.listens for note in others):
         alone = [mine]
     if alone:
         return replace(to_itself(alone[0]), evidence=(*lines, finding.what))
     told = replace(finding, evidence=(*finding.evidence, *lines))
-    astray = [note for note in others if note.port != mine.port or _elsewhere(note, mine)]
-    return replace(told, fix=f"the same address and port on every node: {_best(mine)}:{mine.port}") if astray else told
+    return replace(told, fix=advice(mine, others, num_missing=num_missing) or finding.fix)
+
+
+def hearsay(mine: Note, others: Sequence[Note]) -> list[str]:
+    """Return what the notes of nodes that did not get through say, a line for each of the first."""
+    lines = [_hearsay(note, mine) for note in others][:5]
+    if is_loopback(mine.address) and not is_loopback(mine.name) and not lines:
+        lines.append(f"{mine.name} means {mine.address} here; a node on which it does too waits for itself")
+    return lines
+
+
+def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
+    """Return what to do about nodes that are up and do not get through; empty if some are not up.
+
+    Args:
+        mine: The head.
+        others: Nodes that have left notes.
+        num_missing: How many nodes are missing.
+    """
+    if any(note.port != mine.port or _elsewhere(note, mine) for note in others):
+        return f"the same address and port on every node: {_best(mine)}:{mine.port}"
+    if not others or len(others) < num_missing:
+        return ""
+    walled = [note for note in others if "firewall" in note.trouble]
+    if walled:
+        return f"open port {mine.port} and the ephemeral ports between the nodes (here: iptables -S INPUT)"
+    return f"find out why {others[0].host} does not reach {_best(mine)}:{mine.port}; it prints what it sees"
 
 
 def _hearsay(note: Note, mine: Note) -> str:

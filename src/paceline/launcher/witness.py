@@ -1,9 +1,10 @@
 """The witness in a rank: answers its launcher about where the rank stands, also when the rank hangs.
 
-Two ways, because either may be blocked. A signal makes faulthandler write the Python stacks of all threads to a
-file; it needs neither the interpreter nor its lock, so it works in any native wait. And a thread that sleeps in a
-socket answers with what torch's Flight Recorder has of the collectives; it needs the lock for a moment, and costs
-nothing as long as nobody asks. Nothing here runs during a step.
+A thread that sleeps in a socket answers with the Python stacks of all threads and with what torch's Flight Recorder
+has of the collectives. It needs the interpreter's lock for a moment, and costs nothing as long as nobody asks. Where
+it does not answer, because C code holds that lock, a signal makes faulthandler write the stacks to a file. That works
+in any native wait, but the signal cuts short a blocking call of C code, so it is the last means. Nothing here runs
+during a step.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import math
 import os
 import signal
 import socket
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any
+
+# So much of a rank is reported: it has to fit into one datagram.
+_THREADS, _FRAMES, _MAIN_FRAMES = 24, 30, 100
+_GROUPS, _PENDING, _RECENT = 16, 16, 32
+_LATEST = 256  # entries of the Flight Recorder that an answer is made of: all 2,000 take a rank some 40 ms to read
+_ENTRY = b',{"collective_seq_id"'  # what separates them; their fields are sorted
 
 # A real-time signal that neither glibc, Python, torch nor NCCL uses; 0 where there is none (macOS).
 SIGNAL = int(getattr(signal, "SIGRTMAX", 3)) - 3
 
 
-def install(stacks: TextIO) -> None:
+def install(stacks: int) -> None:
     """Let this rank answer.
 
     Args:
-        stacks: Where faulthandler writes; must stay open.
+        stacks: Descriptor that faulthandler writes to; must stay open.
     """
     if SIGNAL:
         faulthandler.register(SIGNAL, file=stacks, all_threads=True)
@@ -46,7 +54,90 @@ def _answer(ear: socket.socket) -> None:
     while True:
         _, asker = ear.recvfrom(16)
         with contextlib.suppress(OSError):  # it has stopped to listen
-            ear.sendto(json.dumps(recorded()).encode(), asker)
+            ear.sendto(json.dumps(state()).encode(), asker)
+
+
+def state() -> dict[str, Any]:
+    """Return where this process is, as plain data.
+
+    Returns:
+        ``recorded``: As ``recorded`` returns it. ``pending``: Collectives that have not come back, oldest first, and
+        ``recent``: the last ones of each process group, both as ``[group, seq, call, elements, record]``. ``members``:
+        Global ranks of each process group. ``whole``: ``recent`` has all groups.
+        ``p2p``: Number of sends and receives that have not come back. ``threads``:
+        Stacks of the Python threads, as ``stacks`` returns them.
+    """
+    kept = entries(last=_LATEST)
+    collectives = [entry for entry in kept if not entry.get("is_p2p")]
+    recent = _by_group(collectives)
+    return {
+        "recorded": _last(kept),
+        "pending": [_collective(entry) for entry in collectives if not entry["retired"]][:_PENDING],
+        "p2p": sum(bool(entry.get("is_p2p")) and not entry["retired"] for entry in kept),
+        "recent": [each for group in list(recent)[-_GROUPS:] for each in recent[group][-_RECENT:]],
+        "whole": len(recent) <= _GROUPS and (not kept or kept[0].get("record_id") == 0),
+        "members": members(),
+        "threads": stacks(),
+    }
+
+
+def _by_group(collectives: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
+    """Return the collectives of each process group; where a group was made again under its name, those of the last."""
+    found: dict[str, list[list[Any]]] = {}
+    for entry in collectives:
+        call = _collective(entry)
+        calls = found.setdefault(call[0], [])
+        if calls and call[1] < calls[-1][1]:
+            calls.clear()
+        calls.append(call)
+    return found
+
+
+def stacks() -> list[dict[str, Any]]:
+    """Return the stacks of this process's Python threads: ``name``, ``main``, ``frames`` from the outside in."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    found: list[dict[str, Any]] = []
+    for ident, frame in list(sys._current_frames().items()):
+        if ident != own and len(found) < _THREADS:
+            limit = _MAIN_FRAMES if ident == main else _FRAMES
+            found.append({"name": names.get(ident, ""), "main": ident == main, "frames": _frames(frame, limit)})
+    return found
+
+
+def _frames(frame: Any, limit: int) -> list[tuple[str, int, str]]:
+    """Return the innermost frames of a stack, the innermost last."""
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < limit:
+        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def members() -> dict[str, list[int]]:
+    """Return the global ranks of each process group that this process belongs to."""
+    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(distributed, "_world", None)
+    if world is None:
+        return {}
+    with contextlib.suppress(RuntimeError, AttributeError):  # the script may be making another group at this moment
+        ranks = dict(world.pg_group_ranks)
+        return {str(name): sorted(ranks[group]) for group, name in list(world.pg_names.items()) if group in ranks}
+    return {}
+
+
+def _group_of(entry: dict[str, Any]) -> str:
+    return str(next(iter(entry.get("process_group", ())), ""))
+
+
+def _call_of(entry: dict[str, Any]) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[2]
+
+
+def _collective(entry: dict[str, Any]) -> list[Any]:
+    elements = sum(math.prod(sizes) for sizes in entry.get("input_sizes", ()))
+    seq, record = int(entry["collective_seq_id"]), int(entry.get("record_id", -1))
+    return [_group_of(entry), seq, _call_of(entry), elements, record]
 
 
 def recorded() -> dict[str, Any]:
@@ -57,31 +148,49 @@ def recorded() -> dict[str, Any]:
         (it has not come back); empty if there is none. Of several process groups, the one whose collective has not
         come back.
     """
+    return _last(entries())
+
+
+def _last(kept: list[dict[str, Any]]) -> dict[str, Any]:
     last: dict[str, Any] = {}
-    for entry in entries():
+    for entry in kept:
         if not last or not entry["retired"] or last["retired"]:
             last = entry
     if not last:
         return {}
     return {
-        "call": str(last["profiling_name"]).rpartition(":")[2],
+        "call": _call_of(last),
         "seq": int(last["collective_seq_id"]),
-        "group": str(next(iter(last.get("process_group", ())), "")),
+        "group": _group_of(last),
         "timeout_s": int(last.get("timeout_ms", 0)) / 1000,
         "flying": not last["retired"],
     }
 
 
-def entries() -> list[dict[str, Any]]:
-    """Return what the Flight Recorder has kept of collectives, oldest first; NCCL's are kept apart from gloo's."""
+def entries(*, last: int = 0) -> list[dict[str, Any]]:
+    """Return what the Flight Recorder has kept of collectives, oldest first; NCCL's are kept apart from gloo's.
+
+    Args:
+        last: Return so many of the newest at least, where there are more; 0 for all.
+    """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     found: list[dict[str, Any]] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(c10d, name, None)
         if dump is not None:
             with contextlib.suppress(RuntimeError, ValueError, TypeError):
-                found += json.loads(dump(True, False)).get("entries", [])
+                found += _read(dump(True, False), last)
     return found
+
+
+def _read(dump: bytes, last: int) -> list[dict[str, Any]]:
+    """Return the entries of a dump, or the last ones without reading those before."""
+    pieces = dump.rsplit(_ENTRY, last) if last else []
+    if len(pieces) <= last or not last:
+        entries: list[dict[str, Any]] = json.loads(dump).get("entries", [])
+        return entries
+    newest = b"[" + _ENTRY[1:] + _ENTRY.join(pieces[1:])
+    return list(json.JSONDecoder().raw_decode(newest.decode())[0])
 
 
 def averages_gradients() -> bool:

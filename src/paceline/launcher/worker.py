@@ -30,11 +30,14 @@ from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
 from paceline.errors import EXIT_UNFINISHED, PacelineError
-from paceline.launcher import guard, keep_group, probe, starter, system, witness
+from paceline.launcher import awaited_worker, guard, keep_group, probe, rank_files, starter, system, witness
 from paceline.launcher.after_import import when_imported
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
 from paceline.rundir import write_whole
 
+# Of exceptions in threads, so many are recorded: a pool of them may fail in the same way again and again.
+_MOST_THREADS = 3
+_TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _kept: list[Any] = []  # must live as long as the process: streams, files and the launcher's __main__
 
@@ -47,6 +50,9 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         function: What a ``function`` task runs.
     """
     os.environ.update(task.env)
+    for handle in (task.crash, task.stacks, task.report):
+        if handle >= 0:
+            os.set_inheritable(handle, False)
     if task.method == "exec" and task.numa_binding:
         _bind(task)  # inherited by the program
     if task.method != "fork":
@@ -60,6 +66,7 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         if os.getpid() != rank:
             raise  # a child that the script has forked: its end is not the rank's
         if stop.code in (None, 0):
+            probe.look_at_parameters()
             slot[pulse.PHASE] = _phase(pulse.RETURNED)
         elif stop.code == EXIT_UNFINISHED:  # no failure: nothing to record
             slot[pulse.PHASE] = _phase(pulse.LEFT)
@@ -72,6 +79,7 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         _show(error)
         raise SystemExit(1) from None
     if os.getpid() == rank:
+        probe.look_at_parameters()
         slot[pulse.PHASE] = _phase(pulse.RETURNED)
 
 
@@ -105,23 +113,20 @@ def _open_streams() -> None:
 
 def _prepare(task: RankTask) -> memoryview[int]:
     """Switch on what sees inside; returns the rank's pulse."""
-    if task.crash_file:
-        crash = open(task.crash_file, "w")  # noqa: SIM115  # faulthandler needs it until the process ends
-        _kept.append(crash)
-        faulthandler.enable(file=crash)
-    if task.stacks_file:
-        stacks = open(task.stacks_file, "w")  # noqa: SIM115  # as long as the process lives, too
-        _kept.append(stacks)
-        witness.install(stacks)
+    if task.crash >= 0:
+        faulthandler.enable(file=task.crash)
+    if task.stacks >= 0:
+        witness.install(task.stacks)
+    _hear_threads(task)
     if task.pulse >= 0:
-        slot = pulse.PulseBoard(task.pulse, task.num_local_ranks).slot(task.local_rank)
+        pulse.board = pulse.PulseBoard(task.pulse, task.num_local_ranks)
+        slot = pulse.board.slot(task.local_rank)
         slot[pulse.PHASE] = pulse.RUNNING
         pulse.mine = slot
     else:
         slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
     # Registered first, so it runs after every handler that the script registers.
     atexit.register(_mark_finished, slot, os.getpid())
-    probe.tie_children()
     if "torch" in sys.modules:
         _renew()
     when_imported("torch", lambda: _reach_into_torch(task, slot))
@@ -144,6 +149,7 @@ def _renew() -> None:
 def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
     if task.pulse >= 0:
         probe.install(slot)
+        awaited_worker.install(slot)
     if task.check_finite or task.check_replicas:
         from paceline.launcher import checks
 
@@ -157,6 +163,7 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
     if os.environ.get(env.RUN_TOKEN):
         guard.install()
     keep_group.install()
+    probe.tie_workers()
     if task.numa_binding:
         _bind(task)
 
@@ -252,42 +259,75 @@ def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None
 
 
 def record(task: RankTask, error: BaseException) -> None:
-    """Write an exception to the rank's error file, in the format of torch's ``@record`` and with more."""
-    if not task.error_file:
+    """Write an exception to the rank's report, and to its error file in the format of torch's ``@record``."""
+    error = _behind_torchs_handler(error)
+    ours = _describe(error)
+    rank_files.append(task.report, rank_files.FAILURE, ours)
+    if task.error_file in ("", os.devnull):
         return
-    trace = _users_part(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    now = time.time_ns()
     content = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {"py_callstack": text, "timestamp": str(now // 10**9)},
+            "extraInfo": {"py_callstack": ours["traceback"], "timestamp": str(ours["time_ns"] // 10**9)},
         },
-        "paceline": {
-            "type": type(error).__name__,
-            "module": type(error).__module__,
-            "message": str(error),
-            "time_ns": now,
-            "rank": int(os.environ.get(env.RANK, "-1")),
-            "host": socket.gethostname(),
-            "traceback": text,
-            "frames": [
-                {
-                    "file": f.filename,
-                    "line": f.lineno,
-                    "function": f.name,
-                    "code": f.line or "",
-                    "user": is_users(f.filename),
-                }
-                for f in traceback.extract_tb(trace)
-            ]
-            + _syntax_place(error),
-            "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
-        },
+        "paceline": ours,
     }
-    with contextlib.suppress(OSError):  # the disk may be what failed; the exit code still speaks
+    with contextlib.suppress(OSError):  # the disk may be full, or the folder deleted; the report is in memory
         # whole or not at all: this rank may be told to stop in the middle of it
         write_whole(Path(task.error_file), json.dumps(content))
+
+
+def _behind_torchs_handler(error: BaseException) -> BaseException:
+    """Return the script's own exception if what was raised is that torch's ``@record`` could not write it to a file."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    in_handler = place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(_TORCHS_HANDLER)
+    if in_handler and isinstance(error, OSError) and error.__context__ is not None:
+        return error.__context__
+    return error
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Return what the launcher needs to know of an exception."""
+    trace = _users_part(error.__traceback__)
+    return {
+        "type": type(error).__name__,
+        "module": type(error).__module__,
+        "message": str(error),
+        "time_ns": time.time_ns(),
+        "rank": int(os.environ.get(env.RANK, "-1")),
+        "host": socket.gethostname(),
+        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "frames": [
+            {
+                "file": f.filename,
+                "line": f.lineno,
+                "function": f.name,
+                "code": f.line or "",
+                "user": is_users(f.filename),
+            }
+            for f in traceback.extract_tb(trace)
+        ]
+        + _syntax_place(error),
+        "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
+    }
+
+
+def _hear_threads(task: RankTask) -> None:
+    """Record exceptions that end a thread of this rank; Python only prints them, into this rank's log."""
+    shown, rank, room = threading.excepthook, os.getpid(), [_MOST_THREADS]
+
+    def heard(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if os.getpid() == rank and room[0] and error is not None and not isinstance(error, SystemExit):
+            room[0] -= 1
+            name = args.thread.name if args.thread is not None else "unnamed"
+            with contextlib.suppress(Exception):  # a message that cannot be formatted must not hide the exception
+                rank_files.append(task.report, rank_files.THREAD, {**_describe(error), "thread": name})
+        shown(args)
+
+    threading.excepthook = heard
 
 
 def _syntax_place(error: BaseException) -> list[dict[str, Any]]:

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
+from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError
-from paceline.launcher import account, evidence, host, nccl, signals, starter
+from paceline.launcher import account, evidence, host, nccl, signals, slurm_times, starter
 from paceline.launcher.account import Report, Stop
 from paceline.launcher.console import Console
 from paceline.launcher.endings import RankEnd
@@ -24,18 +25,24 @@ from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.resume import Again, Checkpoint
 from paceline.launcher.signals import NOTICES, Caught, Signals
+from paceline.launcher.silence import STORE, NodeLost
 from paceline.launcher.task import RankTask
-from paceline.run.node import Node, names_of
-from paceline.rundir import RunDir
+from paceline.run.node import Node, losses_of, names_of
+from paceline.rundir import RunDir, shown
 
 # How long nodes wait for each other's account of a failure; all stop their ranks within 2 s.
 _ACCOUNTS_S = 5.0
 # How long the agent's thread may take to notice that it is to end, before the launcher goes without it.
 _NOTICE_S = 2.0
+# How long the agent may take, beside the ranks' time to end, once a node is lost.
+_STUCK_S = 15.0
 # A file's time is that of a coarser clock, or of a file server's.
 _FILE_CLOCK_NS = 1_000_000_000
 # srun --kill-on-bad-exit ends all tasks as soon as one has failed: the one that tells why is to come first.
 _HEAD_SPEAKS_S = 1.0
+# How long to wait for the last output of ranks that have ended, with and without processes that may stay.
+_BACKGROUND_S = 0.1
+_DRAIN_S = 1.0
 _SIGNALS_OF_OURS = ("SIGWINCH", *NOTICES)
 
 
@@ -59,7 +66,10 @@ class Conductor:
         self._insistence = signals.Insistence()
         self._told_by_head = False
         self._node = Node(options, plan, task, warm=warm, handle=handle, console=self._console)
+        self._fork_server = starter.StopWatch(warm.pid)
+        self._lost_since_s = time.monotonic()
         self._started_s = time.monotonic()
+        self._slurm_times = slurm_times.Watcher({} if options.no_slurm else env.snapshot())
 
     def run(self) -> Report:
         """Conduct; returns how the run ended."""
@@ -76,6 +86,7 @@ class Conductor:
             self._warm.kill()  # whatever it is, no rank outlives its launcher
             raise
         finally:
+            self._node.release()
             os.dup2(self._console.err, 2)
         return report
 
@@ -108,6 +119,12 @@ class Conductor:
             elif time.monotonic() > limit and self._stop is None:
                 self._insistence.hears("", time.monotonic())
                 deadline = self._obey_clock()
+            stopped = self._fork_server.look()
+            if stopped is not None:
+                self._node.inform(stopped)
+            if self._is_agent_stuck():
+                self._warm.kill()
+                return self._account("ended", False)
             if not self._news.empty():
                 return self._account(*self._news.get())
             if time.monotonic() > deadline:
@@ -116,6 +133,13 @@ class Conductor:
                     self._warm.kill()
                     return self._account("ended", False)
                 deadline = float("inf")
+
+    def _is_agent_stuck(self) -> bool:
+        """Return whether a node is lost and the agent has not ended its ranks: it sits in a wait for torch's store."""
+        board = self._node.agent.board if self._node.agent is not None else None
+        if board is None or not board.remote.lost:
+            self._lost_since_s = time.monotonic()
+        return time.monotonic() - self._lost_since_s > _STUCK_S + self._plan.grace_s
 
     def _end_at_once(self) -> None:
         """Somebody insists: what is left of the ranks is killed, here and on all other nodes."""
@@ -152,7 +176,13 @@ class Conductor:
         if agent is not None and agent.group is not None and not quiet:
             by = f"{name} from {sender}" if sender else name
             again = "SIGINT" if not sender or name in NOTICES else "once more"
-            self._console.say(f"{by}: ranks have {self._plan.grace_s} s to end by themselves; {again} ends them now")
+            time_left = f"{self._plan.grace_s} s"
+            if name == "SIGTERM" and "Slurm" in sender:
+                seconds, whose = slurm_times.shortest(
+                    self._plan.grace_s, self._slurm_times.limits, now_s=time.monotonic()
+                )
+                time_left = f"at least {seconds} s ({whose})" if whose else time_left
+            self._console.say(f"{by}: ranks have {time_left} to end by themselves; {again} ends them now")
         if self._node.agent is not None:
             self._node.agent.ask_to_stop(hands_on)
         return time.monotonic() + _NOTICE_S
@@ -164,7 +194,8 @@ class Conductor:
             self._warm.kill()
             if self._node.agent is None or self._node.agent.board is None:
                 return account.broken(content, host=socket.gethostname(), run=self._run_alone())
-            self._node.agent.board.remote.lost.add(-1)  # what broke it is that the store is gone
+            if not isinstance(content, NodeLost):
+                self._node.agent.board.remote.lose(STORE)  # what broke it is that the store is gone
         run = self._hear_all(succeeded=bool(content) and kind == "ended")
         if self._node.agent is not None and self._node.agent.group is not None:
             number = self._node.agent.group.attempt.number
@@ -187,6 +218,7 @@ class Conductor:
             "last": alone.last and asdict(alone.last),
             "again": asdict(alone.again),
             "hang": agent.hang and agent.hang.to_json(),
+            "noticed_hang": agent.noticed_hang and agent.noticed_hang.to_json(),
             "noticed": [finding.to_json() for finding in self._node.noticed],
             "saving": self._half_saved(agent.group.attempt.stopped.values()),
         }
@@ -197,21 +229,25 @@ class Conductor:
             # a node that was told to stop gives its ranks their time before it has an account
             patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
             found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store, give_up=self._hears_insistence)
-            lost = board.remote.lost
+            lost = board.remote.lost | set(board.remote.silent)
             self._told_by_head = self._options.placed.left_to_head(agent.node_rank) and 0 in found
+            agent.note_losses()
+        names = names_of(lost, found, agent)
         told = [found[node] for node in sorted(found)]
         kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
         return replace(
             alone,
             ends=[RankEnd.from_json(end) for entry in told for end in entry["ends"]],
-            lost=names_of(lost, found, agent),
+            lost=list(names.values()),
+            losses=losses_of(names, agent),
             stops=[Stop(**entry["stop"]) for entry in told if entry["stop"]],
             attempts=agent.attempts,
             pulses=[pulses for entry in told for pulses in entry["pulses"]],
             seconds=seconds,
             again=Again(**told[0]["again"]),  # the first node's line, so that all print the same
             last=max(kept, key=lambda checkpoint: checkpoint.number, default=None),
-            hang=next((Finding.from_json(entry["hang"]) for entry in told if entry["hang"]), None),
+            hang=_first_finding(told, "hang"),
+            noticed_hang=_first_finding(told, "noticed_hang"),
             noticed=list(dict.fromkeys(Finding.from_json(each) for entry in told for each in entry["noticed"])),
             saving=next((entry["saving"] for entry in told if entry["saving"]), ""),
         )
@@ -221,7 +257,7 @@ class Conductor:
         stops = [self._stop] if self._stop else []
         if self._node.run_dir is None:
             return account.Run(stops=stops)
-        folder = str(self._node.run_dir.root)
+        folder = shown(self._node.run_dir.root)
         again = self._node.again(self._node.run_dir)
         last = evidence.last_checkpoint(self._node.run_dir.checkpoints)
         return account.Run(folder=folder, stops=stops, again=again, last=last, grace_s=self._plan.grace_s)
@@ -236,8 +272,16 @@ class Conductor:
 
     def _finish(self, report: Report) -> None:
         """Let the warm process go, print the last lines, leave the outcome in the run folder."""
-        self._warm.close(leave=report.exit_status == EXIT_OK)
-        self._console.drain()
+        succeeded = report.exit_status == EXIT_OK
+        if not succeeded:
+            self._warm.close()
+        # Whatever the ranks have printed is in their pipes; who still holds one was left in the background.
+        self._console.drain(_BACKGROUND_S if succeeded else _DRAIN_S)
+        if succeeded:
+            self._warm.close(leave=True, streams=self._console.release())
+        self._node.leave()
+        if self._node.agent is not None and self._node.agent.group is not None:
+            self._node.agent.group.keep_files()
         if self._node.run_dir is not None:
             if self._options.nccl_debug:
                 report.lines[:0] = nccl.summarise(
@@ -260,3 +304,8 @@ class Conductor:
             node = self._node.agent.node_rank if self._node.agent else 0
             with contextlib.suppress(OSError):
                 run_dir.launcher_log(node, self._node.first_attempt).write_bytes(text)
+
+
+def _first_finding(accounts: Iterable[dict[str, Any]], name: str) -> Finding | None:
+    """Return the first finding of a name in the accounts of nodes, None if none has one."""
+    return next((Finding.from_json(entry[name]) for entry in accounts if entry[name]), None)

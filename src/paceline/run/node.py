@@ -10,20 +10,26 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import env, pulse
+from paceline import env, identity, lease, pulse
 from paceline.cpus import usable_cpus
-from paceline.errors import Finding, SetupError
-from paceline.launcher import host, outcome, resume, slurm, starter
+from paceline.errors import Finding, Notice, SetupError, UsageError
+from paceline.identity import Training
+from paceline.launcher import folders, host, outcome, resume, silence, slurm, starter
 from paceline.launcher import plan as planning
 from paceline.launcher.console import Console
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.resume import Again
+from paceline.launcher.silence import Loss
 from paceline.launcher.task import FUNCTION, RankTask
-from paceline.rundir import RunDir, append_event, new_run_id, write_whole
+from paceline.rundir import RUNS, RunDir, append_event, new_run_id, shown, write_whole
+from paceline.slurm import ask
+
+_SINFO_S = 10.0
 
 if TYPE_CHECKING:
     from paceline.launcher.agent import Agent
@@ -50,6 +56,10 @@ class Node:
         self._handle = handle
         self._console = console
         self._meeting: Meeting | None = None
+        self._lease: lease.Lease | None = None
+        self._training = identity.of_command(
+            options.script, options.script_args, env.snapshot(), folder=identity.working_folder()
+        )
         self.agent: Agent | None = None
         self.run_dir: RunDir | None = None
         self.first_attempt = 0
@@ -62,18 +72,20 @@ class Node:
         from paceline.launcher import agent as agents
         from paceline.launcher import logs, ranks, rendezvous
 
-        asked_dir = self._options.run_dir
+        earlier = self._earlier_folder()
         # kept: the store of the run lives as long as it does
         self._meeting = meeting = rendezvous.meet(
             self._options,
             self._plan,
             script=self._options.script,
-            run_name=self._new_run_name(),
-            first_attempt=RunDir(Path(asked_dir)).next_attempt() if asked_dir is not None else 0,
-            say=self._console.say,
+            run_name=earlier.name if earlier is not None else self._new_run_name(),
+            first_attempt=RunDir(earlier).next_attempt() if earlier is not None else 0,
+            inform=self.inform,
         )
         self.first_attempt = int(meeting.identity["first_attempt"])
-        self.run_dir = run_dir = self._make_run_dir(str(meeting.identity["run_name"]))
+        self.run_dir = run_dir = self._make_run_dir(str(meeting.identity["run_name"]), earlier)
+        if meeting.hosts_store:  # one lease for a run: that of its head
+            self._own(run_dir, str(meeting.identity["token"]))
         self._write_plan(meeting.endpoint)
         machinery = ranks.Machinery(
             options=self._options,
@@ -87,9 +99,11 @@ class Node:
             base_env=self._base_env(meeting.identity, address=meeting.address),
             first_attempt=self.first_attempt,
             notice=self.notice,
+            inform=self.inform,
             on_start=self._record_start,
             logs=logs.make_logs(self._options, run_dir, first_attempt=self.first_attempt),
             again=self.again(run_dir),
+            node_state=self._node_state,
         )
         spec = agents.make_spec(self._options, self._plan, meeting)
         self.agent = agents.Agent(spec, machinery, meeting)
@@ -101,46 +115,114 @@ class Node:
             return True
         return not result.is_failed() and result.state.name == "SUCCEEDED"
 
+    def leave(self) -> None:
+        """Let the node that hosts the store know that this launcher ends in order."""
+        if self._meeting is not None and self._meeting.connection is not None:
+            self._meeting.connection.leave()
+
+    def _node_state(self, node: int) -> str:
+        """Return what Slurm says of a node of the step that this is in; empty outside Slurm."""
+        from paceline.launcher import rendezvous
+
+        names = rendezvous.hosts_by_rank(self._options)
+        if node >= len(names):
+            return ""
+        return ask("sinfo", "--noheader", "--nodes", names[node], "--format=%T", timeout_s=_SINFO_S) or ""
+
     def again(self, run_dir: RunDir) -> Again:
         """Return how the run is started again."""
         return resume.plan(
             self._options,
-            run_dir=str(run_dir.root),
+            run_dir=shown(run_dir.root),
             function=self._task.kind == FUNCTION,
             numbered=self._plan.rendezvous == "static",
             environ=env.snapshot(),
-            job_script=str(run_dir.job_script) if run_dir.job_script.exists() else "",
+            job_script=shown(run_dir.job_script) if run_dir.job_script.exists() else "",
         )
 
-    def _new_run_name(self) -> str:
-        return new_run_id(self._options.script or "function", now_s=time.time(), salt=secrets.token_hex(2))
+    def release(self) -> None:
+        """Give the run folder back: the run has ended."""
+        if self._lease is not None:
+            self._lease.release()
 
-    def _make_run_dir(self, name: str) -> RunDir:
+    def _earlier_folder(self) -> Path | None:
+        """Return the folder that this run continues in: the one that was named, or that of this job's earlier start."""
         if self._options.run_dir is not None:
-            asked = RunDir(Path(self._options.run_dir))
+            return Path(self._options.run_dir)
+        restarts = env.read(env.JOB_RESTARTS)
+        if self._options.no_slurm or not self._training.job or restarts in (None, "0"):
+            return None
+        found = _folder_of_job(self._training)
+        if found is not None:
+            self._console.say(f"job {self._training.job} was queued again: it continues in {found}")
+        return found
+
+    def _new_run_name(self) -> str:
+        training = self._training
+        job = f"{training.array_job}_{training.array_task}" if training.array_task else training.job
+        script = self._options.script or "function"
+        return new_run_id(script, now_s=time.time(), salt=secrets.token_hex(2), job=job)
+
+    def _make_run_dir(self, name: str, earlier: Path | None) -> RunDir:
+        """Make the run folder; its path is absolute, because ranks may change their working directory."""
+        if self._options.run_dir is not None:
+            named = RunDir(Path(self._options.run_dir).absolute())
             try:
-                asked.create()
+                named.create()
             except OSError as error:
-                raise SetupError(_not_writable(asked.root, error)) from None
-            return asked
-        usual = RunDir(Path("runs") / name)
+                raise SetupError(folders.unusable(named.root, error, option="--run-dir")) from None
+            return named
+        usual = RunDir(RUNS.absolute() / name)
+        is_new = self._meeting is not None and self._meeting.hosts_store and earlier is None
         try:
-            usual.create()
+            usual.create(new=is_new)
         except OSError as error:
+            if isinstance(error, FileExistsError) and usual.root.is_dir():
+                raise SetupError(_name_taken(usual.root)) from None
+            return self._make_spare_dir(name, usual, error)
+        return usual
+
+    def _make_spare_dir(self, name: str, usual: RunDir, error: OSError) -> RunDir:
+        """Make the run folder in the system's folder for temporary files, and say why it is there."""
+        why = folders.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
+        try:
             spare = RunDir(Path(tempfile.mkdtemp(prefix="paceline-")) / name)
             spare.create()
-            self._console.say(f"run folder {spare.root}, because runs/ cannot be written here: {error.strerror}")
-            return spare
-        return usual
+        except OSError:
+            raise SetupError(replace(why, severity="error")) from None
+        if why.name == "disk-full":
+            self.notice(why)
+        self._console.say(f"run folder {spare.root}, because {RUNS}/ cannot be written here: {error.strerror}")
+        return spare
+
+    def _own(self, run_dir: RunDir, token: str) -> None:
+        """Become the owner of the run folder for all nodes.
+
+        Raises:
+            UsageError: It belongs to a living run, or to another array element.
+        """
+        recorded = identity.read(run_dir)
+        conflict = identity.conflict(run_dir.root, recorded, self._training)
+        if conflict is not None:
+            raise UsageError(conflict)
+        owner = lease.this_process(token, element=self._training.element)
+        try:
+            self._lease = lease.take(run_dir.root, owner, say=self._console.say)
+        except OSError as error:
+            self._console.say(f"the lease of the run folder {run_dir.root} cannot be written: {error.strerror}")
+        if recorded is not None and (lines := identity.differences(recorded, self._training)):
+            self.inform(Notice(f"{run_dir.root} is continued by another command", tuple(lines)))
+        identity.record(run_dir, self._training)
 
     def _write_plan(self, endpoint: str) -> None:
         assert self.run_dir is not None
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
-            write_whole(self.run_dir.plan(self.first_attempt), json.dumps(self._plan.to_json(), indent=2) + "\n")
+            with contextlib.suppress(OSError):  # the plan is printed, too
+                write_whole(self.run_dir.plan(self.first_attempt), json.dumps(self._plan.to_json(), indent=2) + "\n")
         told_by_head = self._options.placed.one_voice and self._meeting is not None and not self._meeting.hosts_store
         if not told_by_head:
             self._console.say(
-                planning.describe(self._plan, self._options, address=endpoint, run_dir=str(self.run_dir.root))
+                planning.describe(self._plan, self._options, address=endpoint, run_dir=shown(self.run_dir.root))
             )
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._console.say(_detail_warning().render())
@@ -174,7 +256,8 @@ class Node:
         group = agent.group.attempt
         if restarts:
             ends, lost, hang = agent.earlier[-1]
-            verdict = outcome.judge(ends, lost=names_of(lost, {}, agent), hang=hang)
+            names = names_of(lost, {}, agent)
+            verdict = outcome.judge(ends, lost=list(names.values()), losses=losses_of(names, agent), hang=hang)
             told = verdict.causes or verdict.lost or hang
             what = verdict.finding.what if told else "a rank on another node failed"
             if not self._options.placed.left_to_head(agent.node_rank):
@@ -196,6 +279,10 @@ class Node:
             self.noticed.append(finding)
             self._console.say(finding.render())
 
+    def inform(self, notice: Notice) -> None:
+        """Print a notice. The final report repeats warnings, but not notices."""
+        self._console.say(notice.render())
+
     def event(self, kind: str, **fields: Any) -> None:
         assert self.run_dir is not None
         node = self.agent.node_rank if self.agent else 0
@@ -203,12 +290,20 @@ class Node:
             append_event(self.run_dir.events(node), node=node, kind=kind, **fields)
 
 
-def _not_writable(folder: Path, error: OSError) -> Finding:
+def _folder_of_job(training: Training) -> Path | None:
+    """Return the folder in which this Slurm job ran the same command before it was queued again."""
+    owners = [(path, identity.read(RunDir(path))) for path in sorted(RUNS.glob(f"*-{training.job}-*"))]
+    owners += [(path, identity.read(RunDir(path))) for path in sorted(RUNS.glob(f"*-{training.array_job}_*"))]
+    same = [path for path, owner in owners if owner and owner.job == training.job and owner.same_as(training)]
+    return same[-1] if same else None
+
+
+def _name_taken(folder: Path) -> Finding:
     return Finding(
         "folder-not-writable",
-        f"the run folder {folder} cannot be written: {error.strerror}",
+        f"another run has chosen the same run folder {folder} in the same second",
         where=str(folder),
-        fix="give another folder with --run-dir",
+        fix="start this run again",
     )
 
 
@@ -222,9 +317,13 @@ def _detail_warning() -> Finding:
     )
 
 
-def names_of(lost: set[int], found: Mapping[int, Any], agent: Agent) -> list[str]:
+def names_of(lost: set[int], found: Mapping[int, Any], agent: Agent) -> dict[int, str]:
     """Name the nodes that are lost and have not sent their account all the same."""
-    hosts = agent.board.remote.hosts if agent.board else {}
-    names = {node: f"node {node}" + (f" ({hosts[node]})" if hosts.get(node) else "") for node in lost if node >= 0}
-    names[-1] = f"{agent.store_host} ({outcome.STORE})"
-    return [names[node] for node in sorted(lost - set(found))]
+    names = {node: silence.named(node, host) for node, host in agent.hosts.items()}
+    names[silence.STORE] = f"{agent.store_host} ({outcome.STORE})"
+    return {node: names.get(node, f"node {node}") for node in sorted(lost - set(found))}
+
+
+def losses_of(names: Mapping[int, str], agent: Agent) -> dict[str, Loss]:
+    """Return why nodes are lost, by their names."""
+    return {name: agent.losses[node] for node, name in names.items() if node in agent.losses}

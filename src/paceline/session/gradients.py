@@ -15,9 +15,12 @@ from paceline import precision, runtime, strategy
 from paceline.accumulation import Group
 from paceline.data import Tally
 from paceline.errors import Finding, UsageError
+from paceline.session.few_rows import BATCH_NORMS, FewRows
+from paceline.session.losses import function_that_sums, loss_is_a_sum
+from paceline.session.outside import OutsideBackward
 from paceline.world import World
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not SyncBatchNorm; the lazy ones derive
+LOSSES_LOOKED_AT = 3  # a script's loss is of one kind; looking at it costs microseconds
 DROPOUTS = (
     nn.Dropout,
     nn.Dropout1d,
@@ -41,6 +44,7 @@ class Gradients:
         say: Prints a line on rank 0.
 
     Attributes:
+        device: Of this rank.
         models: The user's own modules, in the order of setup.
         optimizers: Their optimizers, in the same order.
         scale: The loss scale; None unless float16.
@@ -63,14 +67,17 @@ class Gradients:
         self.optimizers: list[Optimizer] = []
         self.scale = precision.LossScale(device, world.world_size) if chosen.scaled else None
         self.steps = 0
-        self._world_size, self._device = world.world_size, device
+        self._world_size, self.device = world.world_size, device
         self._precision, self._strategy, self._accumulate = chosen, way, accumulate
         self._tally, self._say = tally, say
+        self._few_rows = tally.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
         self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
         self._frozen: dict[nn.Parameter, str] = {}  # parameters whose gradients nobody would average, by name
         self._armed = Armed()
+        self._outside = OutsideBackward()
+        self._num_losses = 0  # that were looked at
         self._unlearned: set[DistributedDataParallel] = set()  # static graphs that DDP has not seen yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # what became of parameters, with fsdp
 
@@ -86,13 +93,14 @@ class Gradients:
                     fix="session.setup(model.module)",
                 )
             )
-        model.to(self._device)
-        precision.attach(model, self._precision, self._device)
+        model.to(self.device)
+        precision.attach(model, self._precision, self.device)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
             strategy.replace_parameters(optimizer, self._shards)  # of a model that was sharded before
             self._check_parameters(optimizer)
         ready = model if self._world_size == 1 else self._make_parallel(model, optimizers)
+        self._outside.watch(model)
         self.models.append(model)
         self.optimizers.extend(optimizers)
         return ready
@@ -102,6 +110,12 @@ class Gradients:
         if loss.numel() != 1:
             raise _no_scalar(loss)
         rows = self._tally.take(weighted=weight is not None)
+        is_borrowed = self._tally.is_borrowed  # the loss of another rank's row
+        if weight is None and rows is not None and not is_borrowed and self._num_losses < LOSSES_LOOKED_AT:
+            self._look_at(loss, rows.of_rank)
+        if is_borrowed:
+            weight = None if weight is None else 0.0
+            self._few_rows.stop()
         part = self._group.add(rows, weight, again=self._tally.is_again)
         if part.ends_group and self._armed.models and not self._armed:
             raise _not_averaged()
@@ -112,7 +126,7 @@ class Gradients:
         # As the gradient of the loss the factor costs less than as a product, and a loss that is NaN for want
         # of rows stays out of it.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
-        with nullcontext() if part.factor else self._zeroed(loss):
+        with self._outside, nullcontext() if part.factor else self._zeroed(loss):
             if part.ends_group:
                 if self._unlearned:
                     self._unlearned -= self._armed.ran()
@@ -125,6 +139,20 @@ class Gradients:
         if part.ends_group:
             self._complete()
         return part.ends_group
+
+    def _look_at(self, loss: torch.Tensor, num_rows: int) -> None:
+        """Refuse a sum over rows; in a world of one, where nothing is wrong yet, say that it would be.
+
+        Raises:
+            UsageError: It is one, and counts wrongly.
+        """
+        self._num_losses += 1
+        function = function_that_sums(loss, num_rows)
+        if not function:
+            return
+        if self._world_size > 1 or self._accumulate > 1:
+            raise loss_is_a_sum(function)
+        self._say(f"the loss is a sum over rows ({function}); on several ranks it has to be a mean: loss / len(x)")
 
     @contextmanager
     def _zeroed(self, loss: torch.Tensor) -> Iterator[None]:
@@ -140,6 +168,14 @@ class Gradients:
         finally:
             for each in handles:
                 each.remove()
+
+    def in_training_mode(self) -> bool | None:
+        """Return whether a model is in training mode; None without a model."""
+        return any(each.training for each in self.models) if self.models else None
+
+    def forward_meets(self) -> bool:
+        """Return whether every forward needs all ranks."""
+        return self._world_size > 1 and isinstance(self._strategy, strategy.FSDP)
 
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group that was left before its end."""
@@ -220,7 +256,7 @@ class Gradients:
     def _shard(self, model: nn.Module, way: strategy.FSDP, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         runtime.copy_from_main([*model.parameters(), *model.buffers()])
         whole = set(model.parameters())
-        self._shards |= strategy.shard(model, way, self._device)
+        self._shards |= strategy.shard(model, way, self.device)
         for optimizer in (*self.optimizers, *optimizers):
             strategy.replace_parameters(optimizer, self._shards)
         others = [each for each in self._parameters if each not in whole]

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from paceline import portable, runtime
-from paceline.checkpoint import Checkpoints
+from paceline import env, portable, runtime
+from paceline.checkpoint import Checkpoints, Saved
 from paceline.data import Loader, derive, random_state, seed_all, set_random_state
-from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
+from paceline.errors import EXIT_UNFINISHED, Finding, Notice, UsageError
+from paceline.session import restoring
 from paceline.session.gradients import Gradients
+from paceline.session.place import Place
 from paceline.stopping import Stop
 from paceline.world import World
 
@@ -30,6 +32,7 @@ class Progress:
         seed: Of the run.
         gradients: Models, optimizers and steps.
         checkpoints: Where the state goes and comes from.
+        place: The run folder that they are in.
         say: Prints a line on rank 0, once.
         reseed: Seed of this rank's global generators from the first step on; None leaves them alone.
 
@@ -45,6 +48,7 @@ class Progress:
         seed: int,
         gradients: Gradients,
         checkpoints: Checkpoints,
+        place: Place,
         say: Callable[[str], None],
         reseed: int | None,
     ) -> None:
@@ -52,7 +56,8 @@ class Progress:
         self.stop = Stop(runtime.maxima, alone=world.world_size == 1)
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
-        self._reseed = reseed
+        self._reseed, self._place = reseed, place
+        self._uses_checkpoints = False
         # Weakly, because a loader's workers end with it: at once if nobody else holds it, and only after seconds of
         # waiting if the garbage collector finds it in a cycle, whose queues it closes first.
         self._loaders: list[weakref.ref[Loader]] = []
@@ -102,7 +107,7 @@ class Progress:
                     fix=f"session.register({name}=first, other_{name}=second)",
                 )
             )
-        self.stop.arm()
+        self._use_checkpoints()
         self._registered[name] = value
         if self._hand_over(f"registered/{name}", value):
             self._put_rates_back(value)
@@ -112,6 +117,10 @@ class Progress:
         loop, (at, epoch) = self._loops, self._resume_at
         self._loops += 1
         self._epoch = epoch if loop == at else num_epochs if loop < at else 0
+        if self._uses_checkpoints:
+            self._place.claim()
+        if self.has_restored and loop == at and 0 < num_epochs <= self._epoch:
+            self._say_all_done(num_epochs)
         while self._epoch < num_epochs:
             if self.stop.agreed(now=True):
                 self.leave()
@@ -126,26 +135,42 @@ class Progress:
 
     def save(self, *, metric: float | torch.Tensor | None, wait: bool, **keeping: Any) -> None:
         """Save a checkpoint."""
-        self.stop.arm()
+        self._use_checkpoints()
         if not self._gradients.optimizers and not self._registered:
             self._say("checkpoints hold no optimizer: hand it to session.setup(model, optimizer)")
         self._keeping = keeping
         self._write(metric=metric, wait=wait)
 
-    def restore(self, which: str | os.PathLike[str]) -> bool:
+    def restore(self, which: str | os.PathLike[str], *, damaged: str | None) -> bool:
         """Go on from a checkpoint; return whether there is one."""
-        self.stop.arm()
-        saved = self._checkpoints.find(which)
-        if saved is None:
+        damaged = restoring.read_damaged(damaged or env.read(env.DAMAGED))
+        self._use_checkpoints()
+        if which == restoring.LATEST:
+            self._place.look()
+        found = restoring.find_whole(self._checkpoints, which, damaged, load=self._load, inform=self._place.inform)
+        if found is None:
+            self._place.say_what_is_beside()
             return False
+        saved, state = found
         self.has_restored = True
-        state = portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
         self._rates = {id(each): _rates_of(each) for each in self._gradients.optimizers}
         self._take(state["session"])
         self._take_random(state["random"] if state["world_size"] == self._world.world_size else None)
-        ranks = f"{saved.world_size} rank{'s' * (saved.world_size != 1)}"
-        self._say(f"goes on from {saved.path}: step {saved.step}, saved by {ranks}")
+        self._say(restoring.describe(saved, which))
         return True
+
+    def _load(self, saved: Saved) -> dict[str, Any]:
+        return portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
+
+    def _use_checkpoints(self) -> None:
+        self._uses_checkpoints = True
+        self.stop.arm()
+
+    def _say_all_done(self, num_epochs: int) -> None:
+        folder = self._place.run_dir.root
+        epochs = f"all {num_epochs} epochs are" if num_epochs > 1 else "the one epoch is"
+        again = "to train longer: more epochs; to start over: another run folder, or "
+        self._place.inform(Notice(f"{epochs} already done in {folder}", (), f"{again}rm -r {folder}"))
 
     def at_boundary(self, begins: bool, is_of_training: bool) -> None:
         """All ranks are here, and every step so far is complete.
@@ -167,11 +192,13 @@ class Progress:
     def leave(self) -> None:
         """Save and end, on all ranks."""
         step, by = self._gradients.steps, self.stop.asked_by or "asked on another rank"
-        self._say(f"stops after step {step} with a checkpoint ({by})")
+        self._say(f"stops after step {step} ({by}): saving a checkpoint")
         self._write(metric=None, wait=True)
+        self._say(f"stopped after step {step} with a checkpoint")  # true only now that it is committed
         raise SystemExit(EXIT_UNFINISHED)
 
     def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
+        self._place.claim()
         self._checkpoints.save(
             self._state(),
             step=self._gradients.steps,
@@ -189,7 +216,7 @@ class Progress:
             "scale": scale.state_dict() if scale else None,
             **self._waiting,  # what nobody has asked for yet
             **{f"loader/{number}": each.state_dict() for number, each in self._living().items()},
-            **{f"registered/{name}": each.state_dict() for name, each in self._registered.items()},
+            **{f"registered/{name}": portable.of_object(each) for name, each in self._registered.items()},
         }
         cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
         random = {**random_state(), "cuda": cuda}
@@ -228,7 +255,7 @@ class Progress:
         """Load restored state that waits for an object; return whether there was any."""
         state = self._waiting.pop(name, None)
         if state is not None:
-            to.load_state_dict(state)
+            portable.load_object(to, state)
         return state is not None
 
     def _put_rates_back(self, value: Any) -> None:

@@ -6,27 +6,28 @@ import atexit
 import builtins
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline import activations, cpus, env, logging, runtime, scaling, world
+from paceline import activations, env, logging, runtime, scaling, world
 from paceline import precision as precisions
 from paceline import strategy as strategies
 from paceline.checkpoint import Checkpoints
-from paceline.data import Loader, Surroundings, Tally, adopted, derive
-from paceline.errors import EXIT_FAILED, Finding, PacelineError, UsageError
+from paceline.data import Loader, Tally, adopted, derive
+from paceline.errors import Finding, UsageError
 from paceline.rundir import RunDir
-from paceline.session import together
+from paceline.session import ending, together
+from paceline.session.around import surroundings
 from paceline.session.gradients import Gradients, check_accumulate
+from paceline.session.place import Place
 from paceline.session.progress import Progress, read_seed, seed_device
 
 T = TypeVar("T")
@@ -66,7 +67,8 @@ class Session:
             NumPy's and torch's global generators: alike on all ranks up to the first batch, different afterwards.
         timeout_s: Seconds after which a collective fails that other ranks did not join; torch's default if
             None (1800 with gloo, 600 with NCCL).
-        run_dir: Folder of checkpoints and logs; that of ``paceline run`` if None, or ``runs/<script>``.
+        run_dir: Folder of checkpoints and logs. None: that of ``paceline run``, or one in ``paceline-runs/`` for this
+            script, arguments, array element and Session. ``other.run_dir`` shares that of another Session.
         loggers: Where ``log`` writes on rank 0: ``"csv"`` and ``"tensorboard"`` in the run folder, or objects.
 
     Raises:
@@ -82,7 +84,7 @@ class Session:
         strategy: str | strategies.Strategy = "ddp",
         seed: int | None = None,
         timeout_s: float | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        run_dir: str | os.PathLike[str] | RunDir | None = None,
         loggers: Sequence[logging.Logger | str] = ("csv",),
     ) -> None:
         check_accumulate(accumulate)
@@ -102,22 +104,26 @@ class Session:
             say=self._say_once,
         )
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
-        self._run_dir = RunDir(Path(run_dir or env.read(env.RUN_DIR) or _default_run_dir()))
-        self._checkpoints = Checkpoints(self._run_dir.checkpoints, world=self._world, device=self._device)
+        self._place = Place(run_dir or None, world=self._world)
+        self._checkpoints = Checkpoints(
+            self.run_dir.checkpoints, world=self._world, device=self._device, guard=self._place.require_own
+        )
+        weakref.finalize(self, self._place.release).atexit = False  # at the end of the process: after ending.finish
         self._progress = Progress(
             world=self._world,
             device=self._device,
             seed=self._seed,
             gradients=self._gradients,
             checkpoints=self._checkpoints,
+            place=self._place,
             say=self._say_once,
             reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
         )
         self._tally.before_group = self._progress.at_boundary
-        self._loggers = [logging.of_name(each, self._run_dir) for each in (loggers or ())]
+        self._loggers = [logging.of_name(each, self.run_dir) for each in (loggers or ())]
         if self._seeded:
             seed_device(self._seed)
-        atexit.register(_finish, self._checkpoints, self._loggers if self.is_main else ())
+        atexit.register(ending.finish, self._checkpoints, self._loggers if self.is_main else ())
         backend = runtime.backends().get(self._device.type)
         ranks = f"{self.world_size} ranks over {backend}" if backend else "1 rank"
         self._say(f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on {self._device}")
@@ -155,7 +161,7 @@ class Session:
     @property
     def run_dir(self) -> RunDir:
         """Names of the files of this run."""
-        return self._run_dir
+        return self._place.run_dir
 
     @overload
     def setup(self, model: Module, /) -> Module: ...
@@ -202,9 +208,10 @@ class Session:
         """Return an iterable of batches on the device, shared out among the ranks.
 
         Each epoch has every sample exactly once, also where a batch or the dataset doesn't divide: shares
-        are then uneven by one sample, and a rank without a sample gets a batch of zero rows. A mean over zero
-        rows is NaN, so evaluate with sums: ``session.reduce(loss_sum)``. What a sample draws at random in Python,
-        NumPy and torch (on the CPU) is a function of seed, epoch and index, with any number of ranks and workers.
+        are then uneven by one sample. A rank without a sample computes another rank's row in training, which counts
+        nothing: ``loader.rows`` is 0 there. An evaluation leaves such a batch out on that rank, so evaluate with sums:
+        ``session.reduce(loss_sum)``. What a sample draws at random in Python, NumPy and torch (on the CPU) is a
+        function of seed, epoch and index, with any number of ranks and workers.
 
         Args:
             dataset: A dataset with ``__len__`` and ``__getitem__``; an ``IterableDataset`` of samples, the same on
@@ -218,12 +225,13 @@ class Session:
             last: What becomes of a last batch that is shorter: ``"exact"`` (default) serves it with its true
                 weight, ``"drop"`` leaves it out.
             per_rank: Whether the batch size of a DataLoader counts for each rank.
-            sharded: Whether each rank's stream is another one. Ranks whose stream ends earlier get zero rows.
+            sharded: Whether each rank's stream is another one. Ranks whose stream ends earlier count nothing more.
             collate_fn: Makes a batch of a list of samples; torch's default if None.
             num_workers: Processes that load, for each rank; chosen from the usable CPUs if None, and said so.
             worker_init_fn: Called in each of them, as in torch's DataLoader.
             **options: ``pin_memory``, ``persistent_workers``, ``prefetch_factor``, ``timeout`` and
-                ``multiprocessing_context`` of torch's DataLoader; those left out are chosen too.
+                ``multiprocessing_context`` of torch's DataLoader; those left out are chosen too. Workers are kept
+                between epochs, also those of a DataLoader, unless ``persistent_workers=False`` is given here.
 
         Raises:
             UsageError: The data cannot be shared out, a batch size is bad, or options exclude each other.
@@ -243,14 +251,8 @@ class Session:
         }
         given = {name: value for name, value in arguments.items() if value is not None}
         dataset, given = adopted(dataset, given, per_rank=per_rank)
-        around = Surroundings(
-            world=self._world,
-            device=self._device,
-            tally=self._tally,
-            seed=self._seed,
-            accumulate=self._accumulate,
-            cpus=cpus.of_ranks(self._world, granted=env.read(env.CPUS_PER_TASK) or ""),
-            total=runtime.totals,
+        around = surroundings(
+            self._gradients, world=self._world, tally=self._tally, seed=self._seed, accumulate=self._accumulate
         )
         loader = Loader(dataset, around, **given)
         self._say_once(f"loader: {loader.describe()}")
@@ -265,7 +267,8 @@ class Session:
         averages in the first backward after a forward of its module, so several losses of a step are added up first.
 
         Args:
-            loss: The mean over this rank's rows of the batch that its loader yielded last, shape ``[]``.
+            loss: The mean over this rank's rows of the batch that its loader yielded last, shape ``[]``. That of
+                another rank's row (``loader.rows`` is 0) counts nothing, whatever the weight.
             weight: How much it counts, if not its number of rows: of tokens, for example. In any unit.
 
         Returns:
@@ -350,7 +353,8 @@ class Session:
         Raises:
             UsageError: ``value`` is, or holds, something else.
         """
-        return cast(T, runtime.sum_over_ranks(value))
+        self._tally.meet()
+        return cast(T, runtime.sum_over_ranks(together.as_the_others(value) if self._tally.is_uneven else value))
 
     def gather(self, value: T, loader: Loader | None = None) -> T:
         """Return the rows of all ranks, on all of them, in the order of the dataset.
@@ -365,6 +369,7 @@ class Session:
         Raises:
             UsageError: ``value`` holds something else.
         """
+        self._tally.meet()
         iteration = self._tally.last if loader is None else loader.iteration
         return cast(T, together.gather(value, iteration))
 
@@ -381,6 +386,7 @@ class Session:
             RunError: It failed on the rank that ran it (which raises the original), or that rank has gone.
             UsageError: The scope is neither.
         """
+        self._tally.meet()
         return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
@@ -407,7 +413,8 @@ class Session:
         Args:
             metric: How good the model is, the same on all ranks; for ``restore("best")``.
             mode: Whether the best metric is the greatest (``"max"``) or the least (``"min"``).
-            keep_last: How many of the newest checkpoints stay.
+            keep_last: How many of the newest checkpoints stay; the disk needs room for one more, since the next one is
+                written beside them.
             keep_best: How many of the best stay.
             wait: Whether to return only when it is committed.
 
@@ -416,13 +423,15 @@ class Session:
         """
         self._progress.save(metric=metric, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best)
 
-    def restore(self, which: str | os.PathLike[str] = "latest") -> bool:
+    def restore(self, which: str | os.PathLike[str] = "latest", *, damaged: str | None = None) -> bool:
         """Go on from a checkpoint: models, optimizers, loaders, epochs, and what is or will be registered.
 
         Call it after ``setup``. It may have been saved by any number of ranks, with ddp or fsdp.
 
         Args:
             which: ``"latest"`` or ``"best"`` of the run folder, or a path.
+            damaged: What to do where the latest is damaged: ``"refuse"``, or ``"skip"``, which warns and takes the
+                latest one that is whole. None: as ``PACELINE_DAMAGED`` says, or refuse.
 
         Returns:
             Whether there was one.
@@ -431,7 +440,7 @@ class Session:
             UsageError: It is of another model or other data, or there is none at the path.
             RunError: It is damaged.
         """
-        return self._progress.restore(which)
+        return self._progress.restore(which, damaged=damaged)
 
     def stop(self) -> None:
         """Ask for a stop at the next step boundary: all ranks save a checkpoint and end with exit status 75."""
@@ -460,6 +469,7 @@ class Session:
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
+        self._tally.meet()
         runtime.barrier()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -474,24 +484,3 @@ class Session:
         if text not in self._told:
             self._told.add(text)
             self._say(text)
-
-
-def _finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
-    """At the end of a script that succeeded: what is being written is written, or the script has failed."""
-    if hasattr(sys, "last_type"):
-        return
-    try:
-        checkpoints.close()
-        for logger in loggers:
-            logger.close()
-    except Exception as error:
-        text = error.finding.render() if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-        builtins.print(text, file=sys.stderr, flush=True)
-        get_error_handler().record_exception(error)  # for the launcher, also torchrun
-        sys.stdout.flush()
-        os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0
-
-
-def _default_run_dir() -> str:
-    name = Path(sys.argv[0]).stem
-    return str(Path("runs") / (name if name.strip("-c") else "session"))  # python -c, and programs from stdin

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from paceline import once, runtime
 from paceline.data import Iteration, in_order, rebuilt
@@ -42,9 +43,50 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
                 fix="hand gather tensors of shape [rows, ...]; session.reduce adds numbers up",
             )
         )
+    own = None if iteration is None else iteration.own_of(len(value))
+    if own is not None:  # what was borrowed of another rank comes from that one
+        value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     rows, sizes = runtime.all_rows(value)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
     return rows if spans is None else rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
+
+
+def as_the_others(value: Any) -> Any:
+    """Return a number in the type that other ranks have: one that has run no step still has the 0 it began with.
+
+    A collective; dicts, lists and tuples are opened.
+    """
+    kinds: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(kinds, _kinds(value))
+    return _converted(value, kinds)
+
+
+def _kinds(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(0, dtype=value.dtype), list(value.shape)
+    if isinstance(value, dict):
+        return {key: _kinds(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_kinds(part) for part in value]
+    return 0.0 if isinstance(value, float) else 0
+
+
+def _converted(value: Any, kinds: list[Any]) -> Any:
+    if isinstance(value, dict):
+        own = {key: [each[key] for each in kinds if isinstance(each, dict) and key in each] for key in value}
+        return {key: _converted(part, own[key]) for key, part in value.items()}
+    if isinstance(value, list):
+        return [
+            _converted(part, [each[place] for each in kinds if isinstance(each, list) and place < len(each)])
+            for place, part in enumerate(value)
+        ]
+    if not isinstance(value, int | float):
+        return value
+    tensors = [each for each in kinds if isinstance(each, tuple)]
+    if tensors:
+        (like, shape), *_ = tensors
+        return torch.full(shape, value, dtype=like.dtype)
+    return float(value) if any(isinstance(each, float) for each in kinds) else value
 
 
 def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:

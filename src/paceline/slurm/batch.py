@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from paceline import env
 from paceline.errors import EXIT_UNFINISHED
 from paceline.slurm.quoting import comment, directive, pattern, word
 from paceline.slurm.request import Request
@@ -101,6 +102,9 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there"
         yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
+    if request.requeue:
+        yield "# where the latest checkpoint is damaged: go on from the latest one that is whole"
+        yield f"export {env.DAMAGED}=skip"
 
 
 def _late(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.errors import EXIT_FAILED, Finding
 from paceline.launcher.account import Report
-from paceline.launcher.outcome import MOST_LINES
+from paceline.launcher.block import MOST_LINES
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome

@@ -34,7 +34,7 @@ def follow(subject: str | RunDir) -> int:
     """Show a job's output until the job has ended; returns the exit status of its run.
 
     Args:
-        subject: A run folder, the name of one in ``runs/``, or the number of a job.
+        subject: A run folder, the name of one in ``paceline-runs/``, or the number of a job.
 
     Raises:
         UsageError: There is no such run, or it has no Slurm job.

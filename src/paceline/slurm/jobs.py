@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.launcher import evidence
-from paceline.rundir import RunDir
+from paceline.rundir import RUNS, RunDir, run_folders
 from paceline.slurm import lookup, record, told
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
@@ -75,10 +75,10 @@ def jobs(folder: Path | None, *, as_json: bool) -> int:
     Raises:
         UsageError: There is no such folder.
     """
-    where = folder or record.RUNS
     if folder is not None and not folder.is_dir():
         raise UsageError(_no_folder(folder))
-    runs = gather(where)
+    places = [folder] if folder is not None else run_folders()
+    runs = gather(*places)
     known = lookup.states(job for _, job in runs if job is not None) if any(job for _, job in runs) else {}
     if known is None:
         print("paceline: squeue does not answer here: states are those of the run folders", file=sys.stderr)
@@ -88,17 +88,16 @@ def jobs(folder: Path | None, *, as_json: bool) -> int:
     elif rows:
         print(render(rows))
     else:
-        print(f"paceline: no runs in {where}", file=sys.stderr)
+        print(f"paceline: no runs in {folder or RUNS}", file=sys.stderr)
     return EXIT_OK
 
 
-def gather(folder: Path) -> list[tuple[RunDir, JobRecord | None]]:
-    """Return the runs of a folder with the records of their jobs, the newest first."""
-    try:
-        with os.scandir(folder) as entries:
-            paths = [Path(entry.path) for entry in entries if entry.is_dir()]
-    except OSError:
-        return []
+def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
+    """Return the runs of folders with the records of their jobs, the newest first."""
+    paths: list[Path] = []
+    for folder in places:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            paths += [Path(entry.path) for entry in entries if entry.is_dir()]
     found = []
     for path in paths:
         run_dir = RunDir(path)
@@ -264,5 +263,5 @@ def _no_folder(folder: Path) -> Finding:
         "slurm-job-unknown",
         f"there is no folder {folder}",
         where=str(folder),
-        fix="paceline jobs, in the folder that runs/ is in",
+        fix=f"paceline jobs, in the folder that {RUNS}/ is in",
     )

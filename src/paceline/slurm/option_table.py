@@ -30,7 +30,7 @@ OWN: tuple[Option, ...] = (
         "requeue",
         metavar="|".join(ON_NODE_LOSS),
     ),
-    Option("run_dir", "folder of this run, default runs/<time>-<script>", metavar="DIR"),
+    Option("run_dir", "folder of this run, default paceline-runs/<time>-<script>", metavar="DIR"),
     Option("dry_run", "print the job script and submit nothing; needs no Slurm", flag=True),
     Option("follow", "wait for the job and show its output, to its end", flag=True),
     Option("json", "print what was submitted as JSON to stdout", flag=True),

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.rundir import RunDir, write_whole
+from paceline.rundir import EARLIER_RUNS, RUNS, RunDir, write_whole
 
 VERSION = 1
-RUNS = Path("runs")
 
 UNFINISHED, NODE_LOST = "unfinished", "node-lost"
 
@@ -118,17 +117,17 @@ def read(run_dir: RunDir) -> JobRecord | None:
         return None
 
 
-def find(subject: str, *, runs: Path = RUNS) -> tuple[RunDir, JobRecord]:
+def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tuple[RunDir, JobRecord]:
     """Return the run that is meant, and its job.
 
     Args:
-        subject: A run folder, the name of one in ``runs``, or the number of a job.
-        runs: Where run folders are.
+        subject: A run folder, the name of one, or the number of a job.
+        places: Where run folders are.
 
     Raises:
         UsageError: There is no such run, or it has no Slurm job.
     """
-    for folder in (Path(subject), runs / subject):
+    for folder in (Path(subject), *(runs / subject for runs in places)):
         run_dir = RunDir(folder)
         if not subject or not folder.is_dir():
             continue
@@ -136,9 +135,9 @@ def find(subject: str, *, runs: Path = RUNS) -> tuple[RunDir, JobRecord]:
         if record is None:
             raise UsageError(_no_job(run_dir))
         return run_dir, record
-    found = [(run_dir, record) for run_dir, record in _all(runs) if subject in record.ids]
+    found = [(run_dir, record) for runs in places for run_dir, record in _all(runs) if subject in record.ids]
     if not found:
-        raise UsageError(_unknown(subject, runs))
+        raise UsageError(_unknown(subject, places))
     return max(found, key=lambda each: each[1].submitted_ns)
 
 
@@ -161,8 +160,9 @@ def _no_job(run_dir: RunDir) -> Finding:
     )
 
 
-def _unknown(subject: str, runs: Path) -> Finding:
-    names = [path.name for path in runs.glob("*") if path.is_dir()]
+def _unknown(subject: str, places: Sequence[Path]) -> Finding:
+    runs = places[0]
+    names = [path.name for place in places for path in place.glob("*") if path.is_dir()]
     if subject.isdigit():
         what = f"no run in {runs} has had job {subject}"
     else:

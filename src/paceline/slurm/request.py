@@ -16,6 +16,7 @@ from paceline.slurm.profile import Profile
 from paceline.slurm.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
+HANG_TIMEOUT = "15m"  # of a job: hangs that cannot be proven burn its hours until torch's timeout otherwise
 # Ranks that are killed when their grace is over still need a moment to be told of, and the script then has questions
 # to Slurm before it queues the job again, which a controller may let wait.
 SIGNAL_MARGIN_S = 60
@@ -130,7 +131,7 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
     asking.check(typed)
     _refuse_contradictions(typed)
     raw = {**_defaults(profile, typed), **typed}
-    handed = {**profile.run, **{name: value for name, value in typed.items() if name in _HANDED}}
+    handed = _handed(profile, typed)
     options = launch.parse(script, tuple(script_args), typed=handed, inherited={})
     gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
@@ -157,6 +158,13 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
         run_dir=raw.get("run_dir", ""),
         profile=profile,
     )
+
+
+def _handed(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of ``paceline run`` in the job. Nobody watches a job, so a hang has a limit by default."""
+    handed = {**profile.run, **{name: value for name, value in typed.items() if name in _HANDED}}
+    without = {"hang_timeout", "no_probe"} & set(handed) or handed.get("on_hang") == "report"
+    return handed if without else {**handed, "hang_timeout": HANG_TIMEOUT}
 
 
 def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:

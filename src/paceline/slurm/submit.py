@@ -17,7 +17,7 @@ from typing import Any
 from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launcher import script
-from paceline.rundir import RunDir, new_run_id, write_whole
+from paceline.rundir import RUNS, RunDir, new_run_id, write_whole
 from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request
 from paceline.slurm.batch import Place
 from paceline.slurm.profile import Profile
@@ -130,7 +130,7 @@ def _require_script(asked: Request) -> None:
 def _place(asked: Request) -> Place:
     folder = os.getcwd()
     now_s = time.time()
-    runs = asked.profile.runs or "runs"
+    runs = asked.profile.runs or str(RUNS)
     # Slurm writes lines of its own with these paths: only plain text survives all of them
     run_dir = asked.run_dir or os.path.join(runs, new_run_id(asked.script, now_s=now_s, salt=os.urandom(2).hex()))
     run = RunDir(Path(os.path.abspath(run_dir)))
@@ -210,7 +210,7 @@ def _submit(asked: Request, place: Place, text: str) -> JobRecord:
     new = not run.root.exists()
     try:
         old = run.job_script.read_bytes() if run.job_script.exists() else None
-        run.create()
+        run.create(new=new and not asked.run_dir)
         write_whole(run.job_script, text)
     except OSError as error:
         what = f"the run folder {run.root} cannot be written: {error.strerror}"

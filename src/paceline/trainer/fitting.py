@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.errors import Finding, RunError, UsageError
+from paceline.errors import Finding, UsageError
 from paceline.trainer.hooks import Hooks
-from paceline.trainer.metrics import Metrics, Values, rows_of
+from paceline.trainer.metrics import Metrics, Values
 from paceline.trainer.monitor import Monitor
 from paceline.trainer.optimizers import Schedule, never_logged
 from paceline.trainer.options import Plan, no_batches, num_batches
@@ -47,21 +47,27 @@ class Evaluation:
             limit: Batches to take; None for all.
             keep: Whether the trainer is to have the means.
         """
-        metrics, progress, has_run = Metrics(self.trainer.session), self.display.progress, False
+        metrics, progress, has_run, num_rows = Metrics(self.trainer.session), self.display.progress, False, 0
+        loader.takes_any = True
         with self.recorder.within(metrics), self.work.evaluating(), progress.aside(stage, limit):
             self.hooks.call(f"on_{stage}_start")
             self.hooks.call(f"on_{stage}_epoch_start")
             for batch_idx, batch in enumerate(itertools.islice(loader, limit)):
-                self.recorder.begin_batch(batch)
-                # Much cannot do with zero rows (metrics of torchmetrics raise); with shards no rank may leave out any.
-                if self.work.is_sharded or rows_of(batch):
+                self.recorder.begin_batch(loader.rows)
+                if loader.rows:
                     self.work.evaluate(f"{stage}_step", batch, batch_idx)
                     has_run = True
+                    num_rows += loader.rows
+                elif self.work.is_sharded:  # every forward needs all ranks
+                    with self.work.uncounted():
+                        self.work.evaluate(f"{stage}_step", batch, batch_idx)
                 progress.batch = batch_idx + 1
-            self.recorder.begin_batch(None)
+            metrics.has_rows = has_run
+            self.recorder.end_batches(num_rows)
             self._agree_on_names(metrics, has_run=has_run)
-            self.hooks.call(f"on_{stage}_epoch_end")
+            self._end(stage, metrics, has_run=has_run)
             values = metrics.of_epoch()
+            self.recorder.remark(metrics, is_main=self.trainer.is_global_zero)
             metrics.end()
             if keep:
                 self.trainer.take(values.of_all)
@@ -69,6 +75,15 @@ class Evaluation:
             with self.recorder.within(None):  # the means are made: what is logged now would be lost
                 self.hooks.call(f"on_{stage}_end")
         return values
+
+    def _end(self, stage: str, metrics: Metrics, *, has_run: bool) -> None:
+        """Call the hooks of the end, which may log; on a rank without any row they may fail for want of outputs."""
+        try:
+            self.hooks.call(f"on_{stage}_epoch_end")
+        except Exception:
+            if has_run:
+                raise
+        self._agree_on_names(metrics, has_run=has_run)
 
     def _agree_on_names(self, metrics: Metrics, *, has_run: bool) -> None:
         """Let a rank without any row take part in the means of what rank 0, which always has some, has logged."""
@@ -95,6 +110,7 @@ class Fit:
         self, evaluation: Evaluation, plan: Plan, *, train: Any, val: Any, schedules: Sequence[Schedule]
     ) -> None:
         self._plan, self._evaluation, self._train, self._val = plan, evaluation, train, val
+        train.takes_any = True
         self._trainer, self._work, self._session = evaluation.trainer, evaluation.work, evaluation.trainer.session
         self._recorder, self._display, self._hooks = evaluation.recorder, evaluation.display, evaluation.hooks
         self._of_steps = [each for each in schedules if each.interval == "step"]
@@ -109,6 +125,7 @@ class Fit:
             self._monitor = Monitor(plan.monitor, mode=plan.mode, patience=plan.patience, min_delta=plan.min_delta)
         self._metrics: Metrics | None = None  # of the epoch that is under way
         self._sums: dict[str, Any] | None = None  # its sums before the hooks of an end that is not the epoch's
+        self._rows = 0  # of this rank, in the epoch that is under way
         self._done = 0  # its batches whose steps are complete
         self._is_rest = False  # whether some of it was done before a checkpoint
         self._begin_batch = self._hooks.caller("on_train_batch_start")
@@ -180,7 +197,7 @@ class Fit:
         """Train for an epoch, or what is left of it; return whether training is over."""
         self._trainer.current_epoch = epoch
         metrics = self._metrics = self._metrics or Metrics(self._session)
-        self._done = start
+        self._done, self._rows = start, 0
         self._begin_stage(epoch, start)
         # Left open until the checkpoint is made if the last step comes first: the rest of the epoch is still to come.
         with self._recorder.within(metrics), closing(iter(self._train)) as batches:
@@ -228,17 +245,15 @@ class Fit:
 
     def _train_batch(self, batch: Any, batch_idx: int) -> None:
         session, progress = self._session, self._display.progress
-        self._recorder.begin_batch(batch, is_step=True)
+        rows = self._train.rows
+        self._rows += rows
+        self._recorder.begin_batch(rows, is_step=True)
         if self._begin_batch:
             self._begin_batch(batch, batch_idx)
-        try:
+        with nullcontext() if rows else self._work.uncounted():
             outputs = self._work.train(batch, batch_idx)
-        except Exception as error:
-            if rows_of(batch) == 0:
-                raise self._cannot_be_empty(error) from error
-            raise
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
-        ends_group = session.backward(loss)
+        ends_group = session.backward(loss, outputs.get("weight") if isinstance(outputs, Mapping) else None)
         progress.loss, progress.batch = loss.detach(), batch_idx + 1
         if self._after_backward:
             self._after_backward()
@@ -249,18 +264,6 @@ class Fit:
             self._end_batch(outputs, batch, batch_idx)
         if ends_group and session.step % self._plan.log_every_n_steps == 0:
             self._log_step()
-
-    def _cannot_be_empty(self, error: Exception) -> RunError:
-        return RunError(
-            Finding(
-                "user-exception",
-                f"training_step raised {type(error).__name__} with a batch of zero rows: {error}",
-                where=f"rank {self._session.rank}",
-                why="a batch of fewer samples than ranks leaves some of them without any; "
-                "they take part with weight 0, so that every sample counts once",
-                fix="leave out what needs rows where len(x) == 0, or the last batch: DataLoader(..., drop_last=True)",
-            )
-        )
 
     def _step(self) -> None:
         plan, session, optimizers = self._plan, self._session, self._trainer.optimizers
@@ -307,11 +310,12 @@ class Fit:
 
     def _end_metrics(self, metrics: Metrics) -> Values:
         """Call the hooks of the epoch's end, which may log too, and return the means."""
-        self._recorder.begin_batch(None)
+        self._recorder.end_batches(self._rows)
         self._hooks.call_task("on_train_epoch_end")
         self._trainer.take(metrics.of_epoch().of_all)
         self._hooks.call_callbacks("on_train_epoch_end")
         values = metrics.of_epoch()
+        self._recorder.remark(metrics, is_main=self._session.is_main)
         metrics.end()
         self._trainer.take(values.of_all)
         self._display.progress.shown.update(metrics.in_bar(values))

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+_OF_UPDATES = ("_update_count", "_computed", "_forward_cache")  # beside the states of a metric of torchmetrics
+
 
 class Place(NamedTuple):
     """Where in a task an object is, the same on all ranks.
@@ -41,6 +43,20 @@ def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
             if not len(getattr(each, state)):
                 setattr(each, state, [piece.to(each.device)])
     return meter
+
+
+def kept_state(metric: Any) -> dict[str, Any]:
+    """Return what a metric of torchmetrics has gathered so far."""
+    states = {name: getattr(metric, name) for name in metric.metric_state}
+    kept = {name: list(state) if isinstance(state, list) else state.clone() for name, state in states.items()}
+    own = {name: getattr(metric, name) for name in _OF_UPDATES if hasattr(metric, name)}
+    return {**kept, **own}
+
+
+def put_back(metric: Any, state: dict[str, Any]) -> None:
+    """Undo the updates of a metric since ``kept_state``."""
+    for name, value in state.items():
+        setattr(metric, name, value)
 
 
 def _modules(meter: Any) -> Iterator[tuple[str, Any]]:

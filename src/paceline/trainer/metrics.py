@@ -5,17 +5,17 @@ A number is kept with the rows that it is the mean of. Ranks meet when a mean is
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
+import warnings
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from paceline.errors import Finding, UsageError
 from paceline.session import Session
+from paceline.trainer.ends import NO_END, End, mean_of_ends
 from paceline.trainer.meters import Place, found_at, place_of
 
 FOLD_AT = 64  # numbers that wait to be added up at once: one by one, each would cost several tensor operations
@@ -44,12 +44,17 @@ class Sum:
         if len(self._waiting) >= FOLD_AT:
             self.totals()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._waiting and not self._rows
+
     def totals(self) -> tuple[torch.Tensor | float, int]:
         """Return the two sums of this rank."""
         waiting = [(number, rows) for number, rows in self._waiting if rows > 0]
         self._waiting = []
         if waiting:
-            numbers = torch.stack([torch.as_tensor(number).to(torch.float64) for number, _ in waiting])
+            numbers = torch.stack([torch.as_tensor(number, dtype=torch.float64) for number, _ in waiting])
             weights = numbers.new_tensor([rows if self.mean else 1 for _, rows in waiting])
             self._total = self._total + (numbers * weights).sum()
             self._rows += sum(rows for _, rows in waiting)
@@ -77,13 +82,18 @@ class Entry:
         prog_bar: Whether the progress bar shows it.
         logger: Whether loggers get it.
         mean: As for ``Sum``.
+        is_end: Whether it was logged after the last batch, one number for all rows of a rank.
     """
 
-    def __init__(self, *, on_step: bool, on_epoch: bool, prog_bar: bool, logger: bool, mean: bool) -> None:
+    def __init__(
+        self, *, on_step: bool, on_epoch: bool, prog_bar: bool, logger: bool, mean: bool, is_end: bool = False
+    ) -> None:
         self.on_step, self.on_epoch, self.prog_bar, self.logger = on_step, on_epoch, prog_bar, logger
-        self.how = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar, "logger": logger, "mean": mean}
+        self._how = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar, "logger": logger, "mean": mean}
+        self.is_end = is_end
         self.last: tuple[Any, int] | None = None
         self.sum = Sum(mean=mean)
+        self.end: End | None = None
         self.meter: Any = None  # an object that computes its own value, as those of torchmetrics
 
     def add(self, value: Any, rows: int) -> None:
@@ -92,6 +102,23 @@ class Entry:
             self.last = (value, rows)
         if self.on_epoch:
             self.sum.add(value, rows)
+
+    @property
+    def how(self) -> dict[str, bool]:
+        """How it was logged, as arguments for another one."""
+        return {**self._how, "is_end": self.is_end}
+
+    @property
+    def takes_ends(self) -> bool:
+        """Whether a number that is logged after the last batch is a mean of its own, apart from those of batches."""
+        return self.on_epoch and self.sum.mean and self.sum.is_empty
+
+    def add_end(self, value: Any, rows: int) -> None:
+        """Take note of a number for all rows of this rank; the last one counts."""
+        self.is_end = True
+        is_tensor = isinstance(value, torch.Tensor)
+        is_whole = not value.is_floating_point() if is_tensor else isinstance(value, int)
+        self.end = End(float(value), rows, is_whole, is_tensor)
 
 
 class Metrics:
@@ -104,6 +131,8 @@ class Metrics:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.entries: dict[str, Entry] = {}
+        self.has_rows = True  # whether this rank has had any
+        self.ends: dict[str, list[End]] = {}  # what ranks logged after the last batch, by name
 
     def of_step(self) -> Values:
         """Return the values, over all ranks, of what was logged with ``on_step`` since the last call."""
@@ -119,9 +148,12 @@ class Metrics:
     def of_epoch(self) -> Values:
         """Return the values, over all rows and ranks, of what was logged with ``on_epoch`` so far."""
         names, meters = self._epoch_names()
+        ends = [name for name in names if self.entries[name].is_end]
+        names = [name for name in names if name not in ends]
         sums = [self.entries[name].sum for name in names]
-        values = self._over_ranks(names, sums, also=tuple(meters))
-        values |= {name: float(meter.compute()) for name, meter in meters.items()}  # they meet by themselves
+        values = self._over_ranks(names, sums, also=(*ends, *meters))
+        values |= self._ends_over_ranks(ends)
+        values |= self._computed(meters)
         return self._named(values, ending="_epoch")
 
     def end(self) -> None:
@@ -160,6 +192,7 @@ class Metrics:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far, over all ranks; those of objects that compute their own value are theirs to keep."""
         names, _ = self._epoch_names()
+        names = [name for name in names if not self.entries[name].is_end]
         totals = self._totals(names, [self.entries[name].sum for name in names])
         return {name: (self.entries[name].how, *pair) for name, pair in zip(names, totals, strict=True)}
 
@@ -191,6 +224,26 @@ class Metrics:
             name: (total / rows if rows else math.nan) if each.mean else total
             for name, each, (total, rows) in zip(names, sums, totals, strict=True)
         }
+
+    def _computed(self, meters: Mapping[str, Any]) -> dict[str, float]:
+        """Return what objects compute; they meet those of other ranks themselves."""
+        with warnings.catch_warnings():
+            if not self.has_rows:  # the others have some, and nothing is wrong
+                warnings.filterwarnings("ignore", r"The ``compute`` method of metric \w+ was called before")
+            return {name: float(meter.compute()) for name, meter in meters.items()}
+
+    def _ends_over_ranks(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the values of what was logged after the last batch; ranks have been seen to log the same names."""
+        if not names:
+            return {}
+        mine = [self.entries[name].end or NO_END for name in names]
+        table = self._session.gather(torch.tensor([mine], dtype=torch.float64, device=self._session.device))
+        of_ranks = {
+            name: [End(value, int(rows), bool(whole), bool(tensor)) for value, rows, whole, tensor in column]
+            for name, column in zip(names, table.transpose(0, 1).tolist(), strict=True)
+        }
+        self.ends |= of_ranks
+        return {name: mean_of_ends(ends) for name, ends in of_ranks.items()}
 
     def _totals(self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()) -> list[tuple[float, int]]:
         self._check_names([*names, *also])
@@ -243,38 +296,3 @@ def number_of(name: str, value: Any) -> Any:
             fix=f"self.log({name!r}, value.mean())" if shape else f"self.log({name!r}, float(value))",
         )
     )
-
-
-def rows_of(batch: Any) -> int:
-    """Return the number of rows of a batch: the length of the first tensor or array in it, else of the first list.
-
-    Returns:
-        1 if there is neither.
-    """
-    found = (find(batch) for find in (_first_array, _first_list))
-    return next((length for length in found if length is not None), 1)
-
-
-def _first_array(batch: Any) -> int | None:
-    numpy = sys.modules.get("numpy")
-    if isinstance(batch, torch.Tensor) or (numpy is not None and isinstance(batch, numpy.ndarray)):
-        return int(batch.shape[0]) if len(batch.shape) else 1
-    found = map(_first_array, batch if isinstance(batch, list | tuple) else _fields(batch))
-    return next((length for length in found if length is not None), None)
-
-
-def _first_list(batch: Any) -> int | None:
-    if not isinstance(batch, list | tuple):
-        return next((length for length in map(_first_list, _fields(batch)) if length is not None), None)
-    # Lists of one length are fields, with as many rows; no rows if those are empty, as of tuple(zip(*samples)).
-    lengths = {len(part) if isinstance(part, list | tuple) else None for part in batch}
-    length = lengths.pop() if len(lengths) == 1 else None
-    return len(batch) if length is None else length
-
-
-def _fields(batch: Any) -> Iterable[Any]:
-    if isinstance(batch, Mapping):
-        return batch.values()
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)]
-    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from paceline.errors import Finding, UsageError
-from paceline.trainer.metrics import Entry, Metrics, number_of, rows_of
+from paceline.trainer.ends import differ, remarks
+from paceline.trainer.metrics import Entry, Metrics, number_of
 from paceline.trainer.options import one_of
 from paceline.trainer.progress import Progress
 
@@ -24,23 +26,34 @@ class Recorder:
     def __init__(self, progress: Progress) -> None:
         self.metrics: Metrics | None = None
         self._in_step = False  # a training batch is under way: its numbers are wanted as they are, not as a mean
-        self._batch: Any = None
         self._rows: int | None = None
+        self._at_end = False  # the last batch is over: what is logged now is of all rows of this rank
         self._progress = progress
+        self._remarked: set[tuple[str, bool]] = set()  # names that were looked at, and whether ranks differed
 
-    def begin_batch(self, batch: Any, *, is_step: bool = False) -> None:
-        """Take down the batch that is under way, None after the last; its rows are counted when they are asked for."""
-        self._batch, self._rows, self._in_step = batch, None, is_step
+    def begin_batch(self, rows: int | None, *, is_step: bool = False) -> None:
+        """Record that a batch is under way; None after the last.
+
+        Args:
+            rows: Samples of this rank in it, as its loader counts them. Where there are none, nothing that is logged
+                counts, whatever it is the mean of: the rank computes another rank's row, or an empty batch.
+            is_step: Whether it is one of training.
+        """
+        self._rows, self._in_step, self._at_end = rows, is_step, False
+
+    def end_batches(self, num_rows: int) -> None:
+        """Begin the end of an epoch or evaluation, in which this rank had ``num_rows`` rows."""
+        self._rows, self._in_step, self._at_end = num_rows, False, True
 
     @contextmanager
     def within(self, metrics: Metrics | None) -> Iterator[None]:
         """Take what is logged inside to ``metrics``, also between two batches of something else; None refuses it."""
-        before = self.metrics, self._in_step, self._batch, self._rows
-        self.metrics, self._in_step, self._batch, self._rows = metrics, False, None, None
+        before = self.metrics, self._in_step, self._rows, self._at_end
+        self.metrics, self._in_step, self._rows, self._at_end = metrics, False, None, False
         try:
             yield
         finally:
-            self.metrics, self._in_step, self._batch, self._rows = before
+            self.metrics, self._in_step, self._rows, self._at_end = before
 
     def log(self, name: str, value: Any, *, batch_size: int | None, **how: Any) -> None:
         """Take down a number; see ``Trainer.log``."""
@@ -56,14 +69,20 @@ class Recorder:
             entry.meter = value
             return
         number = number_of(name, value)
-        entry.add(number, self._rows_of_batch() if batch_size is None else batch_size)
+        rows = 1 if self._rows is None else self._rows
+        if self._at_end and batch_size is None and entry.takes_ends:
+            entry.add_end(number, rows)
+        else:
+            entry.add(number, rows if batch_size is None or not rows else batch_size)
         if entry.prog_bar and entry.on_step:
             self._progress.shown[name] = number
 
-    def _rows_of_batch(self) -> int:
-        if self._rows is None:
-            self._rows = 1 if self._batch is None else rows_of(self._batch)
-        return self._rows
+    def remark(self, metrics: Metrics, *, is_main: bool) -> None:
+        """Print on rank 0, once, what is to be said of numbers that were logged after the last batch."""
+        new = {name: ends for name, ends in metrics.ends.items() if (name, differ(ends)) not in self._remarked}
+        self._remarked.update((name, differ(ends)) for name, ends in new.items())
+        for remark in remarks(new) if is_main else ():
+            print(f"paceline: {remark.render()}", file=sys.stderr, flush=True)
 
 
 def _entry(

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.logging import Logger
+from paceline.rundir import RunDir
 from paceline.session import Session
 from paceline.trainer import optimizers, options
 from paceline.trainer.data import Data, is_data
@@ -160,7 +161,7 @@ class Trainer:
             "accumulate": accumulate_grad_batches,
             "strategy": "ddp" if strategy == "auto" else strategy,
             "seed": seed,
-            "run_dir": options.either("run_dir", run_dir, "default_root_dir", default_root_dir),
+            "run_dir": _shared(options.either("run_dir", run_dir, "default_root_dir", default_root_dir)),
             "loggers": _loggers(logger),
         }
         self.session = Session(**self._for_session)
@@ -247,7 +248,7 @@ class Trainer:
         self._plan.check_has_end()
         data = self._take_up(model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders)
         if self._work is not None:  # another fit is another run: neither steps nor models of the one before
-            self.session = Session(**self._for_session)
+            self.session = self._another_session()
         data.prepare(self.session, "fit", seed=self._seed)
         train = self._loader(data, "train")
         val = self._loader(data, "val") if callable(getattr(model, "validation_step", None)) else None
@@ -401,10 +402,10 @@ class Trainer:
         session = self.session
         if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 looks for all
             raise options.contradiction(
-                f"this process has fitted in {session.run_dir.root} before, and would go on from the checkpoints there",
+                f"this process has fitted in {session.run_dir.root} before, and would continue from its checkpoints",
                 where="trainer.fit(...)",
                 why="a second fit would begin with the weights and the epoch that the first has come to",
-                fix='Trainer(run_dir="runs/fold-2") for another training, Trainer(resume=True) to go on with that one',
+                fix="another Trainer for another training (it has its own folder), or Trainer(resume=True)",
             )
 
     def _has_checkpoints(self) -> bool:
@@ -440,11 +441,12 @@ class Trainer:
             data = self._take_up(model, given, datamodule, **{loader_stage: given})
         if self._work is None or not self._knows(model):
             if self._work is not None:
-                self.session = Session(**self._for_session)
+                self.session = self._another_session()
             self._work = Work(model, self.session)
         data.prepare(self.session, data_stage, seed=self._seed)
         if ckpt_path is not None:
-            self._restore(ckpt_path)
+            # by its folder, so that it is said to be loaded: nothing is resumed here
+            self._restore(self.session.run_dir.checkpoints if ckpt_path == "last" else ckpt_path)
         loader = self._loader(data, loader_stage, evaluates=True)
         limit = getattr(self._plan, f"limit_{loader_stage}_batches")
         batches = options.num_batches(f"limit_{loader_stage}_batches", limit, length_of(loader))
@@ -456,8 +458,17 @@ class Trainer:
             evaluation.display.line(stage, values)
         return [values]
 
+    def _another_session(self) -> Session:
+        """Return a new Session in the same run folder; ``_restore_for_fit`` sees to it that fits do not mix."""
+        return Session(**{**self._for_session, "run_dir": self.session.run_dir})
+
     def _knows(self, model: Any) -> bool:
         return self._work is not None and self._work.task is model
+
+
+def _shared(run_dir: Any) -> Any:
+    """Return a folder as Session takes one that several Sessions use: a Trainer decides itself what may continue."""
+    return None if run_dir is None else RunDir(Path(run_dir))
 
 
 def _loggers(logger: Any) -> Sequence[Logger | str]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from paceline.session import Session
+from paceline.trainer.meters import kept_state, put_back
 
 
 class Parts(nn.Module):
@@ -74,6 +75,20 @@ class Work:
         finally:
             for each, mode in modes:
                 each.training = mode
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Keep out of metrics, and of lists that a task fills, what a step does with another rank's row."""
+        metrics = [each for _, each in self.parts() if hasattr(each, "metric_state")]
+        states = [(each, kept_state(each)) for each in metrics]
+        lists = [(each, len(each)) for each in vars(self.task).values() if isinstance(each, list)]
+        try:
+            yield
+        finally:
+            for metric, state in states:
+                put_back(metric, state)
+            for each, length in lists:
+                del each[length:]
 
     def _call(self, wrapped: nn.Module, name: str, batch: Any, batch_idx: int) -> Any:
         method = self._methods.get(name) or self._look_up(name)

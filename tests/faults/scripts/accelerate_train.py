@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 rank = int(os.environ["RANK"])
 world_size = int(os.environ["WORLD_SIZE"])
 length, batch_size, epochs, workers, shuffle, shared = 128, 8, 3, 0, True, True
+persistent = True  # a fork for every epoch may deadlock in some versions of Python
 
 
 def leave(name, text):
@@ -47,7 +48,9 @@ def main():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     samples = Samples()
     # at: data
-    loader = DataLoader(samples, batch_size, shuffle=shuffle, num_workers=workers)
+    loader = DataLoader(
+        samples, batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=persistent and workers > 0
+    )
     model, optimizer = accelerator.prepare(net, optimizer)
     if shared:
         loader = accelerator.prepare(loader)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 rank = int(os.environ["RANK"])
 world_size = int(os.environ["WORLD_SIZE"])
 length, batch_size, epochs, workers, shuffle, shared = 128, 8, 3, 0, True, True
+persistent = True  # a fork for every epoch may deadlock in some versions of Python
 
 
 def leave(name, text):
@@ -50,7 +51,9 @@ def main():
 
     samples = Samples()
     # at: data
-    loader = DataLoader(samples, batch_size, shuffle=shuffle, num_workers=workers)
+    loader = DataLoader(
+        samples, batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=persistent and workers > 0
+    )
     loader = fabric.setup_dataloaders(loader, use_distributed_sampler=shared)
 
     step = 0

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 rank = int(os.environ["RANK"])
 world_size = int(os.environ["WORLD_SIZE"])
 length, batch_size, epochs, workers, shuffle, shared = 128, 8, 3, 0, True, True
+persistent = True  # a fork for every epoch may deadlock in some versions of Python
 warnings.filterwarnings("ignore", message=".*does not have many workers.*")
 
 
@@ -84,7 +85,12 @@ def main():
     )
     samples = Samples()
     # at: data
-    trainer.fit(Classifier(), DataLoader(samples, batch_size, shuffle=shuffle, num_workers=workers))
+    trainer.fit(
+        Classifier(),
+        DataLoader(
+            samples, batch_size, shuffle=shuffle, num_workers=workers, persistent_workers=persistent and workers > 0
+        ),
+    )
     # at: end
     if dist.is_initialized():
         dist.destroy_process_group()

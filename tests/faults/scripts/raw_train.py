@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 rank = int(os.environ["RANK"])
 world_size = int(os.environ["WORLD_SIZE"])
 length, batch_size, epochs, workers, shuffle, shared = 128, 8, 3, 0, True, True
+persistent = True  # a fork for every epoch may deadlock in some versions of Python
 
 
 def leave(name, text):
@@ -51,7 +52,12 @@ def main():
     # at: data
     sampler = DistributedSampler(samples, shuffle=shuffle) if shared else None
     loader = DataLoader(
-        samples, batch_size, sampler=sampler, shuffle=shuffle if sampler is None else None, num_workers=workers
+        samples,
+        batch_size,
+        sampler=sampler,
+        shuffle=shuffle if sampler is None else None,
+        num_workers=workers,
+        persistent_workers=persistent and workers > 0,
     )
 
     step = 0

@@ -27,6 +27,8 @@ ulimit -c 0
 # p2p-hang); through host memory they are slower and arrive. Not for GPUs that NVLink joins: there it costs most of the
 # speed. nvidia-smi topo -m shows it: SYS is a way across sockets, NV# is NVLink.
 export NCCL_P2P_DISABLE=1
+# where the latest checkpoint is damaged: go on from the latest one that is whole
+export PACELINE_DAMAGED=skip
 
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a) || exit

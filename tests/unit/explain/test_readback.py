@@ -8,7 +8,7 @@ from paceline.explain import judge
 
 ACCOUNT = """\
 ── paceline ────────────────────────────────────────
-likely cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]
+cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]
   where: rank 1 on n1 (pid 77), before the first step
   /w/bad.py:7 in load: raise ValueError(f"bad label {label}")
   fix: the whole traceback: less runs/x/logs/rank-001.out
@@ -26,6 +26,11 @@ OUTPUT = """\
 
 def labelled(label, text):
     return "".join(label + line + "\n" for line in text.splitlines())
+
+
+def test_an_inferred_cause_is_read_back_as_one_that_was_seen():
+    inferred = ACCOUNT.replace("cause: rank", "likely cause: rank")
+    assert judge([inferred]).findings == judge([ACCOUNT]).findings
 
 
 @pytest.mark.parametrize("before", ["", OUTPUT, "step 1 loss 2.0\n"])

@@ -102,6 +102,33 @@ SAMPLER_MISSING = [
     ("unknown arguments", PLAIN, PLAIN.replace("shuffle=True", "**options")),
 ]  # fmt: skip
 
+WORKERS = (
+    "from torch.utils.data import DataLoader, IterableDataset\nloader = DataLoader(d, 8, shuffle=True, num_workers=4)\n"
+    + LOOP.format(first="pass")
+)
+KEPT = WORKERS.replace("num_workers=4", "num_workers=4, persistent_workers=True")
+IN_FUNCTION = (
+    "from torch.utils.data import DataLoader\ndef train(data):\n    for x in data:\n        model(x).backward()\n"
+    "def main():\n    loader = DataLoader(d, sampler=s, num_workers=2)\n"
+    "    for epoch in range(9):\n        train(loader)\n"
+)
+NOT_PERSISTENT = [
+    ("kept", WORKERS, KEPT),
+    ("ended on purpose", WORKERS, KEPT.replace("=True\n", "=False\n")),
+    ("no workers", WORKERS, WORKERS.replace("num_workers=4", "num_workers=0")),
+    ("number not known", WORKERS, WORKERS.replace("num_workers=4", "num_workers=args.workers")),
+    ("another start method", WORKERS, WORKERS.replace("num_workers=4", "num_workers=4, multiprocessing_context='spawn'")),
+    ("unknown arguments", WORKERS, WORKERS.replace("num_workers=4", "num_workers=4, **options")),
+    ("a stream", WORKERS, WORKERS.replace(" shuffle=True,", "")),
+    ("one epoch", WORKERS, WORKERS.replace("range(10)", "range(1)")),
+    ("no loop over epochs", WORKERS, WORKERS.replace("for epoch in range(10)", "if True")),
+    ("another loader", WORKERS, WORKERS.replace("in loader", "in other")),
+    ("in a function of the file", IN_FUNCTION, IN_FUNCTION.replace("train(loader)", "train(other)")),
+    ("made in each epoch", IN_FUNCTION, IN_FUNCTION.replace("train(loader)", "train(DataLoader(d, sampler=s, num_workers=2))").replace("    loader =", "    other =")),
+    ("handed to a framework", IN_FUNCTION, IN_FUNCTION.replace("    for epoch", "    loader = fabric.setup_dataloaders(loader)\n    for epoch")),
+    ("another DataLoader", WORKERS, WORKERS.replace("torch.utils.data import", "own import")),
+]  # fmt: skip
+
 BOTH = (
     "import torch\nfrom torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler\n"
 )
@@ -145,6 +172,7 @@ ALL = [
         ("sampler-missing", SAMPLER_MISSING),
         ("shuffle-with-sampler", SHUFFLE),
         ("download-on-global-rank-only", DOWNLOAD),
+        ("workers-not-persistent", NOT_PERSISTENT),
     ]
     for row, yes, no in table
 ]
@@ -163,6 +191,10 @@ def test_torch_refuses_shuffle_with_a_sampler_so_it_is_an_error():
 @pytest.mark.parametrize(("row", "expected"), [(0, "warning"), (1, "hint"), (2, "hint"), (3, "warning")])
 def test_a_download_is_a_warning_only_into_a_folder_that_is_local_by_its_name(row, expected):
     assert severity(DOWNLOAD[row][1], "download-on-global-rank-only") == expected
+
+
+def test_workers_that_are_started_anew_are_no_more_than_a_hint():
+    assert severity(WORKERS, "workers-not-persistent") == "hint"
 
 
 def test_two_samplers_need_two_calls():

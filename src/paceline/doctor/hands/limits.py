@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.cpus import usable_cpus
 from paceline.doctor.facts import UNLIMITED, Disk, Limits
 from paceline.doctor.hands import files
+from paceline.rundir import run_folders
 
 _NODES = Path("/sys/devices/system/node")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -88,7 +89,7 @@ def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
 
 def gather_disks() -> tuple[Disk, ...]:
     """Return the file systems that a run writes to: of the run folders and of temporary files."""
-    folders = ["runs" if os.path.isdir("runs") else ".", tempfile.gettempdir()]
+    folders = [*map(str, run_folders()[:1] or [Path()]), tempfile.gettempdir()]
     found: dict[int, Disk | None] = {}
     for folder in folders:
         with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline import python_fork
 from paceline.doctor.facts import Facts, Leftover
 from paceline.doctor.judges.asked import gpus_in_words, version, visible_gpus
 from paceline.doctor.render import size
@@ -18,6 +19,7 @@ def judge_software(facts: Facts) -> Iterator[Finding]:
     yield from _driver(facts)
     yield from _architecture(facts)
     yield from _build(facts)
+    yield from _python(facts)
     yield from _leftovers(facts)
 
 
@@ -41,6 +43,22 @@ def _driver(facts: Facts) -> Iterator[Finding]:
             why="torch finds no GPU: torch.cuda.is_available() is False",
             fix=f"a newer driver, or a torch for CUDA {served[0]}: pytorch.org/get-started",
         )
+
+
+def _python(facts: Facts) -> Iterator[Finding]:
+    """A Python whose forks may deadlock. A distribution may have fixed its own without a new number: a hint."""
+    installed = version(facts.software.python)
+    if len(installed) < 3 or not python_fork.has_bug(installed):
+        return
+    yield Finding(
+        "python-fork-bug",
+        f"Python {facts.software.python} can deadlock in the child of a fork ({python_fork.ISSUE})",
+        where=facts.host.name,
+        why="a DataLoader that forks its workers for every epoch hangs at random: about one fork in 1000 where a rank "
+        "has other threads",
+        fix=f"Python {python_fork.newer(installed)}; until then DataLoader(..., persistent_workers=True)",
+        severity="hint",
+    )
 
 
 def _architecture(facts: Facts) -> Iterator[Finding]:

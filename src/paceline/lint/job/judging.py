@@ -7,6 +7,7 @@ from itertools import islice
 from paceline.errors import SEVERITIES, Finding
 from paceline.lint.job.allocation import describe, slurm_variables
 from paceline.lint.job.case import Case
+from paceline.lint.job.checks_array import CHECKS as ARRAY
 from paceline.lint.job.checks_environment import CHECKS as ENVIRONMENT
 from paceline.lint.job.checks_head import CHECKS as HEAD
 from paceline.lint.job.checks_meeting import CHECKS as MEETING
@@ -22,7 +23,7 @@ from paceline.lint.job.values import Symbols, clean
 # A file with more than this of one mistake is no script that somebody wrote.
 MOST_OF_ONE_KIND = 50
 
-CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT)
+CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT, *ARRAY)
 
 
 def read(source: str, name: str) -> Case:

@@ -56,7 +56,8 @@ TORCHRUN = Table(
 )
 PACELINE = Table(
     _TORCHRUN_FLAGS | names("check check_only no_check check_finite no_probe nccl_debug no_slurm json"),
-    _TORCHRUN_VALUES | names("grace_s max_time roll_call_timeout hang_timeout on_hang check_replicas run_dir"),
+    _TORCHRUN_VALUES
+    | names("grace_s max_time roll_call_timeout node_timeout hang_timeout on_hang check_replicas run_dir"),
     TORCHRUN.short,
     _TORCHRUN_SAYS,
     prefixes=False,

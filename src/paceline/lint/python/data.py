@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from paceline import python_fork
 from paceline.errors import Finding
 from paceline.lint.python import loaders
 from paceline.lint.python.conditions import sides
@@ -25,6 +26,7 @@ from paceline.lint.python.script import (
 _LOCAL_FOLDER = re.compile(
     r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"
 )
+_OF_WORKERS = ("persistent_workers", "multiprocessing_context")
 _DOWNLOADS = re.compile(r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$")
 
 
@@ -293,3 +295,38 @@ def _prepare_data_once(script: Script) -> Iterator[Finding]:
                     fix="self.prepare_data_per_node = True  # unless all nodes share the folder",
                     severity="hint",
                 )
+
+
+def workers_not_persistent(script: Script) -> Iterator[Finding]:
+    """A DataLoader starts its workers again for every epoch.
+
+    Only where it is certain: the number of workers is in the file, the loader outlives the epoch, and its dataset is no
+    stream, whose workers may keep their place.
+    """
+    for call in loaders.data_loaders(script):
+        workers = _num_workers(script, call)
+        decided = has_unknown_arguments(call) or any(keyword(call, name) is not None for name in _OF_WORKERS)
+        if workers < 1 or decided:
+            continue
+        if not _is_map_style(script, call) or not loaders.is_used_each_epoch(script, call):
+            continue
+        yield script.finding(
+            "workers-not-persistent",
+            call,
+            f"this DataLoader starts its {workers} worker{'s' * (workers > 1)} again for every epoch",
+            why="each start takes time, and in some versions of Python about one fork in 1000 deadlocks "
+            f"({python_fork.ISSUE})",
+            fix=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
+            severity="hint",
+        )
+
+
+def _num_workers(script: Script, call: ast.Call) -> int:
+    """Return the number of workers of a DataLoader, 0 if the file does not show it."""
+    value = constant(argument(call, "num_workers", 5))
+    return value if isinstance(value, int) else 0
+
+
+def _is_map_style(script: Script, call: ast.Call) -> bool:
+    """Say whether a DataLoader is given an order, which torch refuses for streams."""
+    return constant(argument(call, "shuffle", 2)) is True or loaders.sampler_of(script, call) is not None

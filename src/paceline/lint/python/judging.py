@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     data.sampler_missing,
     data.shuffle_with_sampler,
     data.download_on_global_rank_only,
+    data.workers_not_persistent,
     saving.save_on_every_rank,
     saving.save_wrapped_model,
     evaluation.evaluation_not_reduced,

@@ -211,6 +211,29 @@ def _is_once(call: ast.expr) -> bool:
     return isinstance(call, ast.Call) and len(call.args) == 1 and constant(call.args[0]) == 1
 
 
+def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
+    """Say whether a loader is made before a loop over epochs, and looped over in it or in a function that it calls."""
+    names = {name.rpartition(".")[2] for name in targets(script, loader)}
+    if not names or handed_to_framework(script, loader, list(names)):
+        return False
+    for loop in epoch_loops(script):
+        nodes = list(inside(loop))
+        if loader in nodes or script.function(loop) is not script.function(loader):
+            continue
+        if any(_runs_over(script, node, names) for node in nodes):
+            return True
+    return False
+
+
+def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
+    """Say whether a statement loops over a loader, or calls a function of the file with it."""
+    if isinstance(node, ast.For):
+        return iterated(node).rpartition(".")[2] in names
+    if not isinstance(node, ast.Call) or last(node) not in script.functions:
+        return False
+    return any(last(part) in names for part in [*node.args, *(k.value for k in node.keywords)])
+
+
 def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
     """Say whether a loader goes through ``prepare``, ``setup_dataloaders``, ``fit`` or another adopting call."""
     short = {name.rpartition(".")[2] for name in names}

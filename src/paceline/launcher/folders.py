@@ -1,0 +1,36 @@
+"""Why a folder cannot take the files of a run."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+from pathlib import Path
+
+from paceline.errors import Finding
+
+
+def unusable(folder: Path, error: OSError, *, option: str, severity: str = "error") -> Finding:
+    """Return why a folder for the files of a run cannot be used.
+
+    Args:
+        folder: The folder.
+        error: What the system said.
+        option: The option that names another folder.
+        severity: Of the finding.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Finding(
+            "disk-full",
+            f"there is no space for the files of this run in {folder}: {error.strerror}",
+            where=str(folder),
+            why="logs, exceptions of ranks and checkpoints are written there",
+            fix=f"free some (df -h {shlex.quote(str(folder.parent))}), or use another disk: {option} FOLDER",
+            severity=severity,
+        )
+    return Finding(
+        "folder-not-writable",
+        f"the folder {folder} cannot be written: {error.strerror}",
+        where=str(folder),
+        fix=f"give another folder with {option}",
+        severity=severity,
+    )

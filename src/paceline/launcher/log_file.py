@@ -1,0 +1,101 @@
+"""The log file of a rank: a file that may be lost without any effect on the run.
+
+A disk that is full and a folder that was deleted end no training. What cannot be written is dropped, the launcher is
+told once, and the last lines stay in memory, because the final report may quote them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# What the final report may quote is at the end.
+_TAIL_BYTES = 16384
+# A file that was deleted can still be written to; how often to look whether it has a name.
+_NAME_CHECK_S = 0.5
+DELETED = "it was deleted"
+
+OnLoss = Callable[[str, str], None]
+
+
+class LogFile:
+    """A log file that is appended to.
+
+    Args:
+        path: Where it is.
+        on_loss: Called with the path and the reason when something is dropped for the first time.
+    """
+
+    def __init__(self, path: str, on_loss: OnLoss) -> None:
+        self.path = path
+        self.handle = -1
+        self.users = 0
+        self._on_loss = on_loss
+        self._tail = b""
+        self._dropped = 0
+        self._is_deleted = False
+        self._next_check_s = 0.0
+
+    @property
+    def tail(self) -> str:
+        """The last lines that were written, or should have been."""
+        return self._tail.decode("utf-8", errors="replace")
+
+    def open(self) -> None:
+        """Open the file and make its folder; what cannot be opened drops what it is given."""
+        self.users += 1
+        if self.handle >= 0:
+            return
+        self._is_deleted = False
+        try:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self._lose(0, str(error.strerror))
+
+    def close(self) -> None:
+        """Close the file when its last user has gone."""
+        self.users -= 1
+        if self.users == 0 and self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+    def write(self, data: bytes) -> None:
+        """Append data; never raises."""
+        self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
+        if self.handle < 0 or self._has_no_name():
+            self._dropped += len(data)
+            return
+        if self._dropped:
+            self._note_gap()
+        while data:
+            try:
+                data = data[os.write(self.handle, data) :]
+            except OSError as error:
+                self._lose(len(data), str(error.strerror))
+                return
+
+    def _has_no_name(self) -> bool:
+        """Return whether somebody has deleted the file; writing on would fill a disk that nobody can look at."""
+        now_s = time.monotonic()
+        if not self._is_deleted and now_s >= self._next_check_s:
+            self._next_check_s = now_s + _NAME_CHECK_S
+            with contextlib.suppress(OSError):
+                self._is_deleted = os.fstat(self.handle).st_nlink == 0
+            if self._is_deleted:
+                self._lose(0, DELETED)
+        return self._is_deleted
+
+    def _note_gap(self) -> None:
+        """Say in the file that something is missing here, once there is space again."""
+        note = f"\n[paceline: {self._dropped} bytes of output could not be written here]\n"
+        with contextlib.suppress(OSError):
+            if os.write(self.handle, note.encode()) == len(note):
+                self._dropped = 0
+
+    def _lose(self, size: int, reason: str) -> None:
+        self._dropped += size
+        self._on_loss(self.path, reason)

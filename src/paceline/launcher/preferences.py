@@ -1,0 +1,125 @@
+"""What a site or a user has decided for all runs: environment variables and a configuration file.
+
+Typed options win over the environment, and that wins over the file. Pure, but for ``read_file``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, UsageError, closest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Option -> its variable and the type of its value in the file.
+_KEYS: Mapping[str, tuple[str, type]] = {
+    "no_probe": (env.NO_PROBE, bool),
+    "start_method": (env.START_METHOD, str),
+    "on_hang": (env.ON_HANG, str),
+    "hang_timeout": (env.HANG_TIMEOUT, float),
+}
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+Preferences = Mapping[str, tuple[str, str]]  # option -> its value as typed, and where it comes from
+
+
+def read(environ: Mapping[str, str]) -> Preferences:
+    """Return what holds for this run where nothing else was typed.
+
+    Raises:
+        UsageError: The file cannot be read, or a value in it or in the environment is wrong.
+    """
+    path = Path(environ.get(env.CONFIG_HOME) or os.path.expanduser("~/.config")) / "paceline" / "config.toml"
+    return {**_from_file(read_file(path), path), **_from_environ(environ)}
+
+
+def read_file(path: Path) -> str:
+    """Return the text of the configuration file, empty if there is none.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(f"the configuration file cannot be read: {error}", where=str(path)) from None
+
+
+def _from_file(text: str, path: Path) -> Preferences:
+    try:
+        content = tomllib.loads(text).get("run", {})
+        others = set(tomllib.loads(text)) - {"run"}
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(f"the configuration file is not TOML: {error}", where=str(path)) from None
+    if others or not isinstance(content, dict):
+        raise _wrong(f"the configuration file has one table, [run], and not {min(others, default='run')}", str(path))
+    return {key: (_file_value(key, value, path), shown(path)) for key, value in content.items()}
+
+
+def _file_value(key: str, value: Any, path: Path) -> str:
+    if key not in _KEYS:
+        near = closest(key, _KEYS)
+        fix = f"{near} = ..." if near else f"one of {', '.join(_KEYS)}"
+        raise UsageError(
+            Finding("option-unknown", f"the configuration file has no key {key}", where=f"{path}, [run]", fix=fix)
+        )
+    kind = _KEYS[key][1]
+    is_number = kind is float and isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number and type(value) is not kind:
+        words = {bool: "true or false", str: "text in quotes", float: "a number of seconds"}[kind]
+        raise _wrong(f"{key} = {value!r}: {key} is {words}", where=f"{path}, [run]")
+    return _flag(value) if kind is bool else str(value)
+
+
+def _from_environ(environ: Mapping[str, str]) -> Preferences:
+    values = {}
+    for key, (name, kind) in _KEYS.items():
+        text = environ.get(name, "")
+        if not text:
+            continue
+        if kind is bool:
+            if text.lower() not in _TRUE + _FALSE:
+                raise _wrong(f"{name}={text} is neither 1 nor 0", where=f"environment variable {name}")
+            text = _flag(text.lower() in _TRUE)
+        values[key] = (text, f"{name} is set")
+    return values
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else "0"
+
+
+def shown(path: Path) -> str:
+    """Return the path of the configuration file as it is printed."""
+    home = os.path.expanduser("~")
+    return str(path).replace(home, "~", 1) if home != "/" and str(path).startswith(home + "/") else str(path)
+
+
+def apply(preferences: Preferences, *, typed: Mapping[str, Any], needs_probe: set[str]) -> Preferences:
+    """Return the preferences that the command line leaves in force.
+
+    Args:
+        preferences: What ``read`` returned.
+        typed: Options of the command line.
+        needs_probe: Options that rest on the probe: whoever types one wants it.
+    """
+    left = {key: value for key, value in preferences.items() if key not in typed}
+    if needs_probe & set(typed):
+        left.pop("no_probe", None)
+    if "no_probe" in typed or left.get("no_probe", ("0", ""))[0] == "1":
+        left = {key: value for key, value in left.items() if key not in needs_probe}
+    return left
+
+
+def _wrong(what: str, where: str) -> UsageError:
+    return UsageError(Finding("option-invalid", what, where=where, fix="paceline run --help shows what options take"))

@@ -1,0 +1,39 @@
+"""The bug of CPython that lets forked DataLoader workers wait for ever, and the versions that have it.
+
+CPython gh-112275: ``PyOS_AfterFork_Child`` takes the interpreter's HEAD_LOCK before it makes that lock new. If another
+thread of the parent held it at the moment of the fork, which torch's threads do whenever they enter or leave the
+interpreter, nobody is left in the child to release it. Fixed in 3.10.15 and 3.11.10; 3.12 never had it. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+ISSUE = "CPython gh-112275"
+# By minor version of Python 3, the first release that has the fix.
+_FIXED = {8: 20, 9: 20, 10: 15, 11: 10}
+
+
+def has_bug(version: tuple[int, ...] | None = None, *, implementation: str = "") -> bool:
+    """Return whether a Python can deadlock in the child of a fork.
+
+    Args:
+        version: Its version, this Python's by default.
+        implementation: Its implementation, this Python's by default: only CPython has the bug.
+    """
+    major, minor, micro = (version or sys.version_info)[:3]
+    named = implementation or sys.implementation.name
+    return named == "cpython" and sys.platform != "win32" and major == 3 and micro < _FIXED.get(minor, 0)
+
+
+def newer(version: tuple[int, ...] | None = None) -> str:
+    """Return the versions to update to, as text: ``3.11.10 or 3.12``."""
+    minor = (version or sys.version_info)[1]
+    return f"3.{minor}.{_FIXED[minor]} or 3.12" if minor in _FIXED else "3.12"
+
+
+def this() -> str:
+    """Return this Python's name: ``Python 3.11.7``."""
+    return f"Python {platform.python_version()}"

@@ -1,0 +1,107 @@
+"""Whether a loss is a sum over rows, as far as its autograd graph proves it.
+
+A rank's loss is weighted by its share of the batch, which is right for a mean over its rows. A sum over rows counts the
+share a second time, and the result would depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.errors import Finding, UsageError
+
+SUM = 2  # torch's number of reduction="sum" in the nodes of its losses; 0 is "none"
+# Nodes of torch's losses that hold how they were reduced, and the function that made them.
+LOSSES = {
+    "NllLossBackward0": "cross_entropy",
+    "NllLoss2DBackward0": "cross_entropy",
+    "MseLossBackward0": "mse_loss",
+    "SmoothL1LossBackward0": "smooth_l1_loss",
+    "HuberLossBackward0": "huber_loss",
+    "BinaryCrossEntropyBackward0": "binary_cross_entropy",
+    "BinaryCrossEntropyWithLogitsBackward0": "binary_cross_entropy_with_logits",
+    "SoftMarginLossBackward0": "soft_margin_loss",
+    "MultiMarginLossBackward0": "multi_margin_loss",
+    "MultilabelMarginLossBackward0": "multilabel_margin_loss",
+}
+# Nodes that leave a sum a sum. A division or a product may have made a mean of it, so the search ends there.
+_TRANSPARENT = {
+    "AddBackward0",
+    "CloneBackward0",
+    "ReshapeAliasBackward0",
+    "SqueezeBackward0",
+    "ToCopyBackward0",
+    "UnsqueezeBackward0",
+    "ViewBackward0",
+    "_DDPSinkBackward",
+}
+# What the difference of prediction and target goes through in losses that scripts write out.
+_OF_DIFFERENCES = {"AbsBackward0", "PowBackward0"}
+_LEAF = "torch::autograd::AccumulateGrad"
+
+
+def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
+    """Return what makes a loss, or a summand of it, a sum over rows; empty if that is not proven.
+
+    Args:
+        loss: Shape ``[]``.
+        num_rows: This rank's rows of the batch.
+    """
+    visited: set[Any] = set()
+    pending: list[Any] = [loss.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if function := _function_of(node, num_rows):
+            return function
+        if node.name() in _TRANSPARENT:
+            pending += [inner for inner, _ in node.next_functions]
+    return ""
+
+
+def _function_of(node: Any, num_rows: int) -> str:
+    """Return the function whose sum over rows a node is; empty if it is not one, or not provably."""
+    name = node.name()
+    if name in LOSSES:
+        is_sum = node._saved_reduction == SUM and not _is_of_parameter(node)
+        return f'{LOSSES[name]}(..., reduction="sum")' if is_sum else ""
+    if name != "SumBackward0":
+        return ""
+    sizes = tuple(node._saved_self_sym_sizes)
+    inner = node.next_functions[0][0]
+    if inner is None or not sizes or sizes[0] != num_rows:
+        return ""
+    if inner.name() in LOSSES and not _is_of_parameter(inner):
+        return f'{LOSSES[inner.name()]}(..., reduction="none").sum()'
+    if inner.name() in _OF_DIFFERENCES and _is_difference(inner.next_functions[0][0]):
+        return "(prediction - target)...sum()"
+    return ""
+
+
+def _is_difference(node: Any) -> bool:
+    return node is not None and node.name() == "SubBackward0" and not _is_of_parameter(node)
+
+
+def _is_of_parameter(node: Any) -> bool:
+    """Whether a node works on a parameter itself, as a penalty on weights does, which has no rows."""
+    return any(inner is not None and inner.name() == _LEAF for inner, _ in node.next_functions)
+
+
+def loss_is_a_sum(function: str) -> UsageError:
+    """Return the refusal of a loss that is a sum over rows."""
+    return UsageError(
+        Finding(
+            "loss-is-a-sum",
+            "the loss is a sum over rows, and session.backward takes the mean over this rank's rows",
+            where="session.backward(loss)",
+            evidence=(f"its last operation: {function}",),
+            why="a rank's loss is weighted by its share of the batch; a sum would count the share a second time, and "
+            "the result would depend on the number of ranks",
+            fix="session.backward(loss / len(x)), and for steps of the same size multiply the learning rate by the "
+            "batch size",
+        )
+    )

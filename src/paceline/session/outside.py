@@ -1,0 +1,135 @@
+"""A backward that the session does not see: a direct ``loss.backward()`` beside ``session.backward(loss)``.
+
+Its gradients are those of the mean of the ranks' means, wrong where shares are uneven, and ``session.step`` stays
+behind. Gradients that no optimizer uses are nobody's business, as those of an attack on the inputs, so what counts is a
+step, or a ``session.backward``, that meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from paceline.errors import Finding, UsageError
+
+
+class OutsideBackward:
+    """Notices gradients of models of a session that come from a backward of somebody else's.
+
+    It is the context that each backward of the session runs in.
+
+    Every trained parameter has a hook until the first backward of the session, then one parameter of each model has:
+    that costs less than a microsecond a step.
+    """
+
+    def __init__(self) -> None:
+        self._inside = False
+        self._wide: list[_Watch] = []  # with hooks on all parameters
+        self._left: dict[torch.Tensor, None] = {}  # parameters with gradients of another backward
+        self._guard: Any = None  # the hook on optimizers, there while such gradients are
+
+    def watch(self, model: nn.Module) -> None:
+        """Notice what is accumulated in the parameters of a model."""
+        watch = _Watch(self)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                _take_off(parameter)
+                watch.handles[parameter] = parameter.register_post_accumulate_grad_hook(watch)
+        self._wide.append(watch)
+
+    def note(self, watch: _Watch, parameter: torch.Tensor) -> None:
+        """Take note of a gradient that was accumulated."""
+        if self._inside:
+            watch.used = parameter
+            return
+        self._left[parameter] = None
+        if self._guard is None:
+            self._guard = register_optimizer_step_pre_hook(self._before_step)
+
+    def __enter__(self) -> None:
+        """Begin a backward of the session.
+
+        Raises:
+            UsageError: It would add to gradients of another one.
+        """
+        if self._left:
+            self._refuse(list(self._left), where="loss.backward() before session.backward(loss)")
+        self._inside = True
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = False
+        if self._wide:
+            self._wide = [watch for watch in self._wide if not watch.keep_one()]
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        foreign = [parameter for parameter in self._left if parameter in held]
+        if foreign:
+            self._refuse(foreign, where=f"{type(optimizer).__name__}.step() after loss.backward()")
+
+    def _refuse(self, parameters: Sequence[torch.Tensor], *, where: str) -> None:
+        """Refuse gradients that are still there; forget those that the script has cleared."""
+        there = [parameter for parameter in parameters if _is_there(parameter.grad)]
+        for parameter in parameters:
+            del self._left[parameter]
+        if not self._left and self._guard is not None:
+            self._guard.remove()
+            self._guard = None
+        if there:
+            raise _outside(len(there), where)
+
+
+class _Watch:
+    """The hook on the parameters of one model."""
+
+    def __init__(self, outside: OutsideBackward) -> None:
+        self.handles: dict[torch.Tensor, Any] = {}
+        self.used: torch.Tensor | None = None  # a parameter that a backward of the session has reached
+        self._outside = outside
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self._outside.note(self, parameter)
+
+    def keep_one(self) -> bool:
+        """Leave the hook on one parameter that takes part in training; return whether there is such a one."""
+        if self.used is None:
+            return False
+        for parameter, handle in self.handles.items():
+            if parameter is not self.used:
+                handle.remove()
+        self.handles = {self.used: self.handles[self.used]}
+        return True
+
+
+def _take_off(parameter: torch.Tensor) -> None:
+    """Take off the hook of an earlier session, which does not see the backward of this one."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    for number in [number for number, hook in hooks.items() if isinstance(hook, _Watch)]:
+        del hooks[number]
+
+
+def _is_there(gradient: torch.Tensor | None) -> bool:
+    """Whether there is a gradient other than zeros."""
+    if gradient is None:
+        return False
+    values = gradient._values() if gradient.is_sparse else gradient
+    local: Any = values.to_local() if hasattr(values, "to_local") else values  # of a shard, its own part
+    return bool(local.any())
+
+
+def _outside(count: int, where: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "backward-outside-session",
+            f"{count} parameters hold gradients of a backward that the session has not seen",
+            where=where,
+            why="session.backward weights each rank's rows and counts steps; after loss.backward() uneven shares count "
+            "wrongly, and session.step stays behind, also in checkpoints",
+            fix="if session.backward(loss): optimizer.step(); optimizer.zero_grad()",
+        )
+    )

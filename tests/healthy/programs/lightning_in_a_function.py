@@ -1,0 +1,47 @@
+"""Lightning: all of it in a main function, with accumulation, clipping and CSV logs."""
+
+import lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = (self.net(batch[0]) - batch[1]).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", (self.net(batch[0]) - batch[1]).square().mean(), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def loader(count, **options):
+    return DataLoader(TensorDataset(torch.randn(count, 8), torch.randn(count, 1)), **options)
+
+
+lightning.seed_everything(0)
+settings = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "enable_progress_bar": False}
+
+
+def main():
+    trainer = lightning.Trainer(
+        max_epochs=2,
+        accumulate_grad_batches=2,
+        gradient_clip_val=1.0,
+        val_check_interval=0.5,
+        log_every_n_steps=1,
+        logger=lightning.pytorch.loggers.CSVLogger("."),
+        **settings,
+    )
+    trainer.fit(Module(), loader(256, batch_size=16, shuffle=True), loader(64, batch_size=16))
+
+
+main()

@@ -1,0 +1,32 @@
+"""How long ranks really have when Slurm ends a job: the shortest of its times and of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.launcher.slurm_times import Limits, parse_config, parse_job, parse_partition, shortest
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(), (120, "")),
+        (Limits(kill_wait_s=30), (30, "Slurm's KillWait")),
+        (Limits(kill_wait_s=300), (120, "")),
+        (Limits(kill_wait_s=60, grace_s=20), (20, "GraceTime of the partition")),
+        (Limits(kill_wait_s=60, ends_s=1010), (10, "the time limit of the job")),
+        (Limits(kill_wait_s=60, ends_s=999), (60, "Slurm's KillWait")),  # it is over, and KillWait counts from here
+    ],
+)
+def test_the_shortest_time_is_named(limits, expected):
+    assert shortest(120, limits, now_s=1000) == expected
+
+
+def test_what_slurm_prints_is_read():
+    assert parse_config("JobAcctGatherType = x\nKillOnBadExit           = 0\nKillWait                = 30 sec\n") == 30
+    assert parse_config("") is None
+    assert parse_partition("PartitionName=gpu GraceTime=300 Hidden=NO") == 300
+    assert parse_partition("PartitionName=gpu GraceTime=0 Hidden=NO") is None
+    assert parse_job("gpu|1-02:00:10\n") == ("gpu", 93610)
+    assert parse_job("gpu|UNLIMITED\n") == ("gpu", None)
+    assert parse_job("") == ("", None)

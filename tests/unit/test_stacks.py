@@ -1,0 +1,124 @@
+"""How ranks are looked at: by their witness; by a signal only where that does not answer; their children never so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paceline.launcher import children, position, stacks, worker_processes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets and /proc are Linux's")
+
+RANK = """
+import ctypes, os, sys, time
+from paceline.launcher import witness
+
+witness.install(open("stacks", "w"))
+
+
+def ready():
+    with open("ready", "w") as file:
+        file.write("ready\\n")
+
+
+{body}
+"""
+HOLDS_THE_LOCK = """
+def work():
+    ready()
+    ctypes.PyDLL(None).sleep(60)
+
+
+work()
+"""
+LOADER = """
+source = '''
+def _worker_loop():
+    inside()
+
+
+def __next__():
+    if os.fork() == 0:
+        _worker_loop()
+    ready()
+    time.sleep(60)
+'''
+
+
+def inside():
+    time.sleep(60)  # in the dataset
+
+
+exec(compile(source, "/venv/site-packages/torch/utils/data/dataloader.py", "exec"))
+__next__()
+"""
+
+
+@pytest.fixture
+def rank(tmp_path):
+    running = []
+
+    def start(body):
+        script = tmp_path / "train.py"
+        script.write_text(RANK.replace("{body}", body))
+        process = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, start_new_session=True)
+        running.append(process)
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return process.pid, tmp_path / "stacks"
+
+    yield start
+    for process in running:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def signals(monkeypatch):
+    sent = []
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, signum: (sent.append(pid), kill(pid, signum)))
+    return sent
+
+
+def test_a_rank_that_holds_the_interpreters_lock_is_asked_by_a_signal_as_the_last_means(rank, signals):
+    pid, file = rank(HOLDS_THE_LOCK)
+    assert stacks.look({0: pid}, {0: file}, quiet=True)[0].frames == ()
+    assert not signals
+    found = stacks.look({0: pid}, {0: file})[0]
+    assert found.frames[-1].code == "ctypes.PyDLL(None).sleep(60)"
+    assert signals == [pid]
+
+
+def test_a_worker_gets_no_signal(rank, signals):
+    pid, file = rank(LOADER)
+    found = stacks.look({0: pid}, {0: file})[0]
+    assert position.classify(found.frames)[0] == position.DATA
+    assert not signals
+
+
+@pytest.mark.skipif(not children.find_py_spy() or os.geteuid() != 0, reason="needs py-spy, and rights to read others")
+def test_the_line_of_a_dataset_in_a_worker_is_read_from_outside(rank):
+    pid, file = rank(LOADER)
+    found = stacks.look({0: pid}, {0: file})[0]
+    place = (file.parent / "train.py").read_text().splitlines().index("    time.sleep(60)  # in the dataset") + 1
+    assert found.worker.endswith(f"train.py:{place}")
+
+
+def test_a_stopped_rank_is_seen_at_once(rank, signals):
+    pid, file = rank(LOADER)
+    os.killpg(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    while worker_processes.look(pid).state != "T" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    started = time.monotonic()
+    found = stacks.look({0: pid}, {0: file})[0]
+    assert (found.state, found.frames) == ("T", ())
+    assert time.monotonic() - started < 0.4
+    assert not signals
