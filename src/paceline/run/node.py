@@ -173,12 +173,13 @@ class Node:
                 raise SetupError(folders.unusable(named.root, error, option="--run-dir")) from None
             return named
         usual = RunDir(RUNS.absolute() / name)
-        is_new = self._meeting is not None and self._meeting.hosts_store and earlier is None
+        is_head = self._meeting is not None and self._meeting.hosts_store
+        # The folder alone says nothing: another node of this run may have been quicker to make it.
+        if is_head and earlier is None and (usual.lease.exists() or usual.training.exists()):
+            raise SetupError(_name_taken(usual.root))
         try:
-            usual.create(new=is_new)
+            usual.create()
         except OSError as error:
-            if isinstance(error, FileExistsError) and usual.root.is_dir():
-                raise SetupError(_name_taken(usual.root)) from None
             return self._make_spare_dir(name, usual, error)
         return usual
 
