@@ -5,8 +5,10 @@ All deadlines are a twentieth of the usual ones: a notice comes after 6 s, and e
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
 import threading
 import time
 
@@ -65,6 +67,14 @@ WAITS = {
     "a larger share of inference": """until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         torch.rand(64, 64) @ torch.rand(64, 64)""",
+    # Its processor belongs to programs of a higher priority: it computes, and gets next to no time.
+    "a processor that others use": """core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [core])
+    busy = ["taskset", "--cpu-list", str(core), "timeout", str(SECONDS), sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(busy) for _ in range(3)]
+    os.nice(19)
+    while any(each.poll() is None for each in others):
+        torch.rand(64, 64) @ torch.rand(64, 64)""",
     "a download into memory": "urllib.request.urlopen(f\"http://127.0.0.1:{os.environ['PORT']}/\").read()",
 }
 
@@ -105,6 +115,35 @@ def test_a_rank_that_waits_for_the_world_outside(command, slow_server, kind, pla
     assert re.search(r"train\.py:\d+", notice[1])
     assert "torch ends this wait after 30 min, `--hang-timeout 60` sooner" in ended.err
     assert ended.err.count("notice:") <= 3
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, in a file."""
+    image, place = tmp_path / "disk.img", tmp_path / "disk"
+    place.mkdir()
+    image.touch()
+    os.truncate(image, 64 << 20)
+    for make in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, place]):
+        made = subprocess.run(make, capture_output=True, text=True, check=False)
+        if made.returncode:
+            pytest.skip(f"no file system of one's own here: {made.stderr}")
+    yield place
+    subprocess.run(["fsfreeze", "--unfreeze", place], capture_output=True, check=False)
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_rank_that_waits_for_a_frozen_file_system(command, small_disk):
+    """As a server of files does that is being failed over: the rank is in state D, which no signal reaches."""
+    wait = f"""thaw = f"fsfreeze --freeze {small_disk}; sleep {{SECONDS}}; fsfreeze --unfreeze {small_disk}"
+    thawed = subprocess.Popen(["sh", "-c", thaw])
+    time.sleep(1)
+    open("{small_disk}/result", "w").write("1")
+    thawed.wait()"""
+    command.script(TRAINING.replace("{wait}", wait).replace("{place}", "barrier").replace("{seconds}", str(WAIT_S)))
+    ended = command.run("--nproc-per-node", 2, "train.py", env=FACTOR, timeout=150)
+    assert_left_alone(ended)
+    assert re.search(r"\(hang\?\): rank 0 is in state D, where nothing can end it, train\.py:\d+", ended.err), ended.err
 
 
 ONCE = f"""
