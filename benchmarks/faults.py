@@ -45,7 +45,7 @@ LAUNCHERS = ("paceline", "torchrun")
 RAW = ROOT / "docs" / "raw" / "faults.json"
 # The first line that tells a reader that something is wrong, whoever printed it.
 _ERROR = re.compile(
-    r"likely cause|notice:|error|exception|traceback|fail|warning [A-Z]{3}\d|refused|timed out|killed|signal"
+    r"likely cause|hang|notice:|error|exception|traceback|fail|warning [A-Z]{3}\d|refused|timed out|killed|signal"
     r"|could not|cannot",
     re.I,
 )

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from paceline import __version__, env, nodeaddr
+from paceline import __version__, command_help, env, nodeaddr, terminal
 from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
 from paceline.launcher import options as launch
 from paceline.launcher import preferences
@@ -32,7 +32,8 @@ _UNHEARD = 128 + 13  # what shells tell of a program that was ended by SIGPIPE: 
 _TOGETHER_S = 1.0  # so far apart do the tasks of a step come here
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+# A group inside it, and every command, takes its class from this one.
+@click.group(cls=command_help.Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="paceline")
 def cli() -> None:
     """Data-parallel PyTorch, from one process to many nodes."""
@@ -50,7 +51,7 @@ def _declare(option: Option) -> Callable[[Any], Any]:
     return click.option(*forms, option.name, metavar=metavar, multiple=option.many, help=text)
 
 
-class _Run(click.Command):
+class _Run(command_help.Command):
     """Script arguments start after the script's name and are never parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -211,7 +212,10 @@ def _export(path: Path, outfile: Path) -> Deed:
 
 def _show(told: Any, as_json: bool) -> None:
     """Print what a room has to say: a page, an answer, a report."""
-    print(json.dumps(told.to_json(), indent=1) if as_json else told.render())
+    if as_json:
+        print(json.dumps(told.to_json(), indent=1))
+    else:
+        terminal.show(told.render())
 
 
 @cli.command("explain")
@@ -454,7 +458,7 @@ def _misused(error: click.ClickException) -> UsageError:
 def _refuse(error: PacelineError) -> NoReturn:
     status = error.exit_status if error.exit_status else EXIT_MISUSE
     if not error.said_elsewhere:
-        print(error.finding.render(), file=sys.stderr)
+        terminal.show(error.finding.render(), sys.stderr)
     if error.found_by_all:
         # srun may end all tasks when the first has failed: before it was said, or with a status that says SIGTERM
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))

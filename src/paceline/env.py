@@ -57,6 +57,9 @@ START_METHOD = _variable("PACELINE_START_METHOD", "default of --start-method: sp
 ON_HANG = _variable("PACELINE_ON_HANG", "default of --on-hang: off switches the hang detection off")
 HANG_TIMEOUT = _variable("PACELINE_HANG_TIMEOUT", "default of --hang-timeout, in seconds")
 
+NO_COLOR = _variable("NO_COLOR", "not empty: no colour on terminals (https://no-color.org)")
+TERM = _variable("TERM", "dumb: no colour on terminals")
+
 TEST_TIME_FACTOR = _variable(
     "PACELINE_TEST_TIME_FACTOR",
     "for tests of paceline only: multiplies every deadline that the user has not set",
@@ -163,6 +166,11 @@ def snapshot() -> dict[str, str]:
 def in_terminal() -> bool:
     """Return whether somebody types here: the shell of a terminal has variables that are not of its own start."""
     return sys.stdin is not None and sys.stdin.isatty()
+
+
+def wants_colour() -> bool:
+    """Return whether text on a terminal may be in colour."""
+    return not os.environ.get(NO_COLOR) and os.environ.get(TERM) != "dumb"
 
 
 def torchrun_defaults() -> dict[str, str]:

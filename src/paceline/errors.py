@@ -24,6 +24,7 @@ EXIT_MISUSE = 2
 EXIT_UNFINISHED = 75  # stopped before its end with a checkpoint: start again to go on (sysexits.h: EX_TEMPFAIL)
 
 SEVERITIES = ("error", "warning", "hint")
+TRACEBACK = "traceback: "  # begins a fix that only says where the rest of it is
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Finding:
         return CODES[self.name]
 
     @property
+    def advice(self) -> str:
+        """The line with the fix; empty if there is none. Where to read a traceback is no fix, and is not called one."""
+        return self.fix if not self.fix or self.fix.startswith(TRACEBACK) else f"fix: {self.fix}"
+
+    @property
     def more(self) -> str:
         """The line that says where its page is, for every report that ends with it."""
         return f"more: paceline explain {self.code}"
@@ -86,8 +92,8 @@ class Finding:
             yield f"  {line}"
         if self.why:
             yield f"  why: {self.why}"
-        if self.fix:
-            yield f"  fix: {self.fix}"
+        if self.advice:
+            yield f"  {self.advice}"
         yield f"  {self.more}"
 
 

@@ -227,5 +227,7 @@ def test_where_torch_ends_a_wait_the_report_blames_what_the_notice_had_named(com
     assert ended.status == 1
     assert "notice: rank 1 has been waiting for rank 0" in ended.err
     assert "torch ends this wait after 16 s" in ended.err
-    assert re.search(r"likely cause: rank 0 \(.*\): .*train\.py:\d+.*\[RUN\d+ rank-stuck-in-code\]", ended.block)
+    assert re.search(
+        r"hang: rank 0 \(.*\) has been stuck for \d+ s in .*train\.py:\d+.*\[RUN\d+ rank-stuck-in-code\]", ended.block
+    )
     assert "torch ended the wait of rank 1" in ended.block

@@ -42,7 +42,7 @@ def killed(rank=0, after_s=30):
 LIMIT = Stop(15, "--max-time 2h", "", "node-a", 5 * S)
 LAST = Checkpoint("runs/x/checkpoints/00003-step-40", 3, 40)
 AGAIN = Again("paceline run --run-dir runs/x train.py")
-LOOP = f"by itself: (trap exit INT; until {AGAIN.line}; do sleep 10; done)"
+LOOP = f"auto-resume: (trap exit INT; until {AGAIN.line}; do sleep 10; done)"
 
 
 def told_to_stop(rank=0):
@@ -142,7 +142,7 @@ def test_an_unfinished_run_says_by_what_where_and_how_it_goes_on(stops, by):
         "  more: paceline explain RUN017",
         "last checkpoint: step 40, runs/x/checkpoints/00003-step-40",
         "resume: paceline run --run-dir runs/x train.py",
-        "by itself: (trap exit INT; until paceline run --run-dir runs/x train.py; do [ $? -eq 75 ] || break; done)",
+        "auto-resume: (trap exit INT; until paceline run --run-dir runs/x train.py; do [ $? -eq 75 ] || break; done)",
         "exit status 75 · run folder runs/x",
     ]
     (finding,) = report.findings
@@ -190,7 +190,7 @@ def test_a_grace_that_was_too_short_is_told_with_evidence_and_fix():
 )
 def test_a_run_that_ended_badly_says_how_it_goes_on(run, lines):
     told = tell(run).lines
-    assert [line for line in told if line.startswith(("resume", "start again", "by itself"))] == lines
+    assert [line for line in told if line.startswith(("resume", "start again", "auto-resume"))] == lines
     assert told[-1].startswith("exit status")
 
 

@@ -431,3 +431,22 @@ def test_on_a_terminal_a_rank_has_a_terminal_of_the_same_size(tmp_path, terminal
     console.drain()
     assert (tmp_path / "rank.out").read_bytes() == b"50 %\r100 %\n"
     assert take_all(master) == b"50 %\r100 %\r\n"  # the one carriage return that the real terminal adds
+
+
+def test_a_message_is_a_line_of_its_own_beside_a_progress_bar(tmp_path):
+    """A bar leaves its line open, and the message was written behind it."""
+    with (tmp_path / "screen").open("wb") as screen:
+        console = Console(out=screen.fileno(), err=screen.fileno())
+        pump.write(screen.fileno(), b"\repoch 1:  40%|####      |")
+        console.say("notice: one")
+        console.say("notice: two")
+        pump.write(screen.fileno(), b"\repoch 1: 100%|##########|\n")
+        console.say("done")
+    assert (tmp_path / "screen").read_bytes().decode().split("\n") == [
+        "\repoch 1:  40%|####      |",
+        "paceline: notice: one",
+        "paceline: notice: two",
+        "\repoch 1: 100%|##########|",
+        "paceline: done",
+        "",
+    ]

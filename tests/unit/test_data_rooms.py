@@ -469,7 +469,7 @@ def test_another_dataset_in_the_middle_of_an_epoch():
         ({"cpus": 2, "ranks": 2}, 0, "no workers a rank"),
         ({"cpus": 128, "ranks": 1}, 8, "8 workers"),
         ({"cpus": 1, "ranks": 4}, 0, "no workers"),
-        ({"cpus": 8, "ranks": 1, "in_memory": True}, 0, "the data is in memory"),
+        ({"cpus": 8, "ranks": 1, "in_memory": True}, 0, ""),
         ({"cpus": 8, "ranks": 1, "stream": True}, 1, "read the whole stream"),
         ({"cpus": 8, "ranks": 1, "can_fork": False}, 0, "cannot fork"),
         ({"cpus": 8, "ranks": 1, "on_gpu": True}, 7, "pinned memory"),
@@ -479,7 +479,7 @@ def test_chosen_settings(facts, workers, text):
     given = {"in_memory": False, "stream": False, "on_gpu": False, "can_fork": True, **facts}
     found = choose(**given)
     assert found.num_workers == workers
-    assert text in found.reason
+    assert (text in found.reason) if text else not found.reason
     assert found.pin_memory == given["on_gpu"]
 
 

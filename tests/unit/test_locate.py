@@ -70,11 +70,15 @@ def test_what_a_rank_does_in_words():
 
 WAITS = [flying(rank, BACK, "all_reduce", 812) for rank in range(3)]
 VERDICTS = {
-    "a rank in its data": ([*WAITS, at(3, NEXT, idle=118)], "rank-stuck-in-data", "rank 3 (node-b): next(loader)"),
+    "a rank in its data": (
+        [*WAITS, at(3, NEXT, idle=118)],
+        "rank-stuck-in-data",
+        "rank 3 (node-b) has been stuck for 118 s in next(loader) at /home/me/data.py:40; ranks 0-2 wait for it",
+    ),
     "a rank in its code": (
         [*WAITS, at(3, SLEEP)],
         "rank-stuck-in-code",
-        "time.sleep(600), /home/me/train.py:50, for 20 s",
+        "has been stuck for 20 s in time.sleep(600) at /home/me/train.py:50",
     ),
     "all in their data": (
         [at(0, NEXT, still=True), at(1, NEXT, still=True)],

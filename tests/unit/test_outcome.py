@@ -609,7 +609,7 @@ def test_an_exception_is_told_with_its_place():
     assert finding.what == "rank 1 raised ValueError: shape [3] is wrong"
     assert finding.where == "rank 1 on node-a (pid 101), after 1 step"
     assert finding.evidence == ("/home/me/train.py:12 in main: value = compute()",)
-    assert finding.fix == "the whole traceback: less logs/rank-001.out"
+    assert finding.fix == "traceback: less logs/rank-001.out"
 
 
 def test_the_users_innermost_frame_is_shown_and_not_the_librarys():
@@ -774,7 +774,7 @@ ENDINGS = [
 
 @pytest.mark.parametrize("ends", ENDINGS)
 @pytest.mark.parametrize("lost", [(), ("node 1", "node 2")])
-@pytest.mark.parametrize("again", [(), ("resume: " + "word " * 100, "by itself: x")])
+@pytest.mark.parametrize("again", [(), ("resume: " + "word " * 100, "auto-resume: x")])
 def test_a_block_fits_on_a_screen_and_ends_with_the_exit_status(ends, lost, again):
     lines = block(judge(ends, lost=lost), exit_status=1, run_dir="runs/x", attempts=3, again=again)
     assert len(lines) <= 15
@@ -794,7 +794,7 @@ def test_a_block_as_it_is_printed():
         "cause: rank 1 raised KeyError: 'labels'   [RUN002 script-error-on-one-rank]",
         "  where: rank 1 on node-a (pid 101), after 12 steps",
         "  /home/me/train.py:12 in main: value = compute()",
-        "  fix: the whole traceback: less logs/rank-001.out",
+        "  traceback: less logs/rank-001.out",
         "  more: paceline explain RUN002",
         "ranks 0, 2-7: stopped because rank 1 failed",
         "exit status 1 · run folder runs/20261120-digits",

@@ -12,7 +12,7 @@ from paceline.launcher.resume import Again, Checkpoint, after_failure, after_los
 
 LAST = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
 LINE = "paceline run --run-dir runs/x train.py"
-LOOP = f"by itself: (trap exit INT; until {LINE}; do sleep 10; done)"
+LOOP = f"auto-resume: (trap exit INT; until {LINE}; do sleep 10; done)"
 
 
 def options(script="train.py", args=(), **typed):
@@ -80,11 +80,11 @@ JOB = (
             [
                 "last checkpoint: step 450, runs/x/checkpoints/00007-step-450",
                 f"resume: {LINE}",
-                f"by itself: (trap exit INT; until {LINE}; do [ $? -eq 75 ] || break; done)",
+                f"auto-resume: (trap exit INT; until {LINE}; do [ $? -eq 75 ] || break; done)",
             ],
         ),
         (None, Again(LINE, slurm=True), ["last checkpoint: none in the run folder", f"resume: {LINE}"]),
-        (LAST, Again(LINE, slurm=True), [f"by itself: {JOB}"]),
+        (LAST, Again(LINE, slurm=True), [f"auto-resume: {JOB}"]),
         (LAST, Again(LINE, nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
         (LAST, Again(LINE, nodes=2, numbered=True), [f"resume, on all 2 nodes, each with its own --node-rank: {LINE}"]),
         (LAST, Again(), ["last checkpoint: step 450, runs/x/checkpoints/00007-step-450"]),
@@ -115,7 +115,7 @@ def test_after_a_failure_there_is_a_line_if_something_was_saved_and_no_loop():
             Again(LINE, slurm=True, nodes=4),
             [
                 f"resume from step 450, on all 4 nodes: {LINE}",
-                "by itself: sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID",
+                "auto-resume: sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID",
             ],
         ),
         (LAST, Again(), []),

@@ -110,7 +110,7 @@ def test_the_plan_says_what_was_taken():
         planning.make(options, facts(), environ={}, source=""), options, address="10.0.0.1:15001", run_dir="runs/x"
     )
     assert line.startswith("2 nodes x 2 ranks · Slurm step 12.0: node[1-2], head node1 · ")
-    assert "(the step's number)" in line
+    assert "head 10.0.0.1:15001" in line
 
 
 def test_a_rank_for_each_gpu_that_slurm_gave_where_no_driver_answers():

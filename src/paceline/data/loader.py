@@ -260,19 +260,19 @@ class Loader:
             self._state_of_dataset = state
 
     def describe(self) -> str:
-        """Return what its batches come to and what was chosen for it, one line to print."""
+        """Return what was decided that the script does not say, one line to print; empty if there is nothing."""
         ranks, size, groups = self._around.world.world_size, self.batch_size, self._around.accumulate
         per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
-        parts = [f"batches of {size}" if size else "batches of the sampler's"]
+        parts = []
         if ranks > 1 and size:
-            parts.append(f"{per_rank} a rank")
-        if groups > 1:
-            parts.append(f"{groups} of them a training step")
+            parts.append(f"batches of {size}, {per_rank} a rank")
+        if groups > 1 and self._shuffle:  # in no order of its own it may be for evaluation, which has no steps
+            parts.append(f"{groups} of its batches are one training step")
         counted = size and self._last == "exact" and not isinstance(self.dataset, IterableDataset)
         rest = self._length() % size if counted else 0
         if 0 < rest < ranks:
             parts.append(f"{rest} in the last, where other ranks' loader.rows is 0: see docs/guides/data.md")
-        notes = [", ".join(parts)] + [self.reason] * bool(self.reason)
+        notes = list(filter(None, (", ".join(parts), self.reason)))
         if not in_memory(self.dataset) and takes_batches(self.dataset):
             name = type(self.dataset).__name__
             notes.append(f"what {name}.__getitems__ draws at random depends on the number of ranks")

@@ -36,7 +36,7 @@ def choose(*, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool
     pinned = ", pinned memory for the copy to the GPU" if on_gpu else ""
     left = max(0, cpus // ranks - 1)
     if in_memory:
-        return Loading(0, on_gpu, f"no workers: the data is in memory{pinned}")
+        return Loading(0, on_gpu, "")
     if not can_fork:
         return Loading(0, on_gpu, f"no workers: this platform cannot fork them{pinned}")
     if stream:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 
 from paceline.codes import CODES
-from paceline.errors import Finding
+from paceline.errors import TRACEBACK, Finding
 from paceline.explain.lines import Line
 
 _HEAD = re.compile(
     r"(?:^|\s)(?P<severity>error|warning|hint) (?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+): (?P<what>.*)$"
 )
 # The first line of the account of a run's end, and its last.
-_ACCOUNT = re.compile(r"^(?:(?:likely )?cause: )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$")
-_LONG = re.compile(r"^(?:likely )?cause: (?P<what>.*…)$")  # shortened: its code stands in the reference alone
+_ACCOUNT = re.compile(
+    r"^(?:(?:(?:likely )?cause|hang): )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$"
+)
+_LONG = re.compile(r"^(?:(?:likely )?cause|hang): (?P<what>.*…)$")  # shortened: its code stands in the reference alone
 _CLOSING = re.compile(r"^exit status \d+\b.*run folder")
 _FIELD = re.compile(r"^ {2}(?P<field>where|why|fix): (?P<value>.*)$")
 _OWN = re.compile(r"^(?:paceline: |── paceline )")
@@ -86,6 +88,8 @@ class Reader:
             return False
         elif text.startswith("  more: "):
             self._finish_fields(text.rpartition(" ")[2])
+        elif text.strip().startswith(TRACEBACK):
+            self._fields.setdefault("fix", text.strip())
         elif field := _FIELD.match(text):
             self._fields.setdefault(field["field"], field["value"])
         elif len(self._evidence) < _MAX_EVIDENCE:

@@ -20,7 +20,7 @@ def render(
     before = [_label(verdict) + first]
     if finding.where:
         before.append(f"  where: {finding.where}")
-    after = [f"  {word}: {text}" for word, text in (("why", finding.why), ("fix", finding.fix)) if text]
+    after = [f"  {line}" for line in (f"why: {finding.why}" if finding.why else "", finding.advice) if line]
     after += [f"  {finding.more}", *_about_the_others(verdict)]
     tried = f" after {attempts} attempts" if attempts > 1 else ""
     last = f"exit status {exit_status}{tried} · run folder {run_dir}"
@@ -32,7 +32,7 @@ def render(
 def _label(verdict: Verdict) -> str:
     """Return what the first line begins with; an exception that was seen is the cause, the rest is inferred."""
     if verdict.hung:
-        return "likely cause: "
+        return "hang: "
     if not verdict.causes:
         return ""
     end = verdict.end

@@ -13,10 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline import terminal
 from paceline.errors import Notice
 from paceline.launcher.log_file import DELETED, LogFile
 from paceline.launcher.options import Options, streams_of
-from paceline.launcher.pump import Copy, Pump, write
+from paceline.launcher.pump import Copy, Pump, begin_line, write
 
 OUT, ERR = 1, 2
 # Ranks that nobody watches are copied at most so often.
@@ -126,11 +127,15 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print a line of paceline's own, in one write so that ranks' output cannot split it."""
-        write(self.err, f"paceline: {text}\n".encode())
+        self._show(f"paceline: {text}")
 
     def write(self, lines: Sequence[str]) -> None:
-        """Print lines to stderr, as they are."""
-        write(self.err, ("\n".join(lines) + "\n").encode())
+        """Print lines to stderr."""
+        self._show("\n".join(lines))
+
+    def _show(self, text: str) -> None:
+        begin_line(self.err)
+        write(self.err, (terminal.fitted(text, terminal.columns_of(self.err)) + "\n").encode())
 
     def tail(self, path: str) -> str:
         """Return the last lines that went to a log file, also if that file could not be written."""

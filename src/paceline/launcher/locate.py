@@ -135,13 +135,14 @@ def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: S
     longest = max(absent, key=lambda each: each.idle_s)
     alike = [each for each in absent if each.kind == longest.kind]
     data = longest.kind == DATA
-    others = f"; {named(each.rank for each in waiting)} wait" + ("s" if len(waiting) == 1 else "") if waiting else ""
+    wait, it = ("waits" if len(waiting) == 1 else "wait"), ("it" if len(alike) == 1 else "them")
+    others = f"; {named(each.rank for each in waiting)} {wait} for {it}" if waiting else ""
     return Finding(
         "rank-stuck-in-data" if data else "rank-stuck-in-code",
-        f"{_with_host(alike)}: {longest.doing}, for {longest.idle_s:.0f} s{others}",
+        f"{_with_host(alike)} {'has' if len(alike) == 1 else 'have'} {longest.stuck}{others}",
         where=_where(alike),
         evidence=_lines(positions),
-        why="the others wait for it in a collective" if waiting else "no rank makes progress or uses the CPU",
+        why="" if waiting else "no rank makes progress or uses the CPU",
         fix="look at what that line waits for: a file, a lock, a queue, a worker; "
         f"if it may take so long: --hang-timeout {longer(longest.idle_s)}",
     )

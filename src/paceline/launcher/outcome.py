@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from paceline.errors import EXIT_UNFINISHED, Finding
+from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
 from paceline.launcher import locate, observations, silence
 from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.position import Frame
@@ -292,7 +292,7 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
     fix = (
         f"what it printed before: less {shlex.quote(str(end.log))}"
         if failure.type == "SystemExit"
-        else (f"the whole traceback: less {shlex.quote(str(end.log))}")
+        else (f"{TRACEBACK}less {shlex.quote(str(end.log))}")
     )
     return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
 

@@ -312,7 +312,10 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
 
 
 def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str:
-    """Return the plan as the one line that is printed before the start."""
+    """Return the plan as the one line that is printed before the start.
+
+    It has what a reader would not take for granted; ``plan.json`` in the run folder has all of it, with reasons.
+    """
     nodes = (
         str(options.max_nodes)
         if options.min_nodes == options.max_nodes
@@ -320,14 +323,13 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
     )
     parts = [
         f"{nodes} node{'s' if nodes != '1' else ''} x {_count(plan.nproc.value, 'rank')}"
-        + (f" ({plan.nproc.reason})" if plan.nproc.reason != "--nproc-per-node" else ""),
+        + (f" ({plan.nproc.reason.partition(' (')[0]})" if plan.nproc.reason != "--nproc-per-node" else ""),
         plan.backend,
-        plan.threads.reason
-        if plan.threads.value is None
-        else f"{_count(plan.threads.value, 'thread')} a rank ({plan.threads.reason})",
-        f"{address} ({plan.port.reason})",
-        f"{plan.hang.value} ({plan.hang.reason})",
     ]
+    if options.max_nodes > 1:
+        parts.append(f"head {address}")
+    if options.hang_timeout is not None or options.on_hang != "stop" or options.no_probe:
+        parts.append(f"{plan.hang.value} ({plan.hang.reason})")
     if plan.start_method.reason:
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
     if options.placed.said:

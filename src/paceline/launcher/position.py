@@ -134,6 +134,18 @@ class Position:
             return ", ".join(part for part in ("in state D, where nothing can end it", self.place) if part)
         return ", ".join(part for part in (*self._words(), self.worker or self.place) if part) or "not visible"
 
+    @property
+    def stuck(self) -> str:
+        """Since when it stands where: ``been stuck for 121 s in time.sleep(9) at train.py:8``."""
+        since = f"for {self.idle_s:.0f} s"
+        if self.state == STOPPED:
+            return f"been stopped (state T) {since} (it continues with: kill -CONT {self.pid})"
+        if self.state == UNKILLABLE:
+            return f"been {', '.join(filter(None, ('in state D, where nothing can end it', self.place)))} {since}"
+        words, place = ", ".join(filter(None, self._words())), self.worker or self.place
+        within = f" in {words}" if words else ""
+        return f"been stuck {since}{within}" + (f" at {place}" if place else "")
+
     def _words(self) -> list[str]:
         kind, words = classify(self.frames)
         if self.flying and kind != DATA:

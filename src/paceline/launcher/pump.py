@@ -69,8 +69,28 @@ class Copy:
             self.filtered.write(self.prefix.encode() + line)
 
 
+# Files and terminals, as pairs of device and inode, whose last line is not ended: that of a progress bar, for example.
+_unended: set[tuple[int, int]] = set()
+
+
+def begin_line(handle: int) -> None:
+    """End the line that a rank has left open on the console, so that a message is a line of its own."""
+    if _place(handle) in _unended:
+        write(handle, b"\n")
+
+
+def _place(handle: int) -> tuple[int, int]:
+    try:
+        status = os.fstat(handle)
+    except OSError:
+        return -1, handle
+    return status.st_dev, status.st_ino
+
+
 def write(handle: int, data: bytes) -> None:
     """Write to the console, all of it; a console that was closed takes nothing more."""
+    if data:
+        (_unended.discard if data.endswith(b"\n") else _unended.add)(_place(handle))
     while data:
         try:
             data = data[os.write(handle, data) :]

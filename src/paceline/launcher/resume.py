@@ -140,7 +140,7 @@ def _lines(label: str, again: Again, loop: str) -> list[str]:
         return []
     if again.nodes > 1:
         label += f", on all {again.nodes} nodes" + (", each with its own --node-rank" if again.numbered else "")
-    return [f"{label}: {again.line}", *([f"by itself: {loop}"] if loop else [])]
+    return [f"{label}: {again.line}", *([f"auto-resume: {loop}"] if loop else [])]
 
 
 def describe_short_grace(grace_s: int, again: Again, *, needed_s: float = 0.0) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline import env, pulse
+from paceline import env, pulse, terminal
 from paceline.errors import EXIT_OK, Finding, SetupError
 from paceline.launcher import host, ports, script, slurm, starter, worker
 from paceline.launcher import plan as planning
@@ -16,6 +17,8 @@ from paceline.launcher.plan import Plan
 from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
 from paceline.run import checkup
 from paceline.run.conductor import Conductor
+
+_SLOW_IMPORT_S = 2.0  # after so long a person wonders
 
 
 def run(options: Options) -> int:
@@ -100,12 +103,18 @@ def _warm_up(modules: Sequence[str]) -> None:
     import gc
     from importlib import import_module
 
+    slow = threading.Timer(_SLOW_IMPORT_S, terminal.say, ["importing torch (slow on a network file system)"])
+    slow.daemon = True
+    slow.start()
     try:
         import torch.distributed
         import torch.nn.parallel
         import torch.utils.data  # noqa: F401
     except ImportError as error:
         raise _no_torch(error) from None
+    finally:
+        slow.cancel()
+        slow.join()  # ranks are forked from here: no other thread may hold a lock
     for name in modules:
         import_module(name)
     gc.freeze()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from paceline import logging
+from paceline import logging, terminal
 from paceline.checkpoint import Checkpoints
 from paceline.errors import EXIT_FAILED, PacelineError
 
@@ -24,7 +23,7 @@ def finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
             logger.close()
     except Exception as error:
         text = error.finding.render() if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-        builtins.print(text, file=sys.stderr, flush=True)
+        terminal.show(text, sys.stderr)
         get_error_handler().record_exception(error)  # for the launcher, also torchrun
         sys.stdout.flush()
         os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0

@@ -6,13 +6,13 @@ All of this is in place for such a batch only, so that other steps cost nothing.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline import terminal
 from paceline.data import Rows, parts_of_batch, rebuilt
 from paceline.errors import Finding, UsageError
 
@@ -79,7 +79,7 @@ class FewRows:
                 self._undo.append(model.register_forward_hook(swap.after).remove)
 
     def _say(self, text: str) -> None:
-        print(f"paceline: rank {self._rank}: {text}", file=sys.stderr, flush=True)
+        terminal.say(f"rank {self._rank}: {text}")
 
     def stop(self) -> None:
         """End the watch."""

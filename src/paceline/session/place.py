@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import secrets
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from paceline import env, identity, lease, runtime
+from paceline import env, identity, lease, runtime, terminal
 from paceline.errors import Finding, Notice, RunError, UsageError
 from paceline.identity import Training
 from paceline.lease import Lease
@@ -147,7 +146,7 @@ class Place:
     def inform(self, what: Notice | Finding) -> None:
         """Print a notice or a warning, on rank 0."""
         if self._world.rank == 0:
-            builtins.print(what.render(), file=sys.stderr, flush=True)
+            terminal.show(what.render(), sys.stderr)
 
     def _choose(self, run_dir: str | os.PathLike[str] | RunDir | None) -> Path:
         if isinstance(run_dir, RunDir):
@@ -185,9 +184,9 @@ class Place:
         owner = lease.this_process(secrets.token_hex(8), element=self._training.element)
         try:
             root.mkdir(parents=True, exist_ok=True)
-            taken = lease.take(root, owner, say=_say)
+            taken = lease.take(root, owner, say=terminal.say)
         except OSError as error:
-            _say(f"the run folder {root} cannot be written: {error.strerror}")
+            terminal.say(f"the run folder {root} cannot be written: {error.strerror}")
             return None
         if recorded is not None and (lines := identity.differences(recorded, self._training)):
             self.inform(Notice(f"{root} is continued by another command", tuple(lines)))
@@ -224,7 +223,7 @@ class Place:
 
     def _tell(self, text: str) -> None:
         if self._world.rank == 0:
-            _say(text)
+            terminal.say(text)
 
 
 def _of_other_session(folder: Path) -> Finding:
@@ -257,8 +256,3 @@ def _is_in_launched(folder: Path) -> bool:
     if of_launcher is None or env.read(env.RUN_TOKEN) is None:
         return False
     return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(of_launcher))
-
-
-def _say(text: str) -> None:
-    """Print a line on stderr, also from another thread."""
-    builtins.print(f"paceline: {text}", file=sys.stderr, flush=True)

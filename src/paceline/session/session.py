@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline import activations, env, logging, runtime, scaling, world
+from paceline import activations, env, logging, runtime, scaling, terminal, world
 from paceline import precision as precisions
 from paceline import strategy as strategies
 from paceline.checkpoint import Checkpoints
@@ -126,7 +125,8 @@ class Session:
         atexit.register(ending.finish, self._checkpoints, self._loggers if self.is_main else ())
         backend = runtime.backends().get(self._device.type)
         ranks = f"{self.world_size} ranks over {backend}" if backend else "1 rank"
-        self._say(f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on {self._device}")
+        if self._world.launcher != "paceline":  # whose own line has said it
+            self._say(f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on {self._device}")
 
     @property
     def rank(self) -> int:
@@ -255,7 +255,8 @@ class Session:
             self._gradients, world=self._world, tally=self._tally, seed=self._seed, accumulate=self._accumulate
         )
         loader = Loader(dataset, around, **given)
-        self._say_once(f"loader: {loader.describe()}")
+        if said := loader.describe():
+            self._say_once(f"loader: {said}")
         self._progress.add_loader(loader)
         return loader
 
@@ -478,7 +479,7 @@ class Session:
 
     def _say(self, text: str) -> None:
         if self.is_main:
-            builtins.print(f"paceline: {text}", file=sys.stderr, flush=True)
+            terminal.say(text)
 
     def _say_once(self, text: str) -> None:
         if text not in self._told:

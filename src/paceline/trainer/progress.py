@@ -95,7 +95,8 @@ class Progress:
         """Return loss and metrics as text."""
         if self._is_aside:
             return ""
-        shown = {"loss": self.loss, **self.shown} if self.loss is not None else dict(self.shown)
+        has_loss = any("loss" in name.lower() for name in self.shown)  # what the script calls it
+        shown = dict(self.shown) if has_loss or self.loss is None else {"loss": self.loss, **self.shown}
         return " · ".join(f"{name} {as_text(value)}" for name, value in shown.items())
 
 
@@ -146,7 +147,9 @@ class Display:
         count = f"{progress.batch}/{progress.num_batches}" if progress.num_batches else str(progress.batch)
         left_s = progress.left_s()
         left = "" if left_s is None else f"{clock(left_s)} left"
-        bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=30)
-        details = " · ".join(filter(None, (progress.numbers(), progress.pace(), left)))
+        width = max(10, min(30, self._console.width // 5))
+        bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=width)
+        # What is cut off where there is no room are the last of the script's own numbers.
+        details = " · ".join(filter(None, (progress.pace(), left, progress.numbers())))
         grid.add_row(Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis"))
         return grid

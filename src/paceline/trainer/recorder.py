@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from paceline import terminal
 from paceline.errors import Finding, UsageError
 from paceline.trainer.ends import differ, remarks
 from paceline.trainer.metrics import Entry, Metrics, number_of
@@ -82,7 +82,7 @@ class Recorder:
         new = {name: ends for name, ends in metrics.ends.items() if (name, differ(ends)) not in self._remarked}
         self._remarked.update((name, differ(ends)) for name, ends in new.items())
         for remark in remarks(new) if is_main else ():
-            print(f"paceline: {remark.render()}", file=sys.stderr, flush=True)
+            terminal.say(remark.render())
 
 
 def _entry(

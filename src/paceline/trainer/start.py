@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from paceline import env, world
+from paceline import env, terminal, world
 from paceline.session import Session
 from paceline.trainer.options import contradiction
 
@@ -39,7 +39,7 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
     ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a Slurm job that has more nodes
     command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
     shown = " ".join(["paceline", *command[3:]])
-    print(f"paceline: Trainer(devices={devices}) starts its ranks with: {shown}", file=sys.stderr, flush=True)
+    terminal.say(f"Trainer(devices={devices}) starts its ranks with: {shown}")
     sys.stdout.flush()
     os.execv(sys.executable, command)
 

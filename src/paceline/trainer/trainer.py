@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from rich.console import Console
 from torch.optim import Optimizer
 
-from paceline import env
+from paceline import env, terminal
 from paceline.errors import Finding, UsageError
 from paceline.logging import Logger
 from paceline.rundir import RunDir
@@ -395,7 +394,7 @@ class Trainer:
                 self._refuse_to_go_on()
             self.session.restore("latest")
         elif self.session.is_main and self._has_checkpoints():
-            print(f"paceline: begins anew beside what is in {folder}; resume=True goes on", file=sys.stderr)
+            terminal.say(f"starts over beside the checkpoints in {folder}; resume=True continues from them")
 
     def _refuse_to_go_on(self) -> None:
         """Refuse a second fit that would go on where the first has ended, and so train nothing."""

@@ -11,7 +11,7 @@ ACCOUNT = """\
 cause: rank 1 raised ValueError: bad label 12   [RUN002 script-error-on-one-rank]
   where: rank 1 on n1 (pid 77), before the first step
   /w/bad.py:7 in load: raise ValueError(f"bad label {label}")
-  fix: the whole traceback: less runs/x/logs/rank-001.out
+  traceback: less runs/x/logs/rank-001.out
   more: paceline explain RUN002
 rank 0: stopped because rank 1 failed
 exit status 1 · run folder runs/x
@@ -42,7 +42,7 @@ def test_an_account_is_read_back_whole(before, label):
     assert finding.what == "rank 1 raised ValueError: bad label 12"
     assert finding.where == "rank 1 on n1 (pid 77), before the first step"
     assert finding.evidence == ('/w/bad.py:7 in load: raise ValueError(f"bad label {label}")',)
-    assert finding.fix == "the whole traceback: less runs/x/logs/rank-001.out"
+    assert finding.fix == "traceback: less runs/x/logs/rank-001.out"
 
 
 def test_a_shortened_account_has_its_name_from_the_reference():

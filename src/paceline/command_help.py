@@ -1,0 +1,153 @@
+"""``--help``: options in groups and in one form each, and two examples for every command. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+# Headings and the options under them, by name; what stands nowhere comes last, under "Further options".
+GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "run": {
+        "Ranks and nodes": ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone"),
+        "Elastic rendezvous": ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr", "max_restarts"),
+        "What is started": ("module", "no_python", "run_path", "start_method", "numa_binding", "virtual_local_rank"),
+        "Before the start": ("check", "check_only", "no_check", "roll_call_timeout", "no_slurm"),
+        "While it runs": (
+            "hang_timeout",
+            "on_hang",
+            "node_timeout",
+            "check_finite",
+            "check_replicas",
+            "no_probe",
+            "nccl_debug",
+        ),
+        "Stopping": ("max_time", "grace_s", "shutdown_timeout", "signals_to_handle"),
+        "Output": (
+            "run_dir",
+            "json",
+            "tee",
+            "redirects",
+            "local_ranks_filter",
+            "log_dir",
+            "role",
+            "duplicate_stdout_filters",
+            "duplicate_stderr_filters",
+        ),
+    },
+    "submit": {
+        "What is asked of Slurm": (
+            "nodes",
+            "gpus_per_node",
+            "cpus_per_gpu",
+            "cpus_per_node",
+            "mem",
+            "time",
+            "account",
+            "partition",
+            "job_name",
+            "sbatch",
+            "profile",
+        ),
+        "When a job stops or a node is lost": ("requeue", "no_requeue", "on_node_loss"),
+        "Submitting": ("run_dir", "dry_run", "follow", "json"),
+    },
+}
+FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
+
+EXAMPLES: Mapping[str, tuple[str, str]] = {
+    "paceline": ("paceline run --nproc-per-node 4 train.py", "paceline explain run.log"),
+    "paceline run": (
+        "paceline run --nproc-per-node 4 train.py --lr 0.1",
+        "paceline run --nnodes 2 --node-rank 0 --master-addr node-a train.py",
+    ),
+    "paceline submit": (
+        "paceline submit --nodes 2 --gpus-per-node 4 --time 2h train.py --lr 0.1",
+        "paceline submit --profile cluster --dry-run train.py",
+    ),
+    "paceline checkpoint": ("paceline checkpoint list", "paceline checkpoint verify paceline-runs/NAME"),
+    "paceline checkpoint list": ("paceline checkpoint list", "paceline checkpoint list paceline-runs/NAME --json"),
+    "paceline checkpoint verify": (
+        "paceline checkpoint verify paceline-runs/NAME",
+        "paceline checkpoint verify paceline-runs/NAME/checkpoints/step-120",
+    ),
+    "paceline checkpoint export": (
+        "paceline checkpoint export paceline-runs/NAME model.safetensors",
+        "paceline checkpoint export paceline-runs/NAME/checkpoints/step-120 model.pt",
+    ),
+    "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
+    "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
+    "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
+    "paceline doctor": ("paceline doctor", "paceline doctor --json"),
+    "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),
+    "paceline jobs": ("paceline jobs", "paceline jobs --json /scratch/me/paceline-runs"),
+    "paceline requeue": (
+        "paceline requeue paceline-runs/NAME --status $status",
+        "paceline requeue paceline-runs/NAME --status 75",
+    ),
+    "paceline profile": ("paceline profile check cluster", "paceline profile check ./cluster.toml"),
+    "paceline profile check": ("paceline profile check cluster", "paceline profile check --json ./cluster.toml"),
+}
+
+
+class Command(click.Command):
+    """A command whose help is in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, and the examples after them."""
+        name = str(ctx.command.name)
+        records = {each.name: each for each in self.get_params(ctx) if isinstance(each, click.Option)}
+        for heading, names in GROUPS.get(name, {}).items():
+            _write(ctx, formatter, heading, [records.pop(each) for each in names if each in records])
+        _write(ctx, formatter, FURTHER.get(name, FURTHER[""]), list(records.values()))
+        _write_examples(ctx, formatter)
+
+
+class Group(click.Group):
+    """A group of commands whose summaries are not cut off."""
+
+    command_class = Command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write every command with the whole first sentence of its help, and the examples after them."""
+        names = self.list_commands(ctx)
+        commands = [(name, self.get_command(ctx, name)) for name in names]
+        rows = [(name, _summary(command)) for name, command in commands if command is not None]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+        _write_examples(ctx, formatter)
+
+
+Group.group_class = Group
+
+
+def _summary(command: click.Command) -> str:
+    return " ".join((command.help or "").split("\n\n")[0].split())
+
+
+def _write(
+    ctx: click.Context, formatter: click.HelpFormatter, heading: str, parameters: Sequence[click.Parameter]
+) -> None:
+    rows = [_one_form(record) for each in parameters if (record := each.get_help_record(ctx)) is not None]
+    if rows:
+        with formatter.section(heading):
+            formatter.write_dl(rows, col_max=26)
+
+
+def _one_form(record: tuple[str, str]) -> tuple[str, str]:
+    """Leave out the form with underscores: it is taken, as by torchrun, and needs no line."""
+    forms, text = record
+    shown = [form for form in forms.split(", ") if "_" not in form.split(" ")[0]]
+    dropped = [form for form in forms.split(", ") if form not in shown]
+    value = dropped[-1].partition(" ")[2] if dropped else ""  # the last form carries the name of the value
+    return ", ".join(shown) + (f" {value}" if value else ""), text
+
+
+def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    path = ctx.command_path.replace(str(ctx.find_root().info_name), "paceline", 1)  # or python -m paceline
+    examples = EXAMPLES.get(path, ())
+    if examples:
+        with formatter.section("Examples"):
+            for each in examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{each}\n")

@@ -1,0 +1,88 @@
+"""How the lines of paceline look on a terminal: wrapped at words, with severities in colour. Standard library only.
+
+Where the output is a file or a pipe, nothing is changed: programs such as ``grep`` find one message on one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from typing import TextIO
+
+from paceline import env
+
+_LEAST_COLUMNS = 40  # a narrower terminal wraps by itself
+_RESET = "\x1b[0m"
+_COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "notice": "\x1b[1;36m", "hint": "\x1b[36m"}
+_HEAD = re.compile(r"^((?:paceline: )?)(error|warning|hint|notice|cause|likely cause|hang)(?=[ :])", re.MULTILINE)
+_LABEL = re.compile(r"^(  )(fix|resume|auto-resume|traceback)(?=: )", re.MULTILINE)
+_BOLD = "\x1b[1m"
+# What follows a label and is pasted into a shell stays on one line: a line feed inside would end the command.
+_COMMAND = re.compile(
+    r"^[^:]*: *(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df|ssh|git) )"
+)
+
+
+def say(text: str) -> None:
+    """Print a line of paceline's own to stderr."""
+    show(f"paceline: {text}", sys.stderr)
+
+
+def show(text: str, stream: TextIO | None = None) -> None:
+    """Print text, fitted to the terminal if the stream is one.
+
+    Args:
+        text: One line or several.
+        stream: Where to; stdout if None.
+    """
+    stream = sys.stdout if stream is None else stream
+    print(fitted(text, columns_of(stream)), file=stream, flush=True)
+
+
+def columns_of(stream: TextIO | int) -> int:
+    """Return the columns of a terminal, 0 for anything else.
+
+    Args:
+        stream: A stream, or a descriptor.
+    """
+    try:
+        handle = stream if isinstance(stream, int) else stream.fileno()
+        return os.get_terminal_size(handle).columns if os.isatty(handle) else 0
+    except (OSError, ValueError, AttributeError):  # closed, or a stand-in without a descriptor
+        return 0
+
+
+def fitted(text: str, columns: int) -> str:
+    """Return text as a terminal shows it.
+
+    Args:
+        text: One line or several.
+        columns: Width of the terminal; 0 leaves the text as it is.
+    """
+    if not columns:
+        return text
+    if columns >= _LEAST_COLUMNS:
+        text = "\n".join(_wrapped(line, columns) for line in text.split("\n"))
+    return _coloured(text) if env.wants_colour() else text
+
+
+def _wrapped(line: str, columns: int) -> str:
+    if len(line) <= columns or _COMMAND.match(line):
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines = textwrap.wrap(
+        line.strip(),
+        columns,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,  # a path or an address is copied whole
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)
+
+
+def _coloured(text: str) -> str:
+    text = _HEAD.sub(lambda match: f"{match[1]}{_COLOURS.get(match[2], _COLOURS['error'])}{match[2]}{_RESET}", text)
+    return _LABEL.sub(rf"\1{_BOLD}\2{_RESET}", text)

@@ -1,0 +1,72 @@
+"""``--help``: one form for each option, nothing twice and nothing forgotten, and examples that can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli import cli
+from paceline.command_help import EXAMPLES, GROUPS
+
+
+def commands(group=cli, path="paceline"):
+    yield path, group
+    for name, each in group.commands.items():
+        if isinstance(each, click.Group):
+            yield from commands(each, f"{path} {name}")
+        else:
+            yield f"{path} {name}", each
+
+
+COMMANDS = dict(commands())
+
+
+def shown(path, width=80):
+    result = CliRunner().invoke(cli, [*path.split()[1:], "--help"], terminal_width=width, prog_name="paceline")
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_help_fits_80_columns_and_is_whole(path):
+    text = shown(path)
+    assert max(map(len, text.splitlines())) <= 80
+    summaries = text.partition("Commands:")[2].partition("Examples:")[0]
+    assert "..." not in summaries, "a summary was cut off"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_option_is_shown_once(path):
+    command = COMMANDS[path]
+    text = shown(path).partition("Examples:")[0]
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+    options = {each.opts[-1].replace("_", "-") for each in command.params if isinstance(each, click.Option)}
+    assert sorted(listed) == sorted({*options, "--help"})
+    assert not re.search(r"--\w+_\w+", text)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_has_two_examples_that_can_be_typed(path):
+    assert len(EXAMPLES[path]) == 2
+    for example in EXAMPLES[path]:
+        assert f"\n  {example}\n" in shown(path)
+        words = shlex.split(example.replace("$status", "75"))
+        cli.make_context("paceline", words[1:]).close()
+        group, rest = cli, words[1:]
+        while isinstance(group, click.Group):
+            group, rest = group.commands[rest[0]], rest[1:]
+        context = group.make_context(group.name, rest)
+        assert path == "paceline" or words[1] == path.split()[1], example
+        context.close()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_name_options_that_exist(name):
+    known = {each.name for each in cli.commands[name].params}
+    named = [option for names in GROUPS[name].values() for option in names]
+    assert len(named) == len(set(named))
+    assert set(named) <= known
