@@ -173,7 +173,7 @@ def test_without_the_head_nobody_waits_for_a_restart(command, kind):
     assert "agent-died" in ended.block
     line = line_of(ended, "resume from step 40, on all 2 nodes")
     assert line.startswith("paceline run --nnodes 2")
-    assert line_of(ended, "by itself") == f"(trap exit INT; until {line}; do sleep 10; done)"
+    assert line_of(ended, "auto-resume") == f"(trap exit INT; until {line}; do sleep 10; done)"
     started[0].process.wait()
     assert command.survivors(within_s=10) == []
 
