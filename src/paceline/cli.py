@@ -19,8 +19,8 @@ from click.core import ParameterSource
 
 from paceline import __version__, command_help, env, nodeaddr, terminal
 from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
+from paceline.launcher import command_line, preferences
 from paceline.launcher import options as launch
-from paceline.launcher import preferences
 from paceline.launcher import slurm as slurm_place
 from paceline.launcher.option_table import OPTIONS, Option
 from paceline.slurm.option_table import HANDED, OWN
@@ -57,6 +57,13 @@ class _Run(command_help.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
         return super().parse_args(ctx, args)
+
+
+class _Torchrun(_Run):
+    """Its command line is one of torchrun."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, command_line.in_full(args))
 
 
 def _given(options: Sequence[Option], typed: dict[str, Any]) -> dict[str, Any]:
@@ -115,16 +122,16 @@ def _submit(**typed: Any) -> Deed:
     return deed
 
 
-def _make(name: str, function: Any, options: Sequence[Option]) -> click.Command:
+def _make(name: str, function: Any, options: Sequence[Option], cls: type[_Run] = _Run) -> click.Command:
     """Return a command that starts a script: options, the script, and all that follows it untouched."""
     function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
     function = click.argument("script", required=False, default="")(function)
     for option in reversed(options):
         function = _declare(option)(function)
-    return click.command(name, cls=_Run)(function)
+    return click.command(name, cls=cls)(function)
 
 
-cli.add_command(_make("run", _run, OPTIONS))
+cli.add_command(click.version_option(__version__, prog_name="paceline")(_make("run", _run, OPTIONS, _Torchrun)))
 cli.add_command(_make("submit", _submit, (*OWN, *HANDED)))
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,18 @@ def take(name: str) -> str | None:
 def update(values: Mapping[str, str]) -> None:
     """Set several variables at once: the environment of a rank, in the rank."""
     os.environ.update(values)
+
+
+def listen(heard: Callable[[str, str | None, str], None]) -> None:
+    """Call ``heard(name, value before, value)`` before this process sets a variable."""
+    put = os.putenv
+
+    def heard_then_put(key: Any, value: Any) -> None:
+        name = os.fsdecode(key)
+        heard(name, os.environ.get(name), os.fsdecode(value))
+        put(key, value)
+
+    os.putenv = heard_then_put
 
 
 def _require(name: str) -> None:

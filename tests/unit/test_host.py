@@ -185,3 +185,25 @@ def test_facts_are_gathered_without_torch_devices(gpus):
     assert (facts.num_gpus, facts.hostname, facts.platform) == (1, socket.gethostname(), sys.platform)
     assert facts.usable_cpus >= 1
     assert ("lo", "127.0.0.1") in facts.addresses
+
+
+# ------------------------------------------------------------------------------------------------ flags
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("python /bin/paceline run train.py", ()),
+        ("python -m paceline run -m -O", ()),
+        ("python -u -mpaceline run train.py", ()),
+        ("python -um paceline run train.py", ()),
+        ("python -O -m paceline run train.py", ("-O",)),
+        ("python -OOmpaceline run", ("-O", "-O")),
+        ("python -W error -X dev -Xutf8 -Werror -m paceline", ("-W error", "-X dev", "-Xutf8", "-Werror")),
+        ("/usr/bin/python3 -sP /usr/bin/paceline run train.py", ("-s", "-P")),
+        ("python -c code -O", ()),
+        ("python", ()),
+    ],
+)
+def test_flags_of_the_interpreter(command, flags):
+    assert host.python_flags(command.split()) == flags

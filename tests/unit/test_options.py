@@ -88,8 +88,14 @@ def test_every_option_has_a_help_line():
         ("master_port", "65535", "master_port", 65535),
         ("local_addr", "10.0.0.1", "local_addr", "10.0.0.1"),
         ("rdzv_id", "job 7", "rdzv_id", "job 7"),
-        ("rdzv_conf", "timeout=60, read_timeout = 5,", "rdzv_conf", (("timeout", "60"), ("read_timeout", "5"))),
-        ("rdzv_conf", "url=a=b", "rdzv_conf", (("url", "a=b"),)),
+        (
+            "rdzv_conf",
+            "join_timeout=60, read_timeout = 5,",
+            "rdzv_conf",
+            (("join_timeout", "60"), ("read_timeout", "5")),
+        ),
+        ("max_restarts", " 3 ", "max_restarts", 3),
+        ("nproc_per_node", "2 ", "nproc_per_node", "2"),
         ("max_restarts", "3", "max_restarts", 3),
         ("monitor_interval", "0.5", "monitor_interval", 0.5),
         ("monitor_interval", "5", "monitor_interval", 5.0),
@@ -184,11 +190,8 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"nnodes": "0:2"}, "option-invalid", "at least one"),
         ({"nnodes": "2:x"}, "option-invalid", "MIN:MAX"),
         ({"nnodes": "-1"}, "option-invalid", "--nnodes"),
-        ({"nnodes": "1:2"}, "option-contradicted", "c10d"),
         ({"node_rank": "-1"}, "option-invalid", "from 0"),
-        ({"node_rank": "1"}, "option-invalid", "below --nnodes 1"),
         ({"node_rank": "2", "nnodes": "2", "master_addr": "h"}, "option-invalid", "below --nnodes 2"),
-        ({"node_rank": "1", "nnodes": "2"}, "option-invalid", "address of the head"),
         ({"master_port": "65536"}, "option-invalid", "65535"),
         ({"master_port": "-1"}, "option-invalid", "65535"),
         ({"master_port": "http"}, "option-invalid", "number"),
@@ -202,6 +205,12 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"numa_binding": "nodes"}, "option-invalid", "socket"),
         ({"rdzv_conf": "timeout"}, "option-invalid", "KEY=VALUE"),
         ({"rdzv_conf": "=3"}, "option-invalid", "KEY=VALUE"),
+        ({"rdzv_conf": "join_timeout=soon"}, "option-invalid", "whole number"),
+        ({"rdzv_conf": "last_call_timeout=0"}, "option-invalid", "whole number"),
+        ({"rdzv_conf": "is_host=perhaps"}, "option-invalid", "1 or 0"),
+        ({"rdzv_conf": "timeout=5'", "nnodes": "2"}, "option-invalid", "whole number"),
+        ({"event_log_handler": "consol"}, "option-invalid", "console"),
+        ({"node_rank": "1", "master_port": "1"}, "option-invalid", "below --nnodes 1"),
         ({"local_ranks_filter": "0;1"}, "option-invalid", "local ranks"),
         ({"local_ranks_filter": "0,,1"}, "option-invalid", "local ranks"),
         ({"redirects": "4"}, "option-invalid", "stdout"),
@@ -220,23 +229,9 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"max_time": "nan"}, "option-invalid", "--max-time"),
         ({"grace_s": "5", "shutdown_timeout": "6"}, "option-contradicted", "two names of one time"),
         ({"no_python": True, "module": True}, "option-contradicted", "needs Python"),
-        ({"run_path": True, "module": True}, "option-contradicted", "not a path"),
         ({"standalone": True, "nnodes": "2"}, "option-contradicted", "one node"),
-        ({"standalone": True, "rdzv_endpoint": "head:1"}, "option-contradicted", "--rdzv-endpoint"),
-        ({"standalone": True, "master_port": "1"}, "option-contradicted", "--master-port"),
         ({"rdzv_backend": "c10d", "nnodes": "2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),
-        (
-            {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2", "node_rank": "1"},
-            "option-contradicted",
-            "--node-rank has no effect",
-        ),
-        (
-            {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2", "master_port": "2"},
-            "option-contradicted",
-            "--master-port has no effect",
-        ),
-        ({"duplicate_stdout_filters": "loss"}, "option-contradicted", "teed"),
-        ({"duplicate_stderr_filters": "loss", "tee": "0"}, "option-contradicted", "teed"),
+        ({"rdzv_backend": "etcd", "nnodes": "1:2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),
     ],
     ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else None,
 )
@@ -284,16 +279,78 @@ def test_texts_that_only_look_like_numbers_are_refused(name, text):
     assert refused(**{name: text}).name == "option-invalid"
 
 
+def test_a_misspelt_backend_is_refused():
+    assert refused(rdzv_backend="c10").fix == "--rdzv-backend c10d"
+
+
+C10D = {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2"}
+
+
 @pytest.mark.parametrize(
-    "typed",
+    ("typed", "says", "fix", "holds"),
     [
-        {"master_port": "29501", "rdzv_endpoint": "head:29500", "nnodes": "2", "master_addr": "head"},
-        {"rdzv_backend": "c10"},
+        ({**C10D, "node_rank": "1"}, "--node-rank has no effect: --rdzv-backend c10d", "remove --node-rank", {}),
+        ({**C10D, "master_port": "2"}, "--master-port has no effect", "remove --master-port", {}),
+        ({**C10D, "master_addr": "g"}, "--master-addr has no effect", "remove --master-addr", {}),
+        ({**C10D, "rdzv_conf": "timeout=5"}, "c10d has no setting timeout", "join_timeout=5", {"rdzv_conf": ()}),
+        (
+            {**C10D, "rdzv_conf": "'join_timeout=5,last_call_timeout=1"},
+            "no setting 'join_timeout",
+            "--rdzv-conf join_timeout=5",
+            {"rdzv_conf": (("last_call_timeout", "1"),)},
+        ),
+        ({**C10D, "rdzv_conf": "lastcall_timeout=1"}, "no setting lastcall_timeout", "last_call_timeout=1", {}),
+        (
+            {"nnodes": "2", "master_port": "29501", "rdzv_endpoint": "head:29500"},
+            "--master-port has no effect: --rdzv-endpoint head:29500",
+            "remove --master-port",
+            {"master_port": None},
+        ),
+        ({"nnodes": "1:2"}, "means 2 nodes", "--nnodes 2, or", {"min_nodes": 2, "max_nodes": 2}),
+        ({"node_rank": "1"}, "there is one node", "--nnodes 2, or remove --node-rank", {"node_rank": 0}),
+        ({"node_rank": "1", "nnodes": "2"}, "looks for the head on its own host", "--master-addr", {"node_rank": 1}),
+        ({"standalone": True, "nnodes": "1:2"}, "--nnodes has no effect", "remove --nnodes", {"max_nodes": 1}),
+        ({"standalone": True, "master_port": "1"}, "--standalone chooses it", "remove", {"master_port": None}),
+        ({"standalone": True, "rdzv_id": "7"}, "--rdzv-id has no effect", "remove --rdzv-id", {"rdzv_id": "none"}),
+        ({"standalone": True, "rdzv_endpoint": "h:1"}, "--rdzv-endpoint has", "remove", {"rdzv_endpoint": ""}),
+        ({"run_path": True, "module": True}, "--module has no effect", "remove --module", {"module": False}),
+        ({"run_path": True, "no_python": True}, "--no-python has no", "remove --no-python", {"no_python": False}),
+        ({"duplicate_stdout_filters": "loss"}, "teed", "--tee 3", {"duplicate_stdout_filters": ()}),
+        ({"duplicate_stderr_filters": "loss", "tee": "0"}, "teed", "--tee 3", {"duplicate_stderr_filters": ()}),
+        (
+            {"rdzv_backend": "c10d", "nnodes": "1:2"},
+            "each node would wait for itself",
+            "--rdzv-endpoint HOST",
+            {"rdzv_endpoint": "localhost:29400"},
+        ),
     ],
-    ids=["port beside an endpoint", "misspelt backend"],
+    ids=lambda value: " ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else "",
 )
-def test_an_option_without_effect_is_refused(typed):
-    assert refused(**typed).name in ("option-contradicted", "option-invalid")
+def test_what_torchrun_passes_over_is_a_warning(typed, says, fix, holds):
+    found = parsed(**typed)
+    (warning,) = found.warnings
+    assert warning.severity == "warning"
+    assert says in warning.what
+    assert fix in warning.fix
+    assert {name: getattr(found, name) for name in holds} == holds
+
+
+@pytest.mark.parametrize("head", ["localhost", "127.0.0.1"])
+def test_inherited_options_go_through_the_checks_of_typed_ones(head):
+    inherited = {"master_addr": head, "node_rank": "1", "nnodes": "2"}
+    assert parsed(inherited).warnings == parsed(**inherited).warnings == ()
+    assert parsed(inherited) == parsed(**inherited)
+
+
+def test_an_inherited_endpoint_does_not_reach_a_standalone_run():
+    assert parsed({"rdzv_endpoint": "head:1", "rdzv_backend": "c10d", "node_rank": "1"}, standalone=True) == parsed(
+        standalone=True
+    )
+
+
+def test_settings_of_a_plug_in_are_left_to_it():
+    found = parsed(rdzv_backend="zeus", rdzv_endpoint="olympus", rdzv_conf="url=a=b,timeout=never")
+    assert (found.rdzv_conf, found.warnings) == ((("url", "a=b"), ("timeout", "never")), ())
 
 
 @pytest.mark.parametrize(
@@ -303,18 +360,18 @@ def test_an_option_without_effect_is_refused(typed):
         {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "1:4"},
         {"rdzv_backend": "c10d", "rdzv_endpoint": "h:7", "master_addr": "h", "master_port": "7", "node_rank": "0"},
         {"standalone": True, "rdzv_backend": "c10d"},
+        {"standalone": True, "master_addr": "127.0.0.1", "node_rank": "0"},
         {"grace_s": "5", "shutdown_timeout": "5"},
         {"nnodes": "2", "node_rank": "0"},
         {"master_addr": "localhost"},  # many scripts of one node say so
         {"nnodes": "2", "node_rank": "1", "rdzv_endpoint": "head:29500"},
         {"nnodes": "2", "node_rank": "1", "master_addr": "head"},
         {"duplicate_stdout_filters": "loss", "tee": "3"},
-        {"no_python": True, "run_path": True},
     ],
     ids=lambda typed: " ".join(f"{name}={text}" for name, text in typed.items()),
 )
 def test_what_fits_together_is_accepted(typed):
-    assert parsed(**typed)
+    assert parsed(**typed).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -323,8 +380,9 @@ def test_what_fits_together_is_accepted(typed):
         ("--nproc-per-nod", "did you mean --nproc-per-node?"),
         ("--nproc_per_nod=2", "did you mean --nproc_per_node?"),
         ("--max-restart", "did you mean --max-restarts?"),
-        ("--nproc", "did you mean --nproc-per-node?"),  # torchrun takes a beginning for the whole
-        ("--master_a=x", "did you mean --master_addr?"),
+        ("--rdzv_e", "did you mean --rdzv_endpoint?"),
+        ("--logs-", "did you mean --logs-specs?"),
+        ("--master", "did you mean --master-addr or --master-port?"),
         ("--nporc-per-node", "did you mean --nproc-per-node?"),
         ("--qqqqqqqqqqqq", "paceline run --help lists them"),
     ],
@@ -419,5 +477,6 @@ def test_every_field_is_an_option():
         "typed",
         "placed",
         "preferred",
+        "warnings",
     }
     assert known <= set(options.Options.__dataclass_fields__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -145,6 +146,14 @@ def test_a_wrong_endpoint_is_a_finding():
         'os.environ.pop("OMP_NUM_THREADS", None)',
         'del os.environ["OMP_NUM_THREADS"]',
         'PATTERN = "\\d"\nos.environ["OMP_NUM_THREADS"] = "1"',
+        'os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"',
+        'os.environ["TORCH_SHOW_CPP_STACKTRACES"] = "1"',
+        'os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/scratch"',
+        'os.environ["TORCH_COMPILE_DISABLE"] = "1"',
+        'os.environ["PYTORCH_JIT"] = "0"',
+        'os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"',
+        'os.environ["ONEDNN_DEFAULT_FPMATH_MODE"] = "BF16"',
+        'os.environ["NPY_DISABLE_CPU_FEATURES"] = "AVX512F"',
     ],
 )
 def test_a_script_that_sets_what_torch_reads_at_import_gets_a_fresh_interpreter(source):
@@ -160,6 +169,9 @@ def test_a_script_that_sets_what_torch_reads_at_import_gets_a_fresh_interpreter(
         'print(os.environ.get("OMP_NUM_THREADS"))',
         'os.environ["TOKENIZERS_PARALLELISM"] = "false"',
         'os.environ["MASTER_PORT"] = "29501"',
+        'os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"',
+        'os.environ["TORCH_HOME"] = "/scratch"',
+        'os.environ["TORCHELASTIC_ERROR_FILE"] = "error.json"',
         "torch.set_num_threads(1)",
         'print(os.environ["OMP_NUM_THREADS"])',
         '# os.environ["OMP_NUM_THREADS"] = "1"',
@@ -190,6 +202,16 @@ def test_start_method(typed, environ, platform, expected, reason):
     chosen = planned(machine(platform=platform), environ, **typed).start_method
     assert chosen.value == expected
     assert reason in chosen.reason
+
+
+def test_flags_of_the_launchers_interpreter_do_not_reach_ranks():
+    chosen = planned(replace(machine(), python_flags=("-O", "-W error"))).start_method
+    assert chosen == Choice("spawn", "ranks get no -O -W error, which Python was started with")
+
+
+def test_a_script_on_standard_input_is_read_by_python_itself():
+    options = parse("-", (), typed={}, inherited={})
+    assert planning.make(options, machine(), environ={}, source="").start_method.value == "exec"
 
 
 @pytest.mark.parametrize(
@@ -267,19 +289,23 @@ def test_windows_is_refused_in_one_sentence():
     assert caught.value.finding.name == "platform-unsupported"
 
 
-def test_a_filter_beyond_the_ranks_is_refused():
-    with pytest.raises(UsageError) as caught:
-        planned(nproc_per_node="2", local_ranks_filter="0,2")
-    assert "local rank 2" in caught.value.finding.what
-    assert caught.value.finding.fix == "--local-ranks-filter 0,1"
+def test_a_filter_beyond_the_ranks_is_a_warning():
+    (warning,) = planned(nproc_per_node="2", local_ranks_filter="0,2").warnings
+    assert "local rank 2" in warning.what
+    assert (warning.severity, warning.fix) == ("warning", "--local-ranks-filter 0")
+
+
+def test_a_virtual_local_rank_without_gpus_is_a_warning():
+    (warning,) = planned(virtual_local_rank=True, nproc_per_node="2").warnings
+    assert (warning.severity, warning.fix) == ("warning", "remove --virtual-local-rank")
 
 
 @pytest.mark.parametrize(
-    ("gpus", "nproc", "fix"), [(0, "1", "remove --virtual-local-rank"), (2, "4", "--nproc-per-node 2")]
+    ("gpus", "visible", "fix"), [(2, None, "--nproc-per-node 2"), (0, "0", "remove --virtual-local-rank")]
 )
-def test_a_virtual_local_rank_needs_a_gpu_for_each_rank(gpus, nproc, fix):
+def test_a_virtual_local_rank_needs_a_gpu_for_each_rank(gpus, visible, fix):
     with pytest.raises(UsageError) as caught:
-        planned(machine(gpus=gpus), virtual_local_rank=True, nproc_per_node=nproc)
+        planned(machine(gpus=gpus), {"CUDA_VISIBLE_DEVICES": visible}, virtual_local_rank=True, nproc_per_node="4")
     assert (caught.value.finding.name, caught.value.finding.fix) == ("option-contradicted", fix)
     assert planned(machine(gpus=4), virtual_local_rank=True).nproc.value == 4
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import os
 import py_compile
+import sys
 import zipfile
 from pathlib import Path
 
@@ -115,8 +118,7 @@ def test_a_script_that_may_not_be_read_is_a_finding(folder, monkeypatch):
     ("name", "content"),
     [
         ("start.sh", b"python train.py\n"),
-        ("train.ipynb", b"{}"),
-        ("train.txt", b"print(1)\n"),
+        ("train.txt", b"a list of files\n"),
         ("program", b"\x7fELF\x02\x01\x00\x00"),
         ("start", b"#!/bin/sh\nexec python train.py --lr 1\n"),
         ("train.py", b"print(1)\x00\n"),
@@ -128,6 +130,49 @@ def test_what_is_not_python_is_not_started_as_python(folder, name, content):
     assert finding.name == "script-not-python"
     assert finding.where == name
     assert finding.fix.startswith(f"paceline run --no-python {name}")
+
+
+def test_a_notebook_is_not_a_script(folder):
+    (folder / "train.ipynb").write_text("{}")
+    finding = refused("train.ipynb")
+    assert (finding.name, finding.fix) == ("script-not-python", "jupyter nbconvert --to script train.ipynb")
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.py.bak", "train.sh", "train-v1.2"])
+def test_a_script_may_have_any_suffix(folder, name):
+    (folder / name).write_text("print(1)\n")
+    assert read(name) == "print(1)\n"
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/null"])
+def test_what_can_be_read_only_once_is_left_to_python(name):
+    assert read(name) == ""
+
+
+def test_another_python_has_its_own_syntax_and_modules(folder, monkeypatch):
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python9/bin/python")
+    (folder / "train.py").write_text("new syntax\n")
+    assert read("train.py") == read("no_such_module", module=True) == ""
+
+
+class EditableFinder(importlib.abc.MetaPathFinder):
+    """As setuptools installs for a package in editable mode whose folder is not on sys.path."""
+
+    def __init__(self, name, file):
+        self._name, self._file = name, file
+
+    def find_spec(self, fullname, path, target=None):
+        return importlib.util.spec_from_file_location(fullname, self._file) if fullname == self._name else None
+
+
+def test_a_package_in_editable_mode_is_found_and_not_imported(folder, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "tool.py").write_text("raise SystemExit('imported')\n")
+    finder = EditableFinder("editable_tool", folder / "elsewhere" / "tool.py")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    assert read("editable_tool", module=True) == "raise SystemExit('imported')\n"
+    assert read("editable_tool.part", module=True) == ""
+    assert "editable_tool" not in sys.modules
 
 
 @pytest.mark.parametrize(

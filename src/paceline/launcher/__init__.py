@@ -1,7 +1,8 @@
 """The launcher: starts ranks on torch's own elastic engine, and sees inside them.
 
 Before the start
-    options   what may be asked for (pure)          script    is there one to run (hand)
+    command_line, options, option_fit   what may be asked for, what fits together (pure)
+    early_variables   what torch reads when it is imported      script    is there one to run (hand)
     host      facts of this machine (hand)          plan      what is decided, with reasons (pure)
 Before the ranks, on several nodes
     store, knock, arrival, notes      the head is reached, nodes announce themselves (hands)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import signal
 import socket
 import threading
@@ -19,14 +21,17 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server import api as torch_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing.api import (
     SignalException,
 )
 
 from paceline import deadlines, env
 from paceline.errors import Finding
-from paceline.launcher import arrival, guard, host, outcome, ras, rollcall, silence
+from paceline.launcher import arrival, guard, host, outcome, rank_files, ras, rollcall, silence
 from paceline.launcher.board import Board, Surroundings
+from paceline.launcher.console import Console
+from paceline.launcher.early_variables import LateVariables
 from paceline.launcher.endings import RankEnd
 from paceline.launcher.fork_watch import ForkWatch
 from paceline.launcher.observer import Observer
@@ -67,6 +72,7 @@ class Agent(LocalElasticAgent):
         self.hang: Finding | None = None  # what the ranks of this attempt hung in, if they were stopped for it
         self._watch: Watch | None = None
         self._forks: ForkWatch | None = None
+        self._late_variables: LateVariables | None = None
         self._observer: Observer | None = None
         self._saves = SaveWatch(
             machinery.run_dir.checkpoints,
@@ -209,6 +215,8 @@ class Agent(LocalElasticAgent):
         self._pcontext = group
         group.start()
         self.hang = None
+        if self.node_rank == 0 and not self.earlier:  # later attempts and other nodes would say the same
+            self._late_variables = LateVariables(lambda: group.reported(rank_files.VARIABLE), self._machinery.inform)
         if self._machinery.pulses is not None and self._machinery.options.on_hang != "off":
             self._watch = Watch(
                 group,
@@ -251,6 +259,8 @@ class Agent(LocalElasticAgent):
             self.stopping.set()
             raise SignalException(f"the launcher got {self._asked_to_stop.name}", sigval=self._asked_to_stop)
         result: RunResult = super()._monitor_workers(worker_group)
+        if self._late_variables is not None:
+            self._late_variables.tick(at_once=result.state != WorkerState.HEALTHY)
         if result.state == WorkerState.FAILED:
             return result
         if self.others_failed():
@@ -351,6 +361,13 @@ class Agent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         """Nodes wait for each other in the loop, where a failure elsewhere is still heard."""
+
+
+def show_events(console: Console) -> None:
+    """Let torch's log of events reach the console: its handler writes to the stderr that is kept in the run folder."""
+    handler = get_logging_handler("console")
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(os.fdopen(os.dup(console.err), "w", buffering=1))
 
 
 def make_spec(options: Options, plan: Plan, meeting: Meeting) -> WorkerSpec:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,6 +36,7 @@ class HostFacts:
         gpu_reason: Where that number comes from.
         addresses: ``(interface, numeric address)`` of the interfaces that are up, IPv4 first.
         granted_gpus: GPUs that a scheduler says this node's part of the run has; 0 where none says so.
+        python_flags: Flags that the launcher's interpreter was started with, such as ``-O``.
     """
 
     hostname: str
@@ -45,6 +47,7 @@ class HostFacts:
     gpu_reason: str
     addresses: tuple[tuple[str, str], ...]
     granted_gpus: int = 0
+    python_flags: tuple[str, ...] = ()
 
 
 def gather(visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0) -> HostFacts:
@@ -68,7 +71,29 @@ def gather(visible_devices: str | None, *, granted_cpus: int | None = None, gran
         gpu_reason=gpu_reason,
         addresses=addresses(),
         granted_gpus=0 if visible_devices == "" else granted_gpus,
+        python_flags=python_flags(sys.orig_argv),
     )
+
+
+def python_flags(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags of a Python command that change how a script runs: all but -u, which ranks have anyway.
+
+    Args:
+        command: ``sys.orig_argv``: the interpreter, its flags, then ``-m`` and a module, or a file.
+    """
+    flags: list[str] = []
+    words = iter(command[1:])
+    for word in words:
+        if not re.match("-[a-zA-Z]", word):
+            break
+        if word[1] in "WX":
+            flags.append(word if len(word) > 2 else f"{word} {next(words, '')}")
+            continue
+        letters = re.split("[mc]", word[1:])[0]
+        flags += [f"-{letter}" for letter in letters if letter != "u"]
+        if letters != word[1:]:
+            break
+    return tuple(flags)
 
 
 def count_gpus(visible_devices: str | None) -> tuple[int, str]:

@@ -38,6 +38,7 @@ class Option:
 START_METHODS = ("fork", "forkserver", "spawn", "exec")
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 ON_HANG = ("report", "stop", "off")
+EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 DEFAULT_PORT = 29500
 DEFAULT_C10D_PORT = 29400
@@ -77,7 +78,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("local_ranks_filter", "local ranks that the console shows, such as 0,1", "", metavar="N,N"),
     Option("duplicate_stdout_filters", "lines of teed stdout to copy to filtered_stdout.log", metavar="A,B"),
     Option("duplicate_stderr_filters", "lines of teed stderr to copy to filtered_stderr.log", metavar="A,B"),
-    Option("event_log_handler", "torch elastic's event log", "null", metavar="NAME"),
+    Option("event_log_handler", "torch elastic's event log: null, console", "null", metavar="NAME"),
     Option("logs_specs", "entry point in torchrun.logs_specs that names log files", metavar="NAME"),
     Option("numa_binding", "bind ranks to CPUs near their GPU", metavar="|".join(NUMA_MODES)),
     Option(

@@ -12,21 +12,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.launcher import option_fit as fit
 from paceline.launcher import preferences as preference
+from paceline.launcher.option_fit import invalid
 from paceline.launcher.option_table import (
-    DEFAULT_C10D_PORT,
     DEFAULT_PORT,
+    EVENT_LOG_HANDLERS,
     NUMA_MODES,
     ON_HANG,
     OPTIONS,
-    RDZV_BACKENDS,
     START_METHODS,
 )
 from paceline.launcher.preferences import Preferences
 from paceline.launcher.slurm import Placed
 
-_NEEDS_PROBE = {"hang_timeout", "on_hang", "check_finite", "check_replicas"}
 _BY_NAME = {option.name: option for option in OPTIONS}
+# Options that take any text.
+_TEXTS = (
+    *("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "role"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id"),
+)
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,12 @@ class Options:
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
     placed: Placed = field(default=Placed(), compare=False)
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option, and where it was decided
+    warnings: tuple[Finding, ...] = field(default=(), compare=False)  # of options without effect
 
     @property
     def head_named(self) -> bool:
         """True if the head's address is one that other machines could use."""
-        return bool(self.rdzv_endpoint) or self.master_addr not in ("127.0.0.1", "localhost", "::1")
+        return bool(self.rdzv_endpoint) or self.master_addr not in fit.LOOPBACK
 
     def source_of(self, name: str) -> str:
         """Return who decided about an option: the command line, or where the preference stands."""
@@ -120,14 +126,15 @@ def parse(
         preferences: What this user or site has decided for all runs, with where that was decided.
 
     Raises:
-        UsageError: A value is wrong, or options contradict each other or have no effect.
+        UsageError: A value is wrong, or options cannot work together.
     """
     raw: dict[str, Any] = dict(placed.values)
     raw |= {name: value for name, value in inherited.items() if name in _BY_NAME and not _BY_NAME[name].ours}
-    preferred = preference.apply(preferences or {}, typed=typed, needs_probe=_NEEDS_PROBE)
+    preferred = preference.apply(preferences or {}, typed=typed, needs_probe=fit.NEEDS_PROBE)
     raw |= {name: value for name, (value, _) in preferred.items()}
     raw.update(typed)
-    _refuse_contradictions(raw, set(typed))
+    raw = {name: _trimmed(name, value) for name, value in raw.items()}
+    fit.refuse_contradictions(raw, typed)
     low, high = _node_range(raw.get("nnodes", "1:1"))
     values: dict[str, Any] = {
         "min_nodes": low,
@@ -139,6 +146,7 @@ def parse(
         "monitor_interval": _seconds(raw, "monitor_interval"),
         "start_method": _choice(raw, "start_method", START_METHODS),
         "numa_binding": _choice(raw, "numa_binding", NUMA_MODES),
+        "event_log_handler": _choice(raw, "event_log_handler", EVENT_LOG_HANDLERS),
         "local_ranks_filter": _ranks(raw.get("local_ranks_filter", "")),
         "redirects": _streams(raw, "redirects"),
         "tee": _streams(raw, "tee"),
@@ -157,106 +165,28 @@ def parse(
         "preferred": tuple((name, source) for name, (_, source) in preferred.items()),
         "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
-    for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
-        if raw.get(name):
-            values[name] = raw[name]
-    for name in ("rdzv_backend", "rdzv_endpoint", "event_log_handler"):
+    for name in _TEXTS:
         if raw.get(name):
             values[name] = raw[name]
     for option in OPTIONS:
         if option.flag:
-            values[option.name] = _truth(raw.get(option.name, False))
+            values[option.name] = fit.is_true(raw.get(option.name, False))
     values = {name: value for name, value in values.items() if value is not None}
-    return _check_nodes(Options(script, script_args, **values), set(typed) | set(placed.values))
+    return fit.settle(Options(script, script_args, **values), typed=typed, given=raw)
 
 
-def _refuse_contradictions(raw: Mapping[str, Any], typed: set[str]) -> None:
-    if _truth(raw.get("no_python", False)) and _truth(raw.get("module", False)):
-        raise _contradiction("--no-python", "--module", "a module needs Python")
-    if _truth(raw.get("run_path", False)) and _truth(raw.get("module", False)):
-        raise _contradiction("--run-path", "--module", "a module is not a path")
-    if _truth(raw.get("check", False)) and _truth(raw.get("no_check", False)):
-        raise _contradiction("--check", "--no-check", "one asks for the roll call, the other leaves it out")
-    if _truth(raw.get("check_only", False)) and _truth(raw.get("no_check", False)):
-        raise _contradiction("--check-only", "--no-check", "one asks for the checks alone, the other leaves them out")
-    if _truth(raw.get("no_check", False)) and "roll_call_timeout" in typed:
-        raise _contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
-    if _truth(raw.get("no_probe", False)):
-        needs_probe = _NEEDS_PROBE & typed
-        if needs_probe:
-            raise _contradiction(_long(min(needs_probe)), "--no-probe", "it rests on what the probe counts")
-    if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
-        raise _contradiction("--grace-s", "--shutdown-timeout", "they are two names of one time")
-    for plain, needs in (("duplicate_stdout_filters", "tee"), ("duplicate_stderr_filters", "tee")):
-        if plain in typed and str(raw.get(needs, "0")) == "0":
-            raise _unused(plain, "copies lines of teed streams only", fix="add --tee 3")
-
-
-def _check_nodes(options: Options, typed: set[str]) -> Options:
-    """Refuse options about nodes that contradict each other or would be passed over in silence."""
-    static = options.rdzv_backend == "static"
-    near = closest(options.rdzv_backend, RDZV_BACKENDS)
-    if near and options.rdzv_backend not in RDZV_BACKENDS:  # any other name may be a plug-in's
-        raise _invalid("rdzv_backend", options.rdzv_backend, "is not known", f"--rdzv-backend {near}")
-    if options.standalone:
-        if options.max_nodes > 1:
-            raise _contradiction("--standalone", "--nnodes", "standalone means one node")
-        clash = {"master_addr", "master_port", "rdzv_endpoint", "rdzv_id"} & typed
-        if clash:
-            raise _contradiction("--standalone", _long(min(clash)), "standalone chooses it itself")
-    if not static and not options.rdzv_endpoint and not options.one_node:
-        head = options.master_addr if options.head_named else "HOST_OF_THE_FIRST_NODE"
-        raise UsageError(
-            Finding(
-                "c10d-without-rdzv-endpoint",
-                f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint: without it each node "
-                "would wait for itself",
-                where="command line",
-                fix=f"--rdzv-endpoint {head}:{options.master_port or DEFAULT_C10D_PORT}, the same on all nodes",
-            )
-        )
-    unused = ("node_rank", "master_addr", "master_port") if not static else ("master_addr", "master_port")
-    if not static or options.rdzv_endpoint:
-        beside = f"--rdzv-backend {options.rdzv_backend}" if not static else f"--rdzv-endpoint {options.rdzv_endpoint}"
-        for name in unused:
-            if name in typed and not _agrees(options, name):
-                raise _unused(name, f"has no effect with {beside}", fix=f"remove {_long(name)}")
-    if static and options.min_nodes != options.max_nodes:
-        raise _contradiction(
-            "--nnodes",
-            "--rdzv-backend static",
-            f"a range ({options.min_nodes}:{options.max_nodes}) needs --rdzv-backend c10d",
-        )
-    if static and options.node_rank >= options.max_nodes:
-        fix = f"--nnodes {options.node_rank + 1}, or --node-rank {options.max_nodes - 1}"
-        raise _invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}", fix)
-    if (
-        static
-        and not options.one_node
-        and options.master_addr in ("127.0.0.1", "localhost")
-        and ("master_addr" not in typed and not options.rdzv_endpoint and options.node_rank > 0)
-    ):
-        raise _invalid("master_addr", "", "node ranks above 0 need the address of the head", "--master-addr HEAD")
-    return options
-
-
-def _agrees(options: Options, name: str) -> bool:
-    """True if an option that is not used says what holds anyway."""
-    host, _, port = options.rdzv_endpoint.rpartition(":")
-    if name == "node_rank":
-        return options.node_rank == 0
-    if name == "master_addr":
-        return options.master_addr == host
-    return str(options.master_port) == port
+def _trimmed(name: str, value: Any) -> Any:
+    """Return a value without blanks around it, as int() and float() read it for torchrun; texts stay as they are."""
+    return value.strip() if isinstance(value, str) and name not in _TEXTS else value
 
 
 def _node_range(text: str) -> tuple[int, int]:
     low, colon, high = str(text).partition(":")
     if not _is_number(low) or (colon and not _is_number(high)):
-        raise _invalid("nnodes", text, "is a number or a range MIN:MAX", "--nnodes 2")
+        raise invalid("nnodes", text, "is a number or a range MIN:MAX", "--nnodes 2")
     least, most = int(low), int(high or low)
     if least < 1 or most < least:
-        raise _invalid("nnodes", text, "needs at least one node and MIN not above MAX", "--nnodes 1")
+        raise invalid("nnodes", text, "needs at least one node and MIN not above MAX", "--nnodes 1")
     return least, most
 
 
@@ -265,10 +195,10 @@ def _nproc(text: str) -> str:
         return text
     if re.fullmatch(r"-?[0-9]+", text):
         if int(text) < 1:
-            raise _invalid("nproc_per_node", text, "needs at least one rank", "--nproc-per-node 1")
+            raise invalid("nproc_per_node", text, "needs at least one rank", "--nproc-per-node 1")
         return text
     near = closest(text, ("gpu", "cpu", "xpu", "auto"))
-    raise _invalid("nproc_per_node", text, "is a number, gpu, cpu, xpu or auto", f"--nproc-per-node {near or 2}")
+    raise invalid("nproc_per_node", text, "is a number, gpu, cpu, xpu or auto", f"--nproc-per-node {near or 2}")
 
 
 def _port(raw: Mapping[str, Any]) -> int | None:
@@ -276,7 +206,7 @@ def _port(raw: Mapping[str, Any]) -> int | None:
     if text is None or text == "":
         return None
     if not _is_number(str(text)) or int(text) > 65535:
-        raise _invalid("master_port", str(text), "is a number from 0 to 65535", f"--master-port {DEFAULT_PORT}")
+        raise invalid("master_port", str(text), "is a number from 0 to 65535", f"--master-port {DEFAULT_PORT}")
     return int(text)
 
 
@@ -288,7 +218,7 @@ def split_endpoint(endpoint: str, default_port: int) -> tuple[str, int]:
     """
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::(\d{1,6}))?", endpoint.strip())
     if not match or int(match[3] or 0) > 65535:
-        raise _invalid("rdzv_endpoint", endpoint, "is HOST:PORT", f"--rdzv-endpoint head:{default_port}")
+        raise invalid("rdzv_endpoint", endpoint, "is HOST:PORT", f"--rdzv-endpoint head:{default_port}")
     return match[1] or match[2], int(match[3]) if match[3] else default_port
 
 
@@ -301,7 +231,7 @@ def _settings(text: str) -> tuple[tuple[str, str], ...]:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
-            raise _invalid("rdzv_conf", part, "is KEY=VALUE,...", "--rdzv-conf join_timeout=600")
+            raise invalid("rdzv_conf", part, "is KEY=VALUE,...", "--rdzv-conf join_timeout=600")
         pairs.append((key.strip(), value.strip()))
     return tuple(pairs)
 
@@ -311,7 +241,7 @@ def _integer(raw: Mapping[str, Any], name: str, *, low: int) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"-?[0-9]+", str(text)) or int(text) < low:
-        raise _invalid(name, str(text), f"is a whole number from {low}", f"{_long(name)} {low}")
+        raise invalid(name, str(text), f"is a whole number from {low}", f"{_long(name)} {low}")
     return int(text)
 
 
@@ -325,7 +255,7 @@ def _seconds(raw: Mapping[str, Any], name: str) -> float | None:
         value = 0.0
     if not value > 0:
         example = _BY_NAME[name].default or 300
-        raise _invalid(name, str(text), "is a number of seconds above 0", f"{_long(name)} {example}")
+        raise invalid(name, str(text), "is a number of seconds above 0", f"{_long(name)} {example}")
     return value
 
 
@@ -340,7 +270,7 @@ def _duration(raw: Mapping[str, Any], name: str) -> float | None:
     value = seconds_of(str(text))
     if not value > 0:
         rule = "is a time above 0: seconds, 90m, 2h, or as Slurm writes it, 1-12:00:00"
-        raise _invalid(name, str(text), rule, f"{_long(name)} {_EXAMPLES.get(name, '2h')}")
+        raise invalid(name, str(text), rule, f"{_long(name)} {_EXAMPLES.get(name, '2h')}")
     return value
 
 
@@ -372,21 +302,21 @@ def _choice(raw: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> str 
     if text is None or text in choices:
         return text
     near = closest(str(text), choices)
-    raise _invalid(name, str(text), f"is one of {', '.join(choices)}", f"{_long(name)} {near or choices[0]}")
+    raise invalid(name, str(text), f"is one of {', '.join(choices)}", f"{_long(name)} {near or choices[0]}")
 
 
 def _ranks(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     if not re.fullmatch(r"\d+(,\d+)*", text.replace(" ", "")):
-        raise _invalid("local_ranks_filter", text, "is a list of local ranks", "--local-ranks-filter 0,1")
+        raise invalid("local_ranks_filter", text, "is a list of local ranks", "--local-ranks-filter 0,1")
     return tuple(sorted({int(part) for part in text.replace(" ", "").split(",")}))
 
 
 def _streams(raw: Mapping[str, Any], name: str) -> str:
     text = str(raw.get(name, "0"))
     if not re.fullmatch(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]", text):
-        raise _invalid(name, text, "is 0 (none), 1 (stdout), 2 (stderr), 3 (both) or 0:1,1:2", f"{_long(name)} 3")
+        raise invalid(name, text, "is 0 (none), 1 (stdout), 2 (stderr), 3 (both) or 0:1,1:2", f"{_long(name)} 3")
     return text
 
 
@@ -414,36 +344,12 @@ def _signals(text: str | None) -> tuple[str, ...] | None:
     for name in names:
         if name not in known or name in ("SIGKILL", "SIGSTOP"):
             near = closest(name, [entry for entry in known if entry not in ("SIGKILL", "SIGSTOP")])
-            raise _invalid("signals_to_handle", name, "cannot be handled", f"--signals-to-handle {near or 'SIGTERM'}")
+            raise invalid("signals_to_handle", name, "cannot be handled", f"--signals-to-handle {near or 'SIGTERM'}")
     return names
-
-
-def _truth(value: Any) -> bool:
-    return value not in (False, None, "", "0", 0)
 
 
 def _long(name: str) -> str:
     return _BY_NAME[name].long
-
-
-def _invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
-    shown = f"{_long(name)} {value}".rstrip()
-    return UsageError(Finding("option-invalid", f"{shown}: {_long(name)} {rule}", where="command line", fix=fix))
-
-
-def _contradiction(one: str, other: str, why: str) -> UsageError:
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"{one} and {other} exclude each other: {why}",
-            where="command line",
-            fix=f"leave out {one} or {other}",
-        )
-    )
-
-
-def _unused(name: str, why: str, *, fix: str) -> UsageError:
-    return UsageError(Finding("option-contradicted", f"{_long(name)} {why}", where="command line", fix=fix))
 
 
 def unknown_option(typed: str) -> UsageError:
@@ -451,11 +357,12 @@ def unknown_option(typed: str) -> UsageError:
     word = typed.split("=", maxsplit=1)[0]
     style = str if "_" in word else lambda name: name.replace("_", "-")
     known = [style(f"--{option.name}") for option in OPTIONS]
-    near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
+    begun = [form for form in known if form.startswith(word)]
+    near = " or ".join(begun) or closest(word, known)
     return UsageError(
         Finding(
             "option-unknown",
-            f"paceline run has no option {typed.split('=', maxsplit=1)[0]}",
+            f"paceline run has no option {word}",
             where="command line",
             fix=f"did you mean {near}?" if near else "paceline run --help lists them",
         )

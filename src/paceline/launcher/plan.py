@@ -5,24 +5,18 @@ Pure, and without torch: the plan can be made and shown on a login node.
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline import deadlines, env
 from paceline.errors import Finding, SetupError, UsageError
+from paceline.launcher import early_variables
 from paceline.launcher.host import HostFacts
 from paceline.launcher.option_table import DEFAULT_C10D_PORT, DEFAULT_PORT
 from paceline.launcher.options import Options, split_endpoint
 
-# Variables that torch or a library under it reads once, when it is loaded. A script that sets one means it,
-# so its ranks must not come from a process that has torch already.
-_READ_AT_IMPORT = re.compile(
-    r"(OMP|MKL|KMP|GOMP|OPENBLAS)_\w+|TORCH_LOGS|TORCH_CPP_LOG_LEVEL|TORCHDYNAMO_\w+|PYTORCH_\w*ALLOC_CONF"
-)
 # The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.
 _TRAINS = re.compile(r"\boptim\b|lightning|accelerate|transformers|paceline|compile\(|deepspeed")
 
@@ -52,6 +46,7 @@ class Plan:
         hang: How long ranks may be without progress, in words.
         keep_alive_s: How often nodes say that they live (c10d).
         last_call_s: How long to wait for more nodes once the least number is there (c10d).
+        warnings: Of options that have no effect on this machine.
     """
 
     nproc: Choice
@@ -66,6 +61,7 @@ class Plan:
     hang: Choice
     keep_alive_s: int
     last_call_s: int
+    warnings: tuple[Finding, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data for ``plan.json``."""
@@ -86,7 +82,7 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
         SetupError: The platform is not supported, or there are too few GPUs.
     """
     nproc = choose_nproc(options.nproc_per_node, facts)
-    _check_against(options, facts, nproc.value)
+    _check_against(options, facts, nproc.value, environ.get(env.CUDA_DEVICES))
     rendezvous, host, port = choose_endpoint(options)
     grace = options.shutdown_timeout
     return Plan(
@@ -102,6 +98,7 @@ def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], sour
         hang=choose_hang(options, gpus=facts.num_gpus > 0),
         keep_alive_s=choose_keep_alive(options.max_nodes),
         last_call_s=choose_last_call(options.max_nodes),
+        warnings=tuple(_without_effect(options, facts, nproc.value)),
     )
 
 
@@ -184,41 +181,16 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
         return Choice(options.start_method, options.source_of("start_method"))
     if facts.platform != "linux":
         return Choice("spawn", "forking a process with torch loaded is safe on Linux only")
-    early = next(filter(_READ_AT_IMPORT.fullmatch, variables_set(source)), None)
+    if options.script == "-":
+        return Choice("exec", "Python reads the script from standard input")
+    if facts.python_flags:
+        return Choice("spawn", f"ranks get no {' '.join(facts.python_flags)}, which Python was started with")
+    early = next(filter(early_variables.is_early, early_variables.set_in(source)), None)
     if early:
         return Choice("spawn", f"the script sets {early}, which torch reads when it is imported")
     if options.nccl_debug:
         return Choice("spawn", "--nccl-debug: torch reads its log level when it is imported")
     return Choice("fork", "")
-
-
-def variables_set(source: str) -> list[str]:
-    """Return the names of environment variables that a script sets or removes, as far as they stand there in full."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return []
-    names: list[Any] = []
-    for node in nodes:
-        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
-            names.append(node.slice)
-        elif isinstance(node, ast.AugAssign) and _is_environ(node.target) and isinstance(node.value, ast.Dict):
-            names += node.value.keys
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("setdefault", "update", "pop") and _is_environ(node.func.value):
-                keys = [key for arg in node.args if isinstance(arg, ast.Dict) for key in arg.keys]
-                names += [*keys, *node.args[:1], *(ast.Constant(word.arg) for word in node.keywords)]
-            elif node.func.attr == "putenv":
-                names += node.args[:1]
-    return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
-
-
-def _is_environ(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
-        isinstance(node, ast.Name) and node.id == "environ"
-    )
 
 
 def choose_hang(options: Options, *, gpus: bool) -> Choice:
@@ -260,23 +232,13 @@ def choose_last_call(num_nodes: int) -> int:
     return min(30, 5 + num_nodes // 8)
 
 
-def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
+def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str | None) -> None:
     if facts.platform == "win32":
         raise SetupError(
             Finding(
                 "platform-unsupported",
                 "paceline run works on Linux, and on macOS with fewer features; not on Windows",
                 fix="run it in WSL 2",
-            )
-        )
-    beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
-    if beyond:
-        raise UsageError(
-            Finding(
-                "option-invalid",
-                f"--local-ranks-filter names local rank {beyond[0]}, but this node has {nproc} ranks",
-                where="command line",
-                fix=f"--local-ranks-filter {','.join(str(rank) for rank in range(nproc))}",
             )
         )
     if 0 < facts.granted_gpus < nproc:
@@ -289,7 +251,8 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
                 "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm",
             )
         )
-    if options.virtual_local_rank and facts.num_gpus < nproc:
+    too_few = facts.num_gpus > 0 or (visible and len(visible.split(",")) < nproc)
+    if options.virtual_local_rank and facts.num_gpus < nproc and too_few:
         raise UsageError(
             Finding(
                 "option-contradicted",
@@ -308,6 +271,29 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
                 evidence=(facts.gpu_reason,),
                 fix="remove --numa-binding",
             )
+        )
+
+
+def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[Finding]:
+    """Yield warnings of options that torchrun passes over on a machine like this one."""
+    beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
+    if beyond:
+        shown = ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
+        yield Finding(
+            "option-contradicted",
+            f"--local-ranks-filter names local rank {beyond[0]}, but this node has {_count(nproc, 'rank')}",
+            where="command line",
+            fix=f"--local-ranks-filter {shown}",
+            severity="warning",
+        )
+    if options.virtual_local_rank and not facts.num_gpus:
+        yield Finding(
+            "option-contradicted",
+            "--virtual-local-rank gives each rank a GPU of its own, and there is no GPU here",
+            where="command line",
+            evidence=(facts.gpu_reason,),
+            fix="remove --virtual-local-rank",
+            severity="warning",
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.launcher import system
 
 # Kinds of entries in a rank's report.
-FAILURE, THREAD = "failure", "thread"
+FAILURE, THREAD, VARIABLE = "failure", "thread", "variable"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RankFiles:
     Attributes:
         crash: Descriptor that faulthandler writes to when the rank crashes in native code.
         stacks: Descriptor that faulthandler writes to when the launcher asks for stacks.
-        report: Descriptor that the worker entry writes exceptions to, a JSON line for each.
+        report: Descriptor that the worker entry writes to, a JSON line for each exception or variable set too late.
     """
 
     crash: int
@@ -55,7 +55,7 @@ class RankFiles:
         return _path(self.stacks)
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
-        """Return the exceptions of a kind that the rank has recorded."""
+        """Return what the rank has recorded of a kind."""
         return [entry["content"] for entry in self._read_report() if entry["kind"] == kind]
 
     def keep(self, *, crash: Path, stacks: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from string import Template
@@ -362,6 +362,11 @@ class RankGroup(PContext):
     def _reported(self, local: int, kind: str) -> list[dict[str, Any]]:
         files = self.attempt.files.get(local)
         return files.entries(kind) if files is not None else []
+
+    def reported(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield what the ranks of this node have recorded of a kind so far."""
+        for local in self.attempt.files:
+            yield from self._reported(local, kind)
 
     def keep_files(self) -> None:
         """Copy what ranks have left in memory into the run folder, as far as it can be written."""

@@ -11,9 +11,14 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from paceline import env
 from paceline.errors import Finding, RunError, UsageError, closest
 from paceline.launcher.options import Options
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 
 def read(options: Options) -> str:
@@ -23,20 +28,24 @@ def read(options: Options) -> str:
         UsageError: There is no such script, it is a folder, or it is not Python.
         RunError: It has a syntax error.
     """
-    if options.module:
-        return _module_source(options.script)
     if options.no_python:
         _require_program(options.script)
         return ""
+    if options.script == "-" or env.read(env.PYTHON_EXEC):
+        return ""  # Python reads it from standard input, or another Python has its own modules and syntax
+    if options.module:
+        return _module_source(options.script)
     path = Path(options.script)
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise _no_script(f"{path} is a folder, not a script", fix=f"paceline run {path / 'train.py'}")
     if not path.exists():
         raise _no_script(f"there is no file {path}", fix=_nearby(path))
-    if path.suffix not in (".py", ".pyw", ""):
-        return _other_suffix(path)
+    if path.suffix == ".ipynb":
+        raise _not_python(path, f"{path} is a notebook", fix=f"jupyter nbconvert --to script {path}")
     if path.is_dir():
         path = path / "__main__.py"
+    if _is_compiled(path) or not path.is_file():
+        return ""  # what is read from a pipe is gone
     return _check_syntax(path)
 
 
@@ -45,8 +54,8 @@ def _module_source(name: str) -> str:
     from importlib.machinery import PathFinder
 
     top = name.split(".", maxsplit=1)[0]
-    spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path])
-    if spec is None and top not in sys.builtin_module_names:
+    spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or _find_elsewhere(top)
+    if spec is None:
         raise UsageError(
             Finding(
                 "module-not-found",
@@ -62,6 +71,16 @@ def _module_source(name: str) -> str:
         return ""
 
 
+def _find_elsewhere(top: str) -> ModuleSpec | None:
+    """Ask the finders of others: packages that are installed in editable mode have one."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(top)
+    except ValueError:  # it is imported and has no spec
+        return None
+
+
 def _require_program(name: str) -> None:
     if shutil.which(name) is None:
         exists = Path(name).exists()
@@ -71,19 +90,11 @@ def _require_program(name: str) -> None:
         )
 
 
-def _other_suffix(path: Path) -> str:
+def _is_compiled(path: Path) -> bool:
+    """Return whether a file has no text to read: an archive or bytecode."""
     import zipfile
 
-    if path.suffix == ".pyc" or zipfile.is_zipfile(path):
-        return ""
-    raise UsageError(
-        Finding(
-            "script-not-python",
-            f"{path} does not look like Python",
-            where=str(path),
-            fix=f"paceline run --no-python {path}   (to execute it as a program)",
-        )
-    )
+    return path.suffix == ".pyc" or (path.suffix not in (".py", ".pyw") and zipfile.is_zipfile(path))
 
 
 def _check_syntax(path: Path) -> str:
@@ -97,14 +108,8 @@ def _check_syntax(path: Path) -> str:
             compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         if path.suffix not in (".py", ".pyw") or b"\0" in content:
-            raise UsageError(
-                Finding(
-                    "script-not-python",
-                    f"{path} is not Python: {error}",
-                    where=str(path),
-                    fix=f"paceline run --no-python {path}   (to execute it as a program)",
-                )
-            ) from None
+            fix = f"paceline run --no-python {path}   (to execute it as a program)"
+            raise _not_python(path, f"{path} is not Python: {error}", fix=fix) from None
         place = f"{path}:{getattr(error, 'lineno', 0) or 0}"
         shown = (getattr(error, "text", "") or "").strip()
         raise RunError(
@@ -117,6 +122,10 @@ def _check_syntax(path: Path) -> str:
             )
         ) from None
     return content.decode("utf-8", errors="replace")
+
+
+def _not_python(path: Path, what: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("script-not-python", what, where=str(path), fix=fix))
 
 
 def _no_script(what: str, *, fix: str) -> UsageError:

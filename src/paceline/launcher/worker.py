@@ -32,6 +32,8 @@ from paceline import env, pulse
 from paceline.errors import EXIT_UNFINISHED, PacelineError
 from paceline.launcher import awaited_worker, guard, keep_group, probe, rank_files, starter, system, witness
 from paceline.launcher.after_import import when_imported
+from paceline.launcher.early_variables import Lateness
+from paceline.launcher.rank_files import VARIABLE
 from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
 from paceline.rundir import write_whole
 
@@ -97,6 +99,7 @@ def _open_streams() -> None:
     for name, handle in (("stdout", 1), ("stderr", 2)):
         inherited: TextIO | None = getattr(sys, name)
         raw = io.FileIO(handle, "w", closefd=False)
+        raw.name = f"<{name}>"
         stream = io.TextIOWrapper(
             raw,  # python -u does the same: no buffer in between
             encoding=getattr(inherited, "encoding", None),
@@ -129,6 +132,8 @@ def _prepare(task: RankTask) -> memoryview[int]:
     atexit.register(_mark_finished, slot, os.getpid())
     if "torch" in sys.modules:
         _renew()
+        lateness = Lateness(lambda entry: rank_files.append(task.report, VARIABLE, entry), is_users)
+        env.listen(lateness.hear)
     when_imported("torch", lambda: _reach_into_torch(task, slot))
     return slot
 
@@ -199,8 +204,7 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
 
         runpy.run_path(task.target, run_name="__main__")
         return
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
+    main = _fresh_main()
     if task.kind == MODULE:
         import runpy
 
@@ -209,6 +213,16 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
         runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what python -m calls
     else:
         _run_script(main, task.target)
+
+
+def _fresh_main() -> types.ModuleType:
+    """Return a ``__main__`` with what this version of Python puts into an empty one."""
+    has_annotations = "__annotations__" in vars(sys.modules["__main__"])
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    if has_annotations:
+        vars(main)["__annotations__"] = {}
+    return main
 
 
 def _run_script(main: types.ModuleType, script: str) -> None:

@@ -72,6 +72,11 @@ class Node:
         from paceline.launcher import agent as agents
         from paceline.launcher import logs, ranks, rendezvous
 
+        if not self._options.placed.left_to_head(self._options.node_rank):
+            for finding in (*self._options.warnings, *self._plan.warnings):
+                self.notice(finding)
+        if self._options.event_log_handler == "console":
+            agents.show_events(self._console)
         earlier = self._earlier_folder()
         # kept: the store of the run lives as long as it does
         self._meeting = meeting = rendezvous.meet(
