@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from paceline.explain.signature import GENERAL, REMARK, SUMMARY, fill
 from paceline.explain.tracebacks import Frame, Raised
 
 _MAX_EVIDENCE = 3
+_DIGITS = re.compile(r"\d+")
 _REACH = 12  # lines after an exception that its message may take
 
 
@@ -32,6 +34,8 @@ class Candidate:
         source: Who wrote the line.
         last: The line where it is last seen, as far as it is one that lines name.
         severity: How grave it is if it comes first.
+        survived: Training continued after it.
+        others: How many ranks met it besides the one that is named.
     """
 
     name: str
@@ -47,6 +51,8 @@ class Candidate:
     source: str = ""
     last: int = 1 << 62
     severity: str = "error"
+    survived: bool = False
+    others: int = 0
 
 
 def place_of(line: Line, raised: Raised | None) -> str:
@@ -85,8 +91,16 @@ def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
         count=max(len({match.line.number for match in matches}), scanned.counts[signature.key] if signature.key else 0),
         key=signature.key,
         source=first.line.source,
-        last=matches[-1].line.number,
+        last=max(matches[-1].line.number, scanned.lasts.get(signature.key, 0)),
+        others=_num_others(matches),
     )
+
+
+def _num_others(matches: Sequence[Match]) -> int:
+    """How many ranks a fault is found on besides the first: by their labels, else by the GPUs that are named."""
+    labelled = {match.line.source for match in matches if match.line.rank}
+    devices = {match.groups["gpu"] for match in matches if "gpu" in match.groups}
+    return max(len(labelled or devices) - 1, 0)
 
 
 def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]:
@@ -168,6 +182,7 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         and len(scanned.ranks) > 1
         and not any(each.type == raised.type and each.line.rank != rank for each in every)
     )
+    same = {_same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]}
     missing = raised.type in ("ModuleNotFoundError", "ImportError")
     name = "module-not-found" if missing else "folder-not-writable" if _refused(raised) else "user-exception"
     weight = GENERAL if raised.anchored else GENERAL - 6
@@ -190,7 +205,14 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         fix=_advice(raised, missing=missing),
         key="alone" if alone else "",
         source=raised.line.source,
+        last=raised.line.number,
+        others=max(len(same) - 1, 0),
     )
+
+
+def _same(raised: Raised) -> tuple[str, str, str]:
+    """What two ranks have in common that met the same exception, and the rank."""
+    return raised.type, _DIGITS.sub("", raised.message), raised.line.source
 
 
 def _refused(raised: Raised) -> bool:
@@ -229,8 +251,8 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
         before: The line from which on everything is a consequence.
     """
     cut = scanned.tracebacks.cut
-    progress = scanned.of("progress")
-    going = progress[-1].line.number if progress else -1  # training went on after what stands before this line
+    well = [*scanned.of("progress"), *scanned.of("success")]
+    going = max((match.line.number for match in well), default=-1)  # training continued after what is before this line
     errors = [line for line in scanned.errors if going < line.number < before]
     if not errors and not cut:
         return None

@@ -16,7 +16,7 @@ from paceline.explain.candidates import Candidate, exceptions, known, unclear
 from paceline.explain.inference import infer
 from paceline.explain.lines import shorten
 from paceline.explain.scan import Scanned
-from paceline.explain.signature import GENERAL, VICTIM
+from paceline.explain.signature import GENERAL, TIMEOUT, VICTIM
 
 # The first has the last word over the second in the same text, whatever their weights: it tells of the same fault more.
 _OUTRANKS = (
@@ -30,6 +30,8 @@ _UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
 _ELSEWHERE = re.compile(
     r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in (?:this text|it)$"
 )
+_ALSO = "Also in the text:"
+_SURVIVED = "Earlier, and training continued after it:"
 _MAX_FINDINGS = 12
 _TAIL = 8
 
@@ -40,7 +42,8 @@ def judge_scanned(scanned: Scanned) -> Answer:
     candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
     candidates = [each for each in candidates if each.number > scanned.told_until]  # the account has judged the rest
     if not any(each.weight >= VICTIM for each in candidates) and scanned.told_until < 0:
-        before = min((each.number for each in candidates), default=scanned.num_lines + 1)
+        ends = [each.number for each in candidates if not each.survived]
+        before = min(ends, default=scanned.num_lines + 1)
         candidates += [each for each in (unclear(scanned, before),) if each is not None]
     ordered = _ordered(candidates)
     found = _findings(ordered)
@@ -49,7 +52,18 @@ def judge_scanned(scanned: Scanned) -> Answer:
         return Answer((_nothing(scanned),))
     counts = {each.name: each.count for each in ordered}
     tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
-    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail)
+    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered))
+
+
+def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
+    """What is said above candidates that do not follow from the first one."""
+    headings = {}
+    for each in ordered[1:]:
+        if each.survived:
+            headings[each.name] = _SURVIVED
+        elif each.number < ordered[0].number and each.weight >= TIMEOUT:
+            headings[each.name] = _ALSO
+    return headings
 
 
 def _reported(scanned: Scanned) -> list[Finding]:
@@ -93,7 +107,7 @@ def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
         found.append(
             Finding(
                 each.name,
-                each.what if place == 0 else _ELSEWHERE.sub("", each.what),
+                each.what + _others(each) if place == 0 else _ELSEWHERE.sub("", each.what),
                 where=each.where,
                 evidence=each.evidence,
                 why=each.why,
@@ -102,6 +116,13 @@ def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
             )
         )
     return found
+
+
+def _others(candidate: Candidate) -> str:
+    """How many ranks met it besides the one that is named."""
+    if candidate.others == 0:
+        return ""
+    return f"; the same on {candidate.others} other rank{'s' if candidate.others > 1 else ''}"
 
 
 def _consequence(finding: Finding) -> Finding:

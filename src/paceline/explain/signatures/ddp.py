@@ -138,6 +138,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "loss|it/s|s/it|step|epoch|iter",
         r"\bloss\w*\b.{0,12}\d|\d(?:it/s|s/it)\b|\b(?:steps?|iter\w*|epoch)\b[ :=\[#]{1,3}\d",
     ),
+    note(
+        "success",
+        "train_runtime|stopped: `max_|training complete|training is complete|training finished|training done|success"
+        "|exited with code 0|exit code 0|exit status 0",
+        r"\btrain_runtime\b|`Trainer\.fit` stopped: `max_\w+=\d+` reached"
+        r"|\btraining (?:is )?(?:completed?|finished|done)\b"
+        r"|\b(?:completed|finished|ended) successfully|successfully (?:completed|finished)"
+        r"|exit(?:ed with)? (?:code|status)"
+        r" 0(?!\d)",
+    ),
     cause(
         "uneven-inputs",
         "exhausted inputs",
