@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from paceline.explain.lines import Line, shorten
 from paceline.explain.scan import Match, Scanned
 from paceline.explain.signature import GENERAL, REMARK, SUMMARY, fill
-from paceline.explain.tracebacks import Frame, Raised
+from paceline.explain.tracebacks import Frame, Raised, Stack
 
 _MAX_EVIDENCE = 3
 _DIGITS = re.compile(r"\d+")
+_CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
+_CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
 _REACH = 12  # lines after an exception that its message may take
 
 
@@ -55,7 +57,7 @@ class Candidate:
     others: int = 0
 
 
-def place_of(line: Line, raised: Raised | None) -> str:
+def place_of(line: Line, raised: Raised | Stack | None) -> str:
     """Return the user's own frame, the rank or the host, whichever the text shows."""
     if raised is not None and raised.user_frame is not None:
         return raised.user_frame.place
@@ -84,7 +86,7 @@ def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
         signature.weight,
         first.line.number,
         fill(signature.what, rich.groups),
-        where=fill((signature.where,), rich.groups) if signature.where else place_of(first.line, raised),
+        where=_where(rich, first.line, raised or _crash(first, scanned)),
         evidence=quoted([first.line, *(match.line for match in matches)]),
         why=signature.why,
         fix=fill(signature.fix, rich.groups),
@@ -94,6 +96,21 @@ def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
         last=max(matches[-1].line.number, scanned.lasts.get(signature.key, 0)),
         others=_num_others(matches),
     )
+
+
+def _where(match: Match, line: Line, shown: Raised | Stack | None) -> str:
+    if match.signature.where:
+        return fill((match.signature.where,), match.groups)
+    return place_of(line, shown)
+
+
+def _crash(match: Match, scanned: Scanned) -> Stack | None:
+    """What faulthandler printed of the process that a signal or its GPU ended."""
+    if match.signature.name not in _CRASHES:
+        return None
+    stacks = [each for each in scanned.tracebacks.stacks if abs(each.line.number - match.line.number) <= _CRASH_REACH]
+    own = [each for each in stacks if each.line.source == match.line.source]
+    return next(iter(own or stacks), None)
 
 
 def _num_others(matches: Sequence[Match]) -> int:
@@ -107,7 +124,7 @@ def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]
     """Return a few lines as evidence, each kind of line once."""
     shown: dict[str, str] = {}
     for line in lines:
-        text = line.body.strip() or line.text.strip()
+        text = line.shown.strip() or line.text.strip()
         kind = "".join(letter for letter in text if not letter.isdigit())[:80]
         shown.setdefault(kind, shorten(text))
         if len(shown) == limit:
@@ -224,7 +241,7 @@ def _refused(raised: Raised) -> bool:
 def _evidence(raised: Raised) -> tuple[str, ...]:
     frame = raised.user_frame
     place = _quote(frame) if frame else ""
-    line = raised.line.body.strip()
+    line = raised.line.shown.strip()
     if raised.more:
         line = f"{line} {raised.more}"
     return tuple(filter(None, (place, shorten(line))))

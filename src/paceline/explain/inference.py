@@ -154,7 +154,9 @@ def _unclear(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
     if not any(each.name == "peer-rank-died" and each.weight >= VICTIM for each in candidates):
         return list(candidates)
     return [
-        replace(each, weight=min(each.weight, VICTIM - 1)) if each.name == "cause-unknown" else each
+        replace(each, weight=min(each.weight, VICTIM - 1))
+        if each.name in ("cause-unknown", "nccl-system-error")
+        else each
         for each in candidates
     ]
 

@@ -24,6 +24,18 @@ _OUTRANKS = (
     ("master-addr-wrong", "master-unreachable"),
     ("hostname-unresolvable", "master-unreachable"),
     ("memlock-too-low", "infiniband-error"),
+    *(
+        (missing, follows)
+        for missing in ("environment-module-unknown", "conda-activate-without-hook")
+        for follows in (
+            "torch-missing",
+            "module-not-found",
+            "wrong-python-env",
+            "library-version-mismatch",
+            "script-missing",
+            "rank-died-signal",
+        )
+    ),
 )
 _UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
 # True only where nothing stands above it.
@@ -47,12 +59,25 @@ def judge_scanned(scanned: Scanned) -> Answer:
         candidates += [each for each in (unclear(scanned, before),) if each is not None]
     ordered = _ordered(candidates)
     found = _findings(ordered)
+    if found:
+        found[0] = replace(found[0], why="; ".join(filter(None, (found[0].why, _other_framework(scanned)))))
     found = _merged(reported, found)
     if not found:
         return Answer((_nothing(scanned),))
     counts = {each.name: each.count for each in ordered}
     tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
     return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered))
+
+
+def _other_framework(scanned: Scanned) -> str:
+    """Which framework a text is of, if it is another one than torch."""
+    notes = scanned.of("other-framework")
+    texts = [frame.file for raised in scanned.tracebacks.raised for frame in raised.frames]
+    texts += [match.line.text for match in scanned.matches]
+    if not notes or any("torch" in text.lower() for text in texts):
+        return ""
+    name = "JAX" if "jax" in notes[0].groups else "TensorFlow"
+    return f"this is a log of {name}: the cause is named, but the advice is for PyTorch"
 
 
 def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
@@ -148,5 +173,5 @@ def _nothing(scanned: Scanned) -> Finding:
 def _tail(scanned: Scanned, ordered: Sequence[Candidate]) -> tuple[str, ...]:
     """The last lines of the first rank that failed."""
     source = ordered[0].source if ordered else ""
-    lines = [line.body for line in scanned.tails.get(source, ())]
+    lines = [line.shown for line in scanned.tails.get(source, ())]
     return tuple(shorten(line) for line in lines[-_TAIL:] if line.strip())

@@ -16,6 +16,7 @@ from operator import itemgetter
 
 from paceline.errors import Finding
 from paceline.explain import readback
+from paceline.explain.languages import anchors
 from paceline.explain.lines import Line, parse
 from paceline.explain.signature import REMARK, Signature
 from paceline.explain.signatures import signatures
@@ -268,7 +269,9 @@ class Scanner:
         warning = "warning: " in lower and _PYTHON_WARNING.search(line.text) is not None
         for signature in signatures():
             groups = signature.match(line.text, lower)
-            if groups is None or (warning and signature.name and signature.weight > REMARK):
+            if groups is None:
+                continue
+            if warning and signature.name and signature.weight > REMARK and not signature.in_warning:
                 continue
             keys.append(signature.key)
             named = named or bool(signature.name)
@@ -297,7 +300,7 @@ _NO_ERROR = re.compile(
 # Besides the signatures' anchors: what exceptions, tracebacks, errors of any kind and paceline's own reports hold.
 _WORDS = (
     'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core dumped|interrupt|exit'
-    "|timeout|refused|conflict|killed|terminate called|paceline|cause: |warning |hint |   ["
+    "|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
 )
 
 
@@ -306,9 +309,9 @@ def _telling() -> re.Pattern[bytes]:
 
     Of each anchor the longest piece without digits counts, so that lines of one kind are all found or none.
     """
-    anchors = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
+    known = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
     needed: list[str] = []
-    for word in sorted(anchors.union(_WORDS.split("|")), key=len):
+    for word in sorted(known.union(_WORDS.split("|"), anchors()), key=len):
         if not any(shorter in word for shorter in needed):
             needed.append(word)
     return re.compile(_alternatives(sorted(needed)).encode())

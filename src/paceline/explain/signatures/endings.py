@@ -224,6 +224,15 @@ SIGNATURES: tuple[Signature, ...] = (
         key="summary",
     ),
     cause(
+        "launcher-summary-only",
+        " above|sigquit from a child",
+        r"see (?:the )?(?:root cause|(?:actual |original )?error) above|Received sigquit from a child proces",
+        what="the text says that the cause was printed before it, and it is not in this text",
+        fix="look further up in the full output, and at the output of the other processes",
+        weight=SUMMARY,
+        key="summary-above",
+    ),
+    cause(
         "peer-rank-died",
         "terminated with code|forcefully terminating|avoid zombies",
         r"Child process with PID \d+ terminated with code (?P<code>-?\d+)\. Forcefully terminating",

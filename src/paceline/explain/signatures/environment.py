@@ -114,6 +114,99 @@ SIGNATURES: tuple[Signature, ...] = (
         weight=HINTED,
     ),
     cause(
+        "environment-module-unknown",
+        "module(s) are unknown|unable to locate a modulefile|cannot be loaded as requested|module: command not found"
+        "|module: not found",
+        r"module\(s\) are unknown:? *(?P<modules>\"[^\"]+\"(?: \"[^\"]+\")*)?"
+        r"|Unable to locate a modulefile for '(?P<module>[^']+)'"
+        r"|exist but cannot be loaded as requested:? *(?P<needed>\"[^\"]+\")?|module: (?:command )?not found",
+        what=(
+            "the environment module {modules} does not exist on this node",
+            "the environment module '{module}' does not exist on this node",
+            "the environment module {needed} needs other modules to be loaded before it",
+            "an environment module of the job script could not be loaded",
+        ),
+        fix="module spider NAME (or module avail NAME) on that node lists the versions, and what to load before it",
+        why="what the module would have brought (Python, CUDA, a compiler) is missing in what follows",
+        weight=HINTED,
+    ),
+    cause(
+        "conda-activate-without-hook",
+        "conda activate|conda init|condaerror",
+        r"shell has not been properly configured to use 'conda activate'|Run 'conda init' before 'conda activate'",
+        what="conda activate did nothing: the shell of the job has not been set up for conda",
+        fix='before it: eval "$(conda shell.bash hook)"',
+        why="the job then runs with the Python that it finds, not with the environment's",
+        weight=HINTED,
+    ),
+    cause(
+        "wrong-python-env",
+        "could not find conda environment|environmentlocationnotfound|not a conda environment",
+        r"Could not find conda environment: (?P<name>\S+)|Not a conda environment: (?P<path>\S+)",
+        what=("there is no conda environment {name}", "there is no conda environment {path}"),
+        fix="conda env list on the node shows those that it sees",
+        weight=HINTED,
+    ),
+    cause(
+        "container-not-started",
+        "container creation failed|could not open image|while making image|while extracting|nvidia-container-cli"
+        "|error response from daemon|pyxis:|enroot-|squashfuse|fatal:",
+        r"FATAL: +(?P<reason>(?:container creation failed|could not open image|image driver|while (?:extracting|loading"
+        r"|mounting|making)|unable to (?:handle|build|open)|failed to (?:create|retrieve|open)|kernel too old|stat /)"
+        r".{0,200})|(?P<cli>nvidia-container-cli: .{1,200})|Error response from daemon: (?P<daemon>.{1,200})"
+        r"|pyxis: (?P<pyxis>(?:couldn't|could not|failed|container).{0,200})|(?P<fuse>fuse: device not found)",
+        what=(
+            "the container did not start: {reason}",
+            "the container did not start: {cli}",
+            "the container did not start: {daemon}",
+            "the container did not start: {pyxis}",
+            "the container did not start: {fuse}",
+        ),
+        fix="start a shell in the same container on that node: apptainer exec --nv IMAGE bash; check the image's path, "
+        "its binds and its size",
+        why="the program inside has not run",
+        unless=r"No space left|quota exceeded",
+    ),
+    cause(
+        "wrong-python-env",
+        "executable file not found in $path",
+        r"[\"'](?P<program>[\w./-]+)[\"']: executable file not found in \$PATH",
+        what="{program} is not in the container",
+        fix="apptainer exec IMAGE which {program}; name it in full, or take an image that has it",
+    ),
+    cause(
+        "gpus-fewer-than-processes",
+        "could not find any nv files|could not find any nv libraries|could not select device driver",
+        r"[Cc]ould not find any nv (?:files|libraries)|could not select device driver .*gpu",
+        what="the container sees no NVIDIA driver",
+        fix="nvidia-smi on the node itself; apptainer exec --nv, or docker run --gpus all with the NVIDIA toolkit",
+        weight=HINTED,
+    ),
+    cause(
+        "no-internet",
+        "connectionpool|couldn't connect to 'http|couldn't reach|localentrynotfound|in the local cache|disk cache"
+        "|urlopen error|could not resolve host:|connecterror|offlinemode",
+        r"We couldn't connect to 'https?://(?P<host>[^'/]+)"
+        r"|HTTPS?ConnectionPool\(host='(?P<pool>[^']+)'.*(?:Max retries exceeded|timed out)"
+        r"|Couldn't reach (?:'[^']*' on the (?P<hub>Hub)|https?://(?P<url>[^/\s]+))|LocalEntryNotFoundError"
+        r"|cannot find the requested files in the (?:local|disk) cache"
+        r"|urlopen error (?:\[Errno (?:-2|-3|-5|101|110|111|113)\]|timed out)"
+        r"|[Cc]ould not resolve host: (?P<curl>[\w.-]+\.[a-z]+)|ConnectError: \[Errno (?:-2|-3|-5|101|110|111|113)\]",
+        what=(
+            "{host} cannot be reached: this node has no access to the internet (likely)",
+            "{pool} cannot be reached: this node has no access to the internet (likely)",
+            "{url} cannot be reached: this node has no access to the internet (likely)",
+            "{curl} cannot be reached: this node has no access to the internet (likely)",
+            "a server outside cannot be reached: this node has no access to the internet (likely)",
+        ),
+        fix="download on a login node before the job, then export HF_HUB_OFFLINE=1 (WANDB_MODE=offline); or the site's "
+        "proxy: export https_proxy=http://HOST:PORT",
+        why="compute nodes of most clusters reach only the cluster itself",
+        weight=COARSE,
+        unless=r"host='(?:localhost|127\.|10\.|172\.(?:1[6-9]|2\d|3[01])\.|192\.168\.|0\.0\.0\.0|\[?::)"
+        r"|retry loop|[Rr]etrying|will retry",
+    ),
+    cause(
         "torch-missing",
         "no module named 'torch'|no module named torch",
         r"No module named '?torch'?(?:$|[^.\w])",

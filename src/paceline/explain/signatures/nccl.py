@@ -318,16 +318,38 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "cause-unknown",
-        "nccl error|ncclsystemerror|ncclinternalerror|ncclunhandledcudaerror|unhandled cuda error|unhandled "
-        "system error"
-        "|internal error",
-        r"nccl(?:System|Internal|UnhandledCuda)Error|NCCL [Ee]rror\b.*(?P<kind>unhandled (?:cuda|system) error"
-        r"|internal error"
-        r"|system error)|unhandled (?:cuda|system) error",
+        "nccl error|ncclinternalerror|ncclunhandledcudaerror|unhandled cuda error|internal error",
+        r"nccl(?:Internal|UnhandledCuda)Error|NCCL [Ee]rror\b.*(?P<kind>unhandled cuda error|internal error)"
+        r"|unhandled cuda error",
         what=("NCCL failed ({kind}), and the text does not say why", "NCCL failed, and the text does not say why"),
         fix=_WARN,
         why="torch repeats only the kind of the error",
         weight=UNCLEAR,
+    ),
+    cause(
+        "nccl-system-error",
+        "ncclsystemerror|system error",
+        r"ncclSystemError|unhandled system error|NCCL [Ee]rror\b.*system error",
+        what="NCCL met an error of the system (a socket, shared memory, a device); the line that names it is not in "
+        "this text",
+        fix="in this order: nc -zv between the nodes; NCCL_SOCKET_IFNAME=the interface they share (ip -br addr); the "
+        "same NCCL and driver on each; df -h /dev/shm; then NCCL_DEBUG=WARN, whose NCCL WARN line names it",
+        why="torch repeats only the kind of the error; usually the nodes do not reach each other over the interface "
+        "that NCCL chose",
+        weight=UNCLEAR,
+    ),
+    cause(
+        "collective-on-wrong-device",
+        "no backend type associated with device type|tensors must be cuda and dense|only supports cuda"
+        "|only supports gpu",
+        r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and dense"
+        r"|(?:NCCL|nccl)\b.*only supports (?:CUDA|GPU)",
+        what=(
+            "a collective got a tensor on {device}, for which the process group has no backend",
+            "a collective got a tensor on the CPU, and NCCL takes tensors on GPUs only",
+        ),
+        fix="move the tensor to the rank's GPU before the collective, or init_process_group('cpu:gloo,cuda:nccl')",
+        why="NCCL takes tensors on GPUs only, and gloo is not part of a group that was made with 'nccl'",
     ),
     cause(
         "cause-unknown",

@@ -130,8 +130,9 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rendezvous-timeout",
         "clients joined|waiting for clients|wait for key|store based barrier|store-based barrier|workers joined|"
-        "barrier timed out",
-        r"waiting for clients|Timed out (?:initializing process group )?in store[ -]based barrier"
+        "barrier timed out|initializing process group",
+        r"waiting for clients|Timed out initializing process group(?! in store)"
+        r"|Timed out (?:initializing process group )?in store[ -]based barrier"
         r"(?: on rank:? (?P<rank>\d+))?(?:.*?world_size=(?P<total>\d+), (?:worker_count|num_workers_joined)="
         r"(?P<joined>\d+))?|store[ -]based barrier.*timed out|barrier timed out",
         what=(
@@ -379,6 +380,16 @@ SIGNATURES: tuple[Signature, ...] = (
         what="not all ranks joined in time",
         fix="look for the ranks that are missing: did every node start the program?",
         weight=TIMEOUT - 2,
+    ),
+    cause(
+        "rendezvous-timeout",
+        "deadline_exceeded|coordination service",
+        r"DEADLINE_EXCEEDED: .*(?:Barrier|RegisterTask|WaitForever|GetKeyValue)"
+        r"|coordination service.*(?:timed out|DEADLINE_EXCEEDED|UNAVAILABLE)",
+        what="not all processes reached the coordination service in time",
+        fix="start every process with the same coordinator address and number of processes; look for the missing one",
+        why=_WAIT_WHY,
+        weight=TIMEOUT,
     ),
     note(
         "store-barrier",

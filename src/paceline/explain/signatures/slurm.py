@@ -25,8 +25,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "rank-died-oom-killer",
-        "oom-kill|oom_kill|out of memory|out_of_memory|oom killer|oomkilled|memory limit|oom-killer|low on "
-        "memory|oom score",
+        "oom-kill|oom_kill|out of memory|out-of-memory handler|out_of_memory|oom killer|oomkilled|memory limit"
+        "|oom-killer|low on memory|oom score",
         r"[Dd]etected \d+ oom[-_]kill event|oom-kill(?:er)?\b|invoked oom-killer"
         r"|Out of memory: Kill(?:ed)? process (?P<pid>\d+)"
         r"|Memory cgroup out of memory|OOMKilled|(?:task|tasks) [\d,\- ]+: Out Of Memory|OUT_OF_MEMORY"
