@@ -91,8 +91,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "gpu-hardware-error",
-        "ecc error|xid|fallen off the bus|nvlink error|gpu is lost|hardware stack error|row remap",
-        r"(?P<error>uncorrectable (?:ECC|NVLink) error(?: encountered)?|GPU (?:has )?fallen off the bus|GPU is lost"
+        "ecc error|xid|fallen off the bus|unable to determine the device handle|nvlink error|gpu is lost"
+        "|hardware stack error|row remap",
+        r"(?P<error>uncorrectable (?:ECC|NVLink) error(?: encountered)?|(?:GPU )?(?:has )?fallen off the bus"
+        r"|GPU is lost"
+        r"|Unable to determine the device handle for \S*"
         r"|(?:CUDA error: )?(?:hardware stack error|double bit ECC)|row remapp\w+ fail\w+)"
         r"|NVRM: Xid[^:]*\((?P<pci>[^)]*)\): *(?P<xid>\d+)",
         what=("a GPU reports a hardware fault: {error}", "the driver reports Xid {xid} for the GPU at {pci}"),
@@ -137,7 +140,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "driver-mismatch",
         "driver version is insufficient|driver on your system is too old|forward compatibility|unsupported toolchain",
-        r"CUDA driver version is insufficient|driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
+        r"CUDA driver version is insufficient"
+        r"|driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
         r"|forward compatibility was attempted on non supported HW|unsupported toolchain",
         what=(
             "the NVIDIA driver serves CUDA {version} at most, and torch is built for a newer one",
@@ -153,7 +157,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "illegal memory access|illegal instruction|misaligned address|unspecified launch failure|memory access fault"
         "|illegaladdress|illegal_address",
         r"(?:CUDA|HIP) error: (?P<error>unspecified launch failure|misaligned address|an illegal (?:instruction"
-        r"|memory access) was encountered)|Memory access fault by GPU (?P<gpu>node-\d+)(?:.*Reason: (?P<reason>[^.]+))?"
+        r"|memory access) was encountered)"
+        r"|Memory access fault by GPU (?P<gpu>node-\d+)(?:.*Reason: (?P<reason>[^.]+))?"
         r"|Cuda failure.*(?P<failure>illegal memory access)|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
         what=(
             "a GPU kernel failed: {error}",
@@ -169,7 +174,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "cuda-oom",
         "resource_exhausted|resourceexhausted|oom when allocating",
-        r"RESOURCE_EXHAUSTED: .*(?:out of memory|failed to allocate)|ResourceExhaustedError|OOM when allocating tensor",
+        r"RESOURCE_EXHAUSTED: .*(?:out of memory|failed to allocate)|ResourceExhaustedError"
+        r"|OOM when allocating tensor",
         what="a GPU is out of memory",
         fix="a smaller batch for each GPU; JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, TensorFlow: set_memory_growth, if "
         "another process is on the GPU; nvidia-smi shows it",

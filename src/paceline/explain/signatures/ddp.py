@@ -72,7 +72,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "process-group-not-initialized",
         "process group has not been initialized|process group not initialized|is not "
         "initialized|init_process_group|not initialized",
-        r"Default process group (?:has not been|is not) initialized|process group (?:has )?not (?:been )?initiali[sz]ed"
+        r"Default process group (?:has not been|is not) initialized"
+        r"|process group (?:has )?not (?:been )?initiali[sz]ed"
         r"|Distributed package (?:is )?not (?:been )?initiali[sz]ed|make sure to call init_process_group"
         r"|call init_process_group\(?\)? (?:first|before)",
         what="a collective (or SyncBatchNorm) is used without a process group",
@@ -164,7 +165,8 @@ SIGNATURES: tuple[Signature, ...] = (
     note(
         "restart",
         "restart|attempts left|requeu",
-        r"will restart worker group|restart_count=[1-9]|restarting (?:the )?(?:worker group|workers|training|job|run)\b"
+        r"will restart worker group|restart_count=[1-9]|restarting (?:the )?(?:worker group|workers|training"
+        r"|job|run)\b"
         r"|\battempts? left|requeu(?:ed|ing)",
     ),
     note(
@@ -190,7 +192,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "straggler",
         "straggler",
-        r"straggler detect(?:ion warning|ed)\b(?:.*?\brank[=: ]+(?P<rank>\d+))?(?:.*?\bnode[=: ]+'?(?P<node>[\w.-]+))?",
+        r"straggler detect(?:ion warning"
+        r"|ed)\b(?:.*?\brank[=: ]+(?P<rank>\d+))?(?:.*?\bnode[=: ]+'?(?P<node>[\w.-]+))?",
         what=(
             "rank {rank} on {node} is slower than the others",
             "rank {rank} is slower than the others",

@@ -95,7 +95,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-died-signal",
         "killed",
-        r"(?:^|\s|: )(?:\d+ )?Killed(?:\s*$|\s+(?:\(core dumped\) *)?(?:\S*python|torchrun|accelerate|deepspeed"
+        r"(?:^|\s|: )(?:\d+ )?Killed(?:\s*$|(?<=\d Killed)\s+\S|\s+(?:\(core dumped\) *)?(?:\S*python|torchrun"
+        r"|accelerate|deepspeed"
         r"|srun|mpirun|bash|\./|CUDA_VISIBLE)\S*)",
         what="a process was killed (SIGKILL): mostly because host memory ran out",
         fix=_WHO,
@@ -203,7 +204,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "launcher-summary-only",
-        "childfailederror|conda run|exited with exit code|error_file|to enable traceback see|with no error "
+        "killing subprocess|childfailederror|conda run|exited with exit code|error_file|to enable traceback see"
+        "|with no error "
         "file|root cause (first observed failure)"
         "|exitcode|exits with return code|calledprocesserror|child process with "
         "pid|processexitedexception|processraisedexception"

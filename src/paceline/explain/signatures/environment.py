@@ -9,10 +9,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "library-version-mismatch",
         "undefined symbol|glibcxx|glibc_|version `|numpy.dtype size changed|compiled using numpy|cannot import "
         "name|torch._six"
-        "|versionconflict|is required for a normal functioning|has no attribute|cannot open shared object|incompatible"
+        "|versionconflict|is required for a normal functioning|has no attribute|cannot open shared object"
+        "|incompatible"
         "|symbol not found|cxxabi",
-        r"undefined symbol:? *(?!p?nccl)(?P<symbol>\w+)|version `(?P<version>(?:GLIBCXX|GLIBC|CXXABI)[^']*)' not found"
-        r"|numpy\.\w+ size changed|compiled using NumPy 1\.x cannot be run|cannot import name '\w+' from 'torch\._six'"
+        r"undefined symbol:? *(?!p?nccl)(?P<symbol>\w+)|version `(?P<version>(?:GLIBCXX|GLIBC"
+        r"|CXXABI)[^']*)' not found"
+        r"|numpy\.\w+ size changed|compiled using NumPy 1\.x cannot be run"
+        r"|cannot import name '\w+' from 'torch\._six'"
         r"|No module named 'torch\._six'|(?:Contextual)?VersionConflict"
         r"|is required for a normal functioning of this module"
         r"|module 'numpy' has no attribute|(?P<library>lib(?:cud|cublas|nv|cusparse"
@@ -45,14 +48,16 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:bash|sh|slurm_script|line \d+)\S*:? .*?(?P<program>\b(?:torchrun|python3?|accelerate|deepspeed"
         r"|fabric|lightning|composer|conda|mpirun))"
         r": (?:command )?not found|(?P<other>\b(?:torchrun|python3?|accelerate|deepspeed)): No such file or directory"
-        r"|execve\(\): (?P<exec>\S+): No such file",
+        r"|execve\(\): (?P<exec>\S+): No such file|(?P<venv>\S+/bin/activate): No such file or directory",
         what=(
+            "{venv} is not there: the Python environment does not exist on this node",
             "{program} is not found: the Python environment is not active there",
             "{other} is not found: the Python environment is not active there",
             "{exec} is not found on the node",
         ),
         fix="activate the environment in the job script before the start, or name the program in full: "
         "$VIRTUAL_ENV/bin/torchrun",
+        unless=r"FATAL: ",
     ),
     cause(
         "broken-line-continuation",
@@ -151,8 +156,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "container-not-started",
         "container creation failed|could not open image|while making image|while extracting|nvidia-container-cli"
         "|error response from daemon|pyxis:|enroot-|squashfuse|fatal:",
-        r"FATAL: +(?P<reason>(?:container creation failed|could not open image|image driver|while (?:extracting|loading"
-        r"|mounting|making)|unable to (?:handle|build|open)|failed to (?:create|retrieve|open)|kernel too old|stat /)"
+        r"FATAL: +(?P<reason>(?:container creation failed|could not open image|image driver|while (?:extracting"
+        r"|loading"
+        r"|mounting|making|checking|performing)|unable to (?:handle|build|open)|failed to (?:create|retrieve"
+        r"|open)|kernel too old|stat /)"
         r".{0,200})|(?P<cli>nvidia-container-cli: .{1,200})|Error response from daemon: (?P<daemon>.{1,200})"
         r"|pyxis: (?P<pyxis>(?:couldn't|could not|failed|container).{0,200})|(?P<fuse>fuse: device not found)",
         what=(
@@ -185,16 +192,18 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "no-internet",
         "connectionpool|couldn't connect to 'http|couldn't reach|localentrynotfound|in the local cache|disk cache"
-        "|urlopen error|could not resolve host:|connecterror|offlinemode",
+        "|thrown while requesting|urlopen error|could not resolve host:|connecterror|offlinemode",
         r"We couldn't connect to 'https?://(?P<host>[^'/]+)"
         r"|HTTPS?ConnectionPool\(host='(?P<pool>[^']+)'.*(?:Max retries exceeded|timed out)"
         r"|Couldn't reach (?:'[^']*' on the (?P<hub>Hub)|https?://(?P<url>[^/\s]+))|LocalEntryNotFoundError"
         r"|cannot find the requested files in the (?:local|disk) cache"
+        r"|thrown while requesting \w+ https?://(?P<requested>[^/\s]+)"
         r"|urlopen error (?:\[Errno (?:-2|-3|-5|101|110|111|113)\]|timed out)"
         r"|[Cc]ould not resolve host: (?P<curl>[\w.-]+\.[a-z]+)|ConnectError: \[Errno (?:-2|-3|-5|101|110|111|113)\]",
         what=(
             "{host} cannot be reached: this node has no access to the internet (likely)",
             "{pool} cannot be reached: this node has no access to the internet (likely)",
+            "{requested} cannot be reached: this node has no access to the internet (likely)",
             "{url} cannot be reached: this node has no access to the internet (likely)",
             "{curl} cannot be reached: this node has no access to the internet (likely)",
             "a server outside cannot be reached: this node has no access to the internet (likely)",

@@ -91,10 +91,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "infiniband-error",
-        "got completion|ibv_wc_|async fatal|async event|local work queue catastrophic|ibv_modify_qp|ibv_poll_cq"
+        "modify qp|got completion|ibv_wc_|async fatal|async event|local work queue catastrophic|ibv_modify_qp"
+        "|ibv_poll_cq"
         "|work completion",
         r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error|status)[ =]*(?:IBV_WC_\w+\()?(?P<status>\d+)"
-        r"|NET/IB.*(?:async fatal event|Got async (?:error )?event)|IBV_WC_\w*ERR|"
+        r"|[Ff]ailed to modify QP|NET/IB.*(?:async fatal event|Got async (?:error )?event)|IBV_WC_\w*ERR|"
         r"ibv_(?:modify_qp|poll_cq|post_send|create_qp)\S* failed",
         what=(
             "an InfiniBand or RoCE transfer with {peer} failed, completion status {status}",
@@ -367,7 +368,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "nccl-not-built-in",
         "have nccl built in|nccl is not available|nccl not available|nccl backend|no nccl support|built with "
         "nccl|compiled with nccl",
-        r"doesn't have NCCL ?(?:\"? ?\"?)built in|NCCL (?:backend )?(?:is )?not (?:available|compiled|supported|built)"
+        r"doesn't have NCCL ?(?:\"? ?\"?)built in|NCCL (?:backend )?(?:is )?not (?:available|compiled|supported"
+        r"|built)"
         r"|not (?:compiled|built) with NCCL",
         what="this torch has no NCCL",
         fix="init_process_group('gloo') on a machine without NCCL (Windows, macOS, CPU builds), or install a CUDA "
@@ -400,7 +402,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "no-error-in-log",
         "destroy_process_group() was not called|guessing device id|using the gpu|device used by this process is "
         "currently unknown",
-        r"destroy_process_group\(\) was not called|Guessing device ID|device used by this process is currently unknown",
+        r"destroy_process_group\(\) was not called|Guessing device ID"
+        r"|device used by this process is currently unknown",
         what="only harmless warnings",
         fix="",
         weight=REMARK,

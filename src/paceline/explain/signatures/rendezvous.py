@@ -20,7 +20,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "port-in-use",
         "eaddrinuse|address already in use|only one usage of each socket",
         r"failed to listen on any local network address(?:.*?port: (?P<port>\d+))?.*EADDRINUSE"
-        r"|(?:Error|Exception|RuntimeError)\b[^(]*?(?:EADDRINUSE|Address already in use|Only one usage of each socket)"
+        r"|(?:Error|Exception|RuntimeError)\b[^(]*?(?:EADDRINUSE|Address already in use"
+        r"|Only one usage of each socket)"
         r"|bind(?:\(\))?[^(]*: (?:Address already in use)|EADDRINUSE",
         what=("port {port} of the master is already in use", "the port of the master is already in use"),
         fix=_PORT_FIX,
@@ -77,14 +78,18 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "hostname-unresolvable",
-        "gai error|gaierror|name or service not known|temporary failure in name resolution|nodename nor servname"
+        "can't resolve|nxdomain|gai error|gaierror|name or service not known"
+        "|temporary failure in name resolution|nodename nor servname"
         "|could not resolve|getaddrinfo",
         r"(?<!IPv6 )network addresses of \((?P<host>[^,]+), ?(?P<port>\d+)\) cannot be retrieved"
         r"|(?:gaierror|getaddrinfo|resolve host|resolve hostname)\b.*?(?:Name or service not known|Temporary failure"
         r"|nodename nor servname|No address associated|getaddrinfo failed)"
+        r"|nslookup: can't resolve '(?P<lookup>[^'()]+)'|server can't find (?P<dns>[\w.-]+): NXDOMAIN"
         r"|ssh: Could not resolve hostname (?P<ssh>\S+?):|getaddrinfo\((?P<gai>[^,)]+).*(?:not known|failure)",
         what=(
             "the name {host} of the master cannot be resolved",
+            "the name {lookup} cannot be resolved",
+            "the name {dns} cannot be resolved",
             "the name {ssh} cannot be resolved",
             "the name {gai} cannot be resolved",
             "the name of the master cannot be resolved",
@@ -157,7 +162,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "socket timeout|timeout|timed out|wait timeout",
         r"(?:RuntimeError|DistStoreError|StoreTimeout\w*|LookupError|TimeoutError): (?:Socket Timeout"
         r"|Timeout waiting for "
-        r"key:? *(?P<key>\S+)|Wait timeout|wait timeout after \d+ ?ms, keys?: *(?P<keys>\S+)|Timed out waiting for key)"
+        r"key:? *(?P<key>\S+)|Wait timeout|wait timeout after \d+ ?ms, keys?: *(?P<keys>\S+)"
+        r"|Timed out waiting for key)"
         r"|wait timeout after \d+ ?ms, keys?:",
         what="a rank waited in vain for another one at the store: not all ranks arrived",
         fix=(

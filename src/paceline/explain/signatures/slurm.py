@@ -26,12 +26,13 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-died-oom-killer",
         "oom-kill|oom_kill|out of memory|out-of-memory handler|out_of_memory|oom killer|oomkilled|memory limit"
-        "|oom-killer|low on memory|oom score",
+        "|oom-killer|low on memory|oom score|memory pressure",
         r"[Dd]etected \d+ oom[-_]kill event|oom-kill(?:er)?\b|invoked oom-killer"
         r"|Out of memory: Kill(?:ed)? process (?P<pid>\d+)"
         r"|Memory cgroup out of memory|OOMKilled|(?:task|tasks) [\d,\- ]+: Out Of Memory|OUT_OF_MEMORY"
         r"|[Ee]xceeded (?:job |step )?memory limit|being killed.*exceed\w* .*memory"
-        r"|killed due to the node running low on memory|cgroup out-of-memory handler",
+        r"|killed due to the node running low on memory|[1-9]\d* Workers \([^)]*\) killed due to memory pressure"
+        r"|cgroup out-of-memory handler",
         what=(
             "the kernel killed process {pid}: host memory ran out",
             "a process was killed because host memory ran out (the job's limit or the node's)",
