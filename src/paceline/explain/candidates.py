@@ -12,6 +12,7 @@ from paceline.explain.signature import GENERAL, REMARK, SUMMARY, fill
 from paceline.explain.tracebacks import Frame, Raised, Stack
 
 _MAX_EVIDENCE = 3
+_WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
 _CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
 _CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
@@ -234,8 +235,8 @@ def _same(raised: Raised) -> tuple[str, str, str]:
 
 def _refused(raised: Raised) -> bool:
     """A folder that may not be made or written."""
-    writing = raised.frames and raised.frames[-1].function in ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
-    return raised.type == "PermissionError" and bool(writing)
+    writing = not raised.frames or raised.frames[-1].function in _WRITING
+    return raised.type == "PermissionError" and writing
 
 
 def _evidence(raised: Raised) -> tuple[str, ...]:

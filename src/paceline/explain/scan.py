@@ -293,7 +293,7 @@ _ERROR = re.compile(
 _NO_ERROR = re.compile(
     r"NCCL INFO|^\[W|gai error|\bWARN(?:ING)?\b|\b0 (?:errors|failed)|[Ww]arning|ERROR_HANDLING|error[_ ]rate"
     r"|(?:absolute|squared|relative|mean|test|val\w*|train\w*)[_ ]error"
-    r"|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"
+    r"|\braise [A-Z]|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"
 )
 
 

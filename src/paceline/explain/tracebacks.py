@@ -229,7 +229,8 @@ class Tracebacks:
             self._chained[line.source] = "cause" if "direct cause" in body else "context"
         if _IGNORED.search(body):
             self._ignored.add(line.source)
-        if _HEADER.search(body):
+        header = _HEADER.search(body) is not None
+        if header:
             self._begin(line, headed=True)
         if self._dump(line):
             return
@@ -240,7 +241,7 @@ class Tracebacks:
             current = self._open.get(line.source) or self._begin(line, headed=False)
             current.frames.extend(frames)
             current.idle = self._quiet = 0
-        else:
+        elif not header:
             self._end(line)
 
     def _dump(self, line: Line) -> bool:

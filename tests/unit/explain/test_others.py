@@ -1,7 +1,5 @@
 """Logs of other frameworks and of compressed files, and how many ranks met a fault."""
 
-
-
 from __future__ import annotations
 
 import bz2

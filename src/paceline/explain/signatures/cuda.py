@@ -68,10 +68,36 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "cuda-in-parent",
-        "re-initialize cuda in forked",
-        r"Cannot re-initialize CUDA in forked subprocess",
+        "re-initialize cuda in forked|only be initialized inside your training function",
+        r"Cannot re-initialize CUDA in forked subprocess|should only be initialized inside your training function",
         what="CUDA is used in a forked process whose parent has used it already",
         fix="keep CUDA out of the data set: move batches to the GPU in the training loop; or mp start method 'spawn'",
+    ),
+    cause(
+        "cause-unknown",
+        "cuda error: unknown error|cuda unknown error|cuda error: initialization error|hip error: unknown",
+        r"(?:CUDA|HIP) (?P<error>(?:error: )?(?:unknown|initialization) error)",
+        what="the GPU's driver reports an error without a cause: {error}",
+        fix="nvidia-smi and dmesg -T | grep -i -E 'xid|nvrm' on that node; the same program on another node",
+        why="it comes from the driver or the GPU, not from the line of the program that is shown",
+        weight=HINTED - 1,
+    ),
+    cause(
+        "fabric-manager-down",
+        "system not yet initialized|system_not_ready",
+        r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
+        what="CUDA is not ready on this node (error 802): the fabric manager of its NVSwitches does not run (likely)",
+        fix="systemctl status nvidia-fabricmanager; take the node out of the queue and tell its operators",
+        why="on machines with NVSwitch no GPU can be used until the fabric manager has set the switches up",
+        weight=CAUSE + 1,
+    ),
+    cause(
+        "gpus-fewer-than-processes",
+        "no devices were found",
+        r"^No devices were found",
+        what="nvidia-smi finds no GPU",
+        fix="ask for GPUs (sbatch --gres=gpu:N); dmesg | grep -i nvrm on the node shows whether one was lost",
+        weight=HINTED,
     ),
     cause(
         "cause-unknown",
@@ -123,8 +149,9 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "library-version-mismatch",
-        "no kernel image|not compatible with the current pytorch|cudnn version|cudnn",
-        r"no kernel image is available|cuDNN version incompatibility|[Cc]uDNN .*version mismatch",
+        "no kernel image|invalid device function|not compatible with the current pytorch|cudnn version|cudnn",
+        r"no kernel image is available|(?:CUDA|HIP) error: invalid device function"
+        r"|cuDNN version incompatibility|[Cc]uDNN .*version mismatch",
         what="this build of torch does not fit the GPU or its libraries",
         fix="python -m torch.utils.collect_env; install the torch build for the driver's CUDA version and this GPU",
     ),
@@ -173,9 +200,9 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "cuda-oom",
-        "resource_exhausted|resourceexhausted|oom when allocating",
-        r"RESOURCE_EXHAUSTED: .*(?:out of memory|failed to allocate)|ResourceExhaustedError"
-        r"|OOM when allocating tensor",
+        "resource_exhausted|resource exhausted|resourceexhausted|oom when allocating",
+        r"resource[_ ]exhausted: .*(?:out of memory|failed to allocate|attempting to (?:reserve|allocate))"
+        r"|ResourceExhaustedError|OOM when allocating tensor",
         what="a GPU is out of memory",
         fix="a smaller batch for each GPU; JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, TensorFlow: set_memory_growth, if "
         "another process is on the GPU; nvidia-smi shows it",

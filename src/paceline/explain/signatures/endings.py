@@ -177,6 +177,14 @@ SIGNATURES: tuple[Signature, ...] = (
         key="exit--2",
     ),
     cause(
+        "cpu-starved",
+        "pthread_create failed|can't start new thread|fork: retry|resource temporarily unavailable",
+        r"pthread_create failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable",
+        what="no more threads or processes can be started: the limit of the user or of the job is reached",
+        fix="export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u shows the limit",
+        why="each rank starts a thread for each CPU of the node in each numerical library, unless told otherwise",
+    ),
+    cause(
         "rank-died-signal",
         "signalexception",
         r"SignalException",
@@ -212,7 +220,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "|died with exit|exited with code|primary job|worker group failed|non-zero exit|returned non-zero|had an "
         "error|process 0 terminated"
         "|terminated with the following error|task exited",
-        r"ChildFailedError|Primary job\s+terminated normally|exited with exit code [1-9]|`conda run .*` failed"
+        r"ChildFailedError|Root Cause \(first observed failure\)|Primary job\s+terminated normally"
+        r"|exited with exit code [1-9]|`conda run .*` failed"
         r"|error_file *: *<N/A>|To enable traceback see|FAILED with no error file|exitcode *: *[1-9]\d*"
         r"|[Kk]illing subprocess|exits with return code *=? *[1-9]|CalledProcessError"
         r"|Child process with PID \d+ terminated with code"

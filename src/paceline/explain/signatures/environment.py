@@ -18,8 +18,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|cannot import name '\w+' from 'torch\._six'"
         r"|No module named 'torch\._six'|(?:Contextual)?VersionConflict"
         r"|is required for a normal functioning of this module"
-        r"|module 'numpy' has no attribute|(?P<library>lib(?:cud|cublas|nv|cusparse"
-        r"|cufft)\S*\.so\S*): cannot open shared object"
+        r"|module 'numpy' has no attribute|(?:ImportError|OSError"
+        r"|shared libraries): (?P<library>lib\w\S*\.so\S*): cannot open shared object"
         r"|(?:torch\w*|numpy|CUDA) .*(?:is|are) incompatible with|compiled with different CUDA versions"
         r"|operator torchvision::nms does not exist|Couldn't load custom C\+\+ ops",
         what=(
@@ -191,13 +191,16 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "no-internet",
-        "connectionpool|couldn't connect to 'http|couldn't reach|localentrynotfound|in the local cache|disk cache"
-        "|thrown while requesting|urlopen error|could not resolve host:|connecterror|offlinemode",
+        "connectionpool|couldn't connect to 'http|couldn't reach|localentrynotfound|in the local cache"
+        "|disk cache|in the cached path"
+        "|thrown while requesting|failed to establish a new connection|urlopen error|could not resolve host:"
+        "|connecterror|offlinemode",
         r"We couldn't connect to 'https?://(?P<host>[^'/]+)"
         r"|HTTPS?ConnectionPool\(host='(?P<pool>[^']+)'.*(?:Max retries exceeded|timed out)"
         r"|Couldn't reach (?:'[^']*' on the (?P<hub>Hub)|https?://(?P<url>[^/\s]+))|LocalEntryNotFoundError"
-        r"|cannot find the requested files in the (?:local|disk) cache"
+        r"|cannot find the requested files in the (?:(?:local|disk) cache|cached path)"
         r"|thrown while requesting \w+ https?://(?P<requested>[^/\s]+)"
+        r"|Failed to establish a new connection: \[Errno (?:-2|-3|-5|101|110|113)\]"
         r"|urlopen error (?:\[Errno (?:-2|-3|-5|101|110|111|113)\]|timed out)"
         r"|[Cc]ould not resolve host: (?P<curl>[\w.-]+\.[a-z]+)|ConnectError: \[Errno (?:-2|-3|-5|101|110|111|113)\]",
         what=(

@@ -109,7 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "memlock-too-low",
-        "ibv_reg_mr|ibv_create_cq|memlock|register memory|locked memory",
+        "ibv_reg_mr|ibv_create_cq|ibv_create_qp|ibv_alloc_pd|memlock|register memory|locked memory",
         r"ibv_(?:reg_mr|create_cq|create_qp|alloc_pd)\w*.*(?:Cannot allocate memory|failed)|RLIMIT_MEMLOCK"
         r"|locked memory limit|memlock (?:limit )?(?:is )?too (?:low|small)",
         what="memory cannot be locked for RDMA: the limit of locked memory is too low",
@@ -164,7 +164,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "p2p-hang",
-        "peer access is not supported|via p2p or ib|cuipcopenmemhandle|p2p is disabled|cudaipcopenmemhandle|peer "
+        "peer access is not supported|via p2p or ib|ipcgetmemhandle|cuipcopenmemhandle|p2p is disabled"
+        "|cudaipcopenmemhandle|peer "
         "mapping",
         r"peer access is not supported between these two devices|support faster communication broadband via P2P"
         r"|peer mapping resources exhausted|"
@@ -190,10 +191,12 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "collective-mismatch",
-        "collectives on ranks|collectives differ|desync|mismatched|tensors across ranks|collective mismatch|is "
+        "shape mismatches|collectives on ranks|collectives differ|desync|mismatched|tensors across ranks"
+        "|collective mismatch|is "
         "running collective",
         r"Detected mismatch between collectives on ranks(?:.*?Rank (?P<a>\d+) is running.*?OpType=(?P<op>\w+))?"
         r"(?:.*?but Rank (?P<b>\d+) is running.*?OpType=(?P<other>\w+))?|Collectives differ in the following aspects"
+        r"|Cannot apply desired operation due to shape mismatches"
         r"|ranks? .* (?:started|joined) (?:a )?different collectives?|mismatched collective",
         what=(
             "rank {a} runs {op} while rank {b} runs {other}: the ranks are in different collectives",

@@ -78,13 +78,14 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "hostname-unresolvable",
-        "can't resolve|nxdomain|gai error|gaierror|name or service not known"
+        "host not found|can't resolve|nxdomain|gai error|gaierror|name or service not known"
         "|temporary failure in name resolution|nodename nor servname"
         "|could not resolve|getaddrinfo",
         r"(?<!IPv6 )network addresses of \((?P<host>[^,]+), ?(?P<port>\d+)\) cannot be retrieved"
         r"|(?:gaierror|getaddrinfo|resolve host|resolve hostname)\b.*?(?:Name or service not known|Temporary failure"
         r"|nodename nor servname|No address associated|getaddrinfo failed)"
-        r"|nslookup: can't resolve '(?P<lookup>[^'()]+)'|server can't find (?P<dns>[\w.-]+): NXDOMAIN"
+        r"|host not found: Name or service not known|nslookup: can't resolve '(?P<lookup>[^'()]+)'"
+        r"|server can't find (?P<dns>[\w.-]+): NXDOMAIN"
         r"|ssh: Could not resolve hostname (?P<ssh>\S+?):|getaddrinfo\((?P<gai>[^,)]+).*(?:not known|failure)",
         what=(
             "the name {host} of the master cannot be resolved",
