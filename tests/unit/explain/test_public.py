@@ -18,7 +18,7 @@ def logs():
     for part in parts:
         head, _, text = part.partition("\n")
         names, _, origin = head.partition(" | ")
-        yield pytest.param(names.split(", "), text.partition("\n# ")[0], id=origin)
+        yield pytest.param(names.split(", "), text.partition("\n%% ")[0], id=origin)
 
 
 def headlines():
