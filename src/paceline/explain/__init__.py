@@ -23,12 +23,12 @@ def explain(subject: str) -> Answer:
     Raises:
         UsageError: There is no such file, or it is not text.
     """
-    from paceline.explain import folder, reading
+    from paceline.explain import compressed, folder, reading
 
     told = folder.outcome(subject)
     if told is not None:
         return told
-    with reading.open_subject(subject) as stream:
+    with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
         from paceline.explain import ranking, scan  # not before the file is known to be there: they take a while
 
         scanner = scan.Scanner()

@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
 
+FOLLOWED = "What followed from it:"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -17,11 +19,13 @@ class Answer:
         findings: The likely cause first, then what follows from it or may also be meant.
         counts: How many lines speak of each finding.
         tail: The last lines of the first rank that failed, where the cause is not in the text.
+        headings: What is said above findings that do not follow from the first one, by their names.
     """
 
     findings: tuple[Finding, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     tail: tuple[str, ...] = ()
+    headings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exit_status(self) -> int:
@@ -39,10 +43,17 @@ class Answer:
     def _lines(self) -> Iterator[str]:
         first, *rest = self.findings
         yield first.render()
-        for finding in rest:
-            times = self.counts.get(finding.name, 1)
-            where = f" ({finding.where})" if finding.where else ""
-            yield f"then: {finding.name}{f' ({times} lines)' if times > 1 else ''}: {finding.what}{where}"
+        for heading in dict.fromkeys((FOLLOWED, *self.headings.values())):
+            shown = [finding for finding in rest if self.headings.get(finding.name, FOLLOWED) == heading]
+            if shown:
+                yield heading
+            yield from map(self._folded, shown)
         if self.tail:
             yield "last lines of it:"
             yield from (f"  {line}" for line in self.tail)
+
+    def _folded(self, finding: Finding) -> str:
+        times = self.counts.get(finding.name, 1)
+        number = f" ({times} lines)" if times > 1 else ""
+        where = f" ({finding.where})" if finding.where else ""
+        return f"  {finding.name}{number}: {finding.what}{where}"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.explain.lines import Line, shorten
 from paceline.explain.scan import Match, Scanned
 from paceline.explain.signature import GENERAL, REMARK, SUMMARY, fill
-from paceline.explain.tracebacks import Frame, Raised
+from paceline.explain.tracebacks import Frame, Raised, Stack
 
 _MAX_EVIDENCE = 3
+_WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
+_DIGITS = re.compile(r"\d+")
+_CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
+_CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
 _REACH = 12  # lines after an exception that its message may take
 
 
@@ -32,6 +37,8 @@ class Candidate:
         source: Who wrote the line.
         last: The line where it is last seen, as far as it is one that lines name.
         severity: How grave it is if it comes first.
+        survived: Training continued after it.
+        others: How many ranks met it besides the one that is named.
     """
 
     name: str
@@ -47,9 +54,11 @@ class Candidate:
     source: str = ""
     last: int = 1 << 62
     severity: str = "error"
+    survived: bool = False
+    others: int = 0
 
 
-def place_of(line: Line, raised: Raised | None) -> str:
+def place_of(line: Line, raised: Raised | Stack | None) -> str:
     """Return the user's own frame, the rank or the host, whichever the text shows."""
     if raised is not None and raised.user_frame is not None:
         return raised.user_frame.place
@@ -78,22 +87,45 @@ def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
         signature.weight,
         first.line.number,
         fill(signature.what, rich.groups),
-        where=fill((signature.where,), rich.groups) if signature.where else place_of(first.line, raised),
+        where=_where(rich, first.line, raised or _crash(first, scanned)),
         evidence=quoted([first.line, *(match.line for match in matches)]),
         why=signature.why,
         fix=fill(signature.fix, rich.groups),
         count=max(len({match.line.number for match in matches}), scanned.counts[signature.key] if signature.key else 0),
         key=signature.key,
         source=first.line.source,
-        last=matches[-1].line.number,
+        last=max(matches[-1].line.number, scanned.lasts.get(signature.key, 0)),
+        others=_num_others(matches),
     )
+
+
+def _where(match: Match, line: Line, shown: Raised | Stack | None) -> str:
+    if match.signature.where:
+        return fill((match.signature.where,), match.groups)
+    return place_of(line, shown)
+
+
+def _crash(match: Match, scanned: Scanned) -> Stack | None:
+    """What faulthandler printed of the process that a signal or its GPU ended."""
+    if match.signature.name not in _CRASHES:
+        return None
+    stacks = [each for each in scanned.tracebacks.stacks if abs(each.line.number - match.line.number) <= _CRASH_REACH]
+    own = [each for each in stacks if each.line.source == match.line.source]
+    return next(iter(own or stacks), None)
+
+
+def _num_others(matches: Sequence[Match]) -> int:
+    """How many ranks a fault is found on besides the first: by their labels, else by the GPUs that are named."""
+    labelled = {match.line.source for match in matches if match.line.rank}
+    devices = {match.groups["gpu"] for match in matches if "gpu" in match.groups}
+    return max(len(labelled or devices) - 1, 0)
 
 
 def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]:
     """Return a few lines as evidence, each kind of line once."""
     shown: dict[str, str] = {}
     for line in lines:
-        text = line.body.strip() or line.text.strip()
+        text = line.shown.strip() or line.text.strip()
         kind = "".join(letter for letter in text if not letter.isdigit())[:80]
         shown.setdefault(kind, shorten(text))
         if len(shown) == limit:
@@ -168,6 +200,7 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         and len(scanned.ranks) > 1
         and not any(each.type == raised.type and each.line.rank != rank for each in every)
     )
+    same = {_same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]}
     missing = raised.type in ("ModuleNotFoundError", "ImportError")
     name = "module-not-found" if missing else "folder-not-writable" if _refused(raised) else "user-exception"
     weight = GENERAL if raised.anchored else GENERAL - 6
@@ -190,19 +223,26 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         fix=_advice(raised, missing=missing),
         key="alone" if alone else "",
         source=raised.line.source,
+        last=raised.line.number,
+        others=max(len(same) - 1, 0),
     )
+
+
+def _same(raised: Raised) -> tuple[str, str, str]:
+    """What two ranks have in common that met the same exception, and the rank."""
+    return raised.type, _DIGITS.sub("", raised.message), raised.line.source
 
 
 def _refused(raised: Raised) -> bool:
     """A folder that may not be made or written."""
-    writing = raised.frames and raised.frames[-1].function in ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
-    return raised.type == "PermissionError" and bool(writing)
+    writing = not raised.frames or raised.frames[-1].function in _WRITING
+    return raised.type == "PermissionError" and writing
 
 
 def _evidence(raised: Raised) -> tuple[str, ...]:
     frame = raised.user_frame
     place = _quote(frame) if frame else ""
-    line = raised.line.body.strip()
+    line = raised.line.shown.strip()
     if raised.more:
         line = f"{line} {raised.more}"
     return tuple(filter(None, (place, shorten(line))))
@@ -229,8 +269,8 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
         before: The line from which on everything is a consequence.
     """
     cut = scanned.tracebacks.cut
-    progress = scanned.of("progress")
-    going = progress[-1].line.number if progress else -1  # training went on after what stands before this line
+    well = [*scanned.of("progress"), *scanned.of("success")]
+    going = max((match.line.number for match in well), default=-1)  # training continued after what is before this line
     errors = [line for line in scanned.errors if going < line.number < before]
     if not errors and not cut:
         return None

@@ -11,6 +11,7 @@ from paceline.explain.collectives import branches, hang, slow_rank, uneven, watc
 from paceline.explain.memory import held_by_others
 from paceline.explain.scan import Scanned
 from paceline.explain.signature import CAUSE, COARSE, GENERAL, HINTED, REMARK, SUMMARY, TIMEOUT, VICTIM
+from paceline.explain.survived import survived
 
 _ALONE = (
     "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or os._exit(n) ends so too"
@@ -20,7 +21,6 @@ Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 
 _MIN_SCALE = 1e-3  # of a loss scale: below it nothing is left of a gradient in fp16
 _OWN = ("user-exception", "script-error-on-one-rank")
-_STEPS_AFTER = 2
 _NEVER = 1 << 62
 _WARNINGS = (HINTED, HINTED + 1, HINTED + 2, VICTIM + 3, VICTIM + 5)  # what may have been overcome
 
@@ -154,7 +154,9 @@ def _unclear(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
     if not any(each.name == "peer-rank-died" and each.weight >= VICTIM for each in candidates):
         return list(candidates)
     return [
-        replace(each, weight=min(each.weight, VICTIM - 1)) if each.name == "cause-unknown" else each
+        replace(each, weight=min(each.weight, VICTIM - 1))
+        if each.name in ("cause-unknown", "nccl-system-error")
+        else each
         for each in candidates
     ]
 
@@ -210,20 +212,6 @@ def _alone(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
         else each
         for each in candidates
     ]
-
-
-def _survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """An exception after which its process trained on was caught and printed; a later one ended the run."""
-    steps = [match.line for match in scanned.of("progress")]
-    ends = max((each.number for each in candidates), default=-1)
-    current = []
-    for each in candidates:
-        after = sum(line.number > each.number and line.source == each.source for line in steps)
-        if each.name not in _OWN or each.weight > GENERAL or after < _STEPS_AFTER:
-            current.append(each)
-        elif each.number < ends or (not each.source and scanned.counts["distributed"]):
-            current.append(replace(each, weight=each.weight - 1))  # or steps of other ranks that nothing tells apart
-    return current
 
 
 def _torn(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -313,7 +301,7 @@ _RULES: tuple[Rule, ...] = (
     _unclear,
     _endings,
     _alone,
-    _survived,
+    survived,
     _torn,
     _other_python,
     _stops,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from paceline.explain.languages import to_english
+
 LIMIT_CHARACTERS = 300  # of a line that is shown
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b.?")
@@ -21,6 +23,9 @@ _LABELS = tuple(
         r"\((?:[\w.<> -]{0,60}?)\s?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)\s?(?:\[repeated [^\]]*\] ?)?",  # Ray
         r"(?P<rank>\d{1,5}): ",  # srun --label
         r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?[ :|,-]{0,3}",  # times
+        r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:DP\d+ )?(?:PP\d+ )?TP(?P<local>\d+)(?: EP\d+)?\] ?",  # SGLang
+        r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w./]+:\d+\] ?)?",  # vLLM
+        r"\[[\w./]+\.py:\d+\] ",
         r"\[\d\d:\d\d:\d\d\] ?",
         r"[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?:[\w./-]+(?:\[\d+\])?: ?)?",  # syslog
         r"\[ *\d+\.\d{6}\] ",  # dmesg
@@ -45,6 +50,7 @@ class Line:
         source: Who wrote it, as far as its labels tell: rank, host, process.
         rank: The rank that a label names.
         host: The host that a label names.
+        original: What ``body`` was before it was put into English, empty if it was in English.
     """
 
     number: int
@@ -53,6 +59,12 @@ class Line:
     source: str = ""
     rank: str = ""
     host: str = ""
+    original: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The body as the text has it."""
+        return self.original or self.body
 
 
 def parse(raw: str, number: int = 0) -> Line:
@@ -68,7 +80,12 @@ def parse(raw: str, number: int = 0) -> Line:
         body = body[found.end() :]
     rank, host, pid = (labels.get(key, "") for key in ("rank", "host", "pid"))
     rank = rank or labels.get("local", "")
-    return Line(number, text, body, source="/".join(filter(None, (host, pid, rank))), rank=rank, host=host)
+    source = "/".join(filter(None, (host, pid, rank)))
+    english = to_english(body)
+    if english == body:
+        return Line(number, text, body, source=source, rank=rank, host=host)
+    text = text.removesuffix(body) + english
+    return Line(number, text, english, source=source, rank=rank, host=host, original=body)
 
 
 def shorten(text: str, around: int = 0) -> str:

@@ -16,7 +16,7 @@ from paceline.explain.candidates import Candidate, exceptions, known, unclear
 from paceline.explain.inference import infer
 from paceline.explain.lines import shorten
 from paceline.explain.scan import Scanned
-from paceline.explain.signature import GENERAL, VICTIM
+from paceline.explain.signature import GENERAL, TIMEOUT, VICTIM
 
 # The first has the last word over the second in the same text, whatever their weights: it tells of the same fault more.
 _OUTRANKS = (
@@ -24,12 +24,26 @@ _OUTRANKS = (
     ("master-addr-wrong", "master-unreachable"),
     ("hostname-unresolvable", "master-unreachable"),
     ("memlock-too-low", "infiniband-error"),
+    *(
+        (missing, follows)
+        for missing in ("environment-module-unknown", "conda-activate-without-hook")
+        for follows in (
+            "torch-missing",
+            "module-not-found",
+            "wrong-python-env",
+            "library-version-mismatch",
+            "script-missing",
+            "rank-died-signal",
+        )
+    ),
 )
 _UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
 # True only where nothing stands above it.
 _ELSEWHERE = re.compile(
     r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in (?:this text|it)$"
 )
+_ALSO = "Also in the text:"
+_SURVIVED = "Earlier, and training continued after it:"
 _MAX_FINDINGS = 12
 _TAIL = 8
 
@@ -40,16 +54,41 @@ def judge_scanned(scanned: Scanned) -> Answer:
     candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
     candidates = [each for each in candidates if each.number > scanned.told_until]  # the account has judged the rest
     if not any(each.weight >= VICTIM for each in candidates) and scanned.told_until < 0:
-        before = min((each.number for each in candidates), default=scanned.num_lines + 1)
+        ends = [each.number for each in candidates if not each.survived]
+        before = min(ends, default=scanned.num_lines + 1)
         candidates += [each for each in (unclear(scanned, before),) if each is not None]
     ordered = _ordered(candidates)
     found = _findings(ordered)
+    if found:
+        found[0] = replace(found[0], why="; ".join(filter(None, (found[0].why, _other_framework(scanned)))))
     found = _merged(reported, found)
     if not found:
         return Answer((_nothing(scanned),))
     counts = {each.name: each.count for each in ordered}
     tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
-    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail)
+    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered))
+
+
+def _other_framework(scanned: Scanned) -> str:
+    """Which framework a text is of, if it is another one than torch."""
+    notes = scanned.of("other-framework")
+    texts = [frame.file for raised in scanned.tracebacks.raised for frame in raised.frames]
+    texts += [match.line.text for match in scanned.matches]
+    if not notes or any("torch" in text.lower() for text in texts):
+        return ""
+    name = "JAX" if "jax" in notes[0].groups else "TensorFlow"
+    return f"this is a log of {name}: the cause is named, but the advice is for PyTorch"
+
+
+def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
+    """What is said above candidates that do not follow from the first one."""
+    headings = {}
+    for each in ordered[1:]:
+        if each.survived:
+            headings[each.name] = _SURVIVED
+        elif each.number < ordered[0].number and each.weight >= TIMEOUT:
+            headings[each.name] = _ALSO
+    return headings
 
 
 def _reported(scanned: Scanned) -> list[Finding]:
@@ -93,7 +132,7 @@ def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
         found.append(
             Finding(
                 each.name,
-                each.what if place == 0 else _ELSEWHERE.sub("", each.what),
+                each.what + _others(each) if place == 0 else _ELSEWHERE.sub("", each.what),
                 where=each.where,
                 evidence=each.evidence,
                 why=each.why,
@@ -102,6 +141,13 @@ def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
             )
         )
     return found
+
+
+def _others(candidate: Candidate) -> str:
+    """How many ranks met it besides the one that is named."""
+    if candidate.others == 0:
+        return ""
+    return f"; the same on {candidate.others} other rank{'s' if candidate.others > 1 else ''}"
 
 
 def _consequence(finding: Finding) -> Finding:
@@ -127,5 +173,5 @@ def _nothing(scanned: Scanned) -> Finding:
 def _tail(scanned: Scanned, ordered: Sequence[Candidate]) -> tuple[str, ...]:
     """The last lines of the first rank that failed."""
     source = ordered[0].source if ordered else ""
-    lines = [line.body for line in scanned.tails.get(source, ())]
+    lines = [line.shown for line in scanned.tails.get(source, ())]
     return tuple(shorten(line) for line in lines[-_TAIL:] if line.strip())

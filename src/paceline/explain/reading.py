@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.errors import Finding, UsageError, closest
+from paceline.explain.compressed import Readable
 
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 16 << 10  # what is kept of a line; the rest of a longer one is skipped
@@ -52,7 +53,7 @@ def _unreadable(what: str, *, fix: str) -> UsageError:
     return UsageError(Finding("input-unreadable", what, fix=fix))
 
 
-def chunks(stream: BinaryIO, subject: str) -> Iterator[bytes]:
+def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
     """Return the pieces of a text as UTF-8.
 
     Raises:

@@ -16,6 +16,7 @@ from operator import itemgetter
 
 from paceline.errors import Finding
 from paceline.explain import readback
+from paceline.explain.languages import anchors
 from paceline.explain.lines import Line, parse
 from paceline.explain.signature import REMARK, Signature
 from paceline.explain.signatures import signatures
@@ -27,6 +28,10 @@ _DIGITS = re.compile(r"\d+")
 _MAX_KINDS = 100_000
 _MAX_PER_KIND = 48  # lines of one kind that are looked at
 _MAX_MATCHING = 400  # the same for a kind that matched something
+_MAX_AFTER = 4  # lines of progress that are looked at again after each fault
+_MAX_AGAIN = 400  # faults after which that is done
+_MAX_PROGRESS_KINDS = 64
+_RECENT = 64  # lines of progress of a kind that are looked at in the end
 _MAX_PER_SHAPE = 2000  # the same for lines of one punctuation around one telling word
 _MAX_MATCHES = 50_000
 _TAIL_LINES = 12
@@ -60,6 +65,7 @@ class Scanned:
         ranks: Ranks that labels name.
         num_lines: Lines that are not blank.
         told_until: The last line of paceline's own account of a run's end, which covers all before it.
+        lasts: The last line of each signature's key that was not looked at.
     """
 
     matches: list[Match] = field(default_factory=list)
@@ -72,6 +78,7 @@ class Scanned:
     ranks: set[str] = field(default_factory=set)
     num_lines: int = 0
     told_until: int = -1
+    lasts: dict[str, int] = field(default_factory=dict)
 
     def of(self, key: str) -> list[Match]:
         """Return the matches of a signature or note."""
@@ -80,11 +87,18 @@ class Scanned:
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines that differ in numbers only: how many more of them are looked at, what they matched, how many were not."""
+    """Lines that differ in numbers only: how many more of them are looked at, what they matched, which were not."""
 
     allowed: int
     keys: tuple[str, ...] = ()
     skipped: int = 0
+    last: int = 0  # the line that was skipped last
+    recent: deque[tuple[int, bytes]] | None = None  # the last lines, if they are progress
+
+    def skip(self, num_lines: int, number: int) -> None:
+        """Count lines that are not looked at, the last of which has this number."""
+        self.skipped += num_lines
+        self.last = number
 
 
 class Scanner:
@@ -97,6 +111,9 @@ class Scanner:
         self._telling = _telling()
         self._shapes: Counter[int] = Counter()
         self._silent: deque[tuple[int, bytes]] = deque(maxlen=_TAIL_LINES)
+        self._progress: list[_Kind] = []
+        self._again = 0
+        self._named = 0
 
     def feed(self, lines: Sequence[bytes]) -> None:
         """Take lines."""
@@ -107,6 +124,7 @@ class Scanner:
         attentive = self._attentive
         self.scanned.last.extend(raw for raw in lines[-_LAST_LINES:] if raw)
         if not attentive and self._skip(Counter(keys)):
+            self._keep_recent(lines[-_RECENT:], keys[-_RECENT:])
             return
         kinds, scanned, telling = self._kinds, self.scanned, self._telling
         for raw, key, lower in zip(lines, keys, text.lower().split(b"\n"), strict=True):
@@ -115,8 +133,10 @@ class Scanner:
             scanned.num_lines += 1
             kind = kinds.get(hash(key))
             if not attentive and kind is not None and kind.allowed <= 0:
-                kind.skipped += 1
-            elif attentive or ((found := telling.search(lower)) and self._worthwhile(found[0], key)):
+                kind.skip(1, scanned.num_lines)
+                if kind.recent is not None:
+                    kind.recent.append((scanned.num_lines, raw))
+            elif attentive or ((found := telling.search(lower)) and self._worthwhile(found[0], key, kind)):
                 self._look(raw, hash(key), kind)
                 attentive = self._attentive
             else:
@@ -124,8 +144,10 @@ class Scanner:
                 if kind is None:
                     self._learn(hash(key), _Kind(0))
 
-    def _worthwhile(self, word: bytes, key: bytes) -> bool:
+    def _worthwhile(self, word: bytes, key: bytes, kind: _Kind | None) -> bool:
         """Lines of one shape, with ever other names in them, are looked at some thousand times."""
+        if kind is not None and "progress" in kind.keys:
+            return True
         shape = hash((word, key.translate(None, _LETTERS)))
         self._shapes[shape] += 1
         return self._shapes[shape] <= _MAX_PER_SHAPE
@@ -141,11 +163,18 @@ class Scanner:
         known = [(self._kinds.get(hash(key)), number) for key, number in keys.items() if key]
         if any(kind is None or kind.allowed > 0 for kind, _ in known) or b"" in keys:
             return False
+        self.scanned.num_lines += sum(keys.values())
         for kind, number in known:
             if kind is not None:
-                kind.skipped += number
-        self.scanned.num_lines += sum(keys.values())
+                kind.skip(number, self.scanned.num_lines)
         return True
+
+    def _keep_recent(self, lines: Sequence[bytes], keys: Sequence[bytes]) -> None:
+        first = self.scanned.num_lines - len(lines) + 1
+        for number, (raw, key) in enumerate(zip(lines, keys, strict=True), first):
+            kind = self._kinds[hash(key)]
+            if kind.recent is not None:
+                kind.recent.append((number, raw))
 
     @property
     def _attentive(self) -> bool:
@@ -156,6 +185,7 @@ class Scanner:
         """Return what was found."""
         self._remember()
         self._count()
+        self.scanned.matches.sort(key=lambda match: match.line.number)
         self.scanned.reported = self._report.finish()
         self.scanned.told_until = self._report.told_until
         return self.scanned
@@ -164,7 +194,13 @@ class Scanner:
         for kind in self._kinds.values():
             for key in kind.keys:
                 self.scanned.counts[key] += kind.skipped
+                self.scanned.lasts[key] = max(kind.last, self.scanned.lasts.get(key, 0))
+        for kind in self._progress:
+            for number, raw in kind.recent or ():
+                line = parse(raw.decode("utf-8", "replace"), number)
+                self._match(line, line.text.lower())
         self._kinds.clear()
+        self._progress.clear()
 
     def _look(self, raw: bytes, key: int, kind: _Kind | None) -> None:
         if not raw.strip():
@@ -172,6 +208,7 @@ class Scanner:
         self._remember()
         keys: list[str] = []
         telling = False
+        faults = self._num_faults
         for piece in _pieces(raw.decode("utf-8", "replace")):
             line = parse(piece, self.scanned.num_lines)
             if self._gather(line):
@@ -187,6 +224,21 @@ class Scanner:
         kind.allowed -= 1
         if keys and not kind.keys:
             kind.allowed, kind.keys = _MAX_MATCHING, tuple(keys)
+            if "progress" in keys and len(self._progress) < _MAX_PROGRESS_KINDS:
+                kind.recent = deque(maxlen=_RECENT)
+                self._progress.append(kind)
+        if self._num_faults > faults and self._again < _MAX_AGAIN:
+            self._look_for_progress()
+
+    @property
+    def _num_faults(self) -> int:
+        return self._named + len(self.scanned.tracebacks.raised)
+
+    def _look_for_progress(self) -> None:
+        """What a run does after a fault says whether it ended there."""
+        self._again += 1
+        for kind in self._progress:
+            kind.allowed = max(kind.allowed, _MAX_AFTER)
 
     def _remember(self) -> None:
         """Lines that say nothing are read only as the last ones before one that does."""
@@ -217,13 +269,16 @@ class Scanner:
         warning = "warning: " in lower and _PYTHON_WARNING.search(line.text) is not None
         for signature in signatures():
             groups = signature.match(line.text, lower)
-            if groups is None or (warning and signature.name and signature.weight > REMARK):
+            if groups is None:
+                continue
+            if warning and signature.name and signature.weight > REMARK and not signature.in_warning:
                 continue
             keys.append(signature.key)
             named = named or bool(signature.name)
             if len(scanned.matches) < _MAX_MATCHES:
                 scanned.matches.append(Match(signature, groups, line))
         scanned.counts.update(keys)
+        self._named += named
         if not named and len(scanned.errors) < 64 and _ERROR.search(line.text) and not _NO_ERROR.search(line.text):
             scanned.errors.append(line)
         return keys
@@ -238,14 +293,14 @@ _ERROR = re.compile(
 _NO_ERROR = re.compile(
     r"NCCL INFO|^\[W|gai error|\bWARN(?:ING)?\b|\b0 (?:errors|failed)|[Ww]arning|ERROR_HANDLING|error[_ ]rate"
     r"|(?:absolute|squared|relative|mean|test|val\w*|train\w*)[_ ]error"
-    r"|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"
+    r"|\braise [A-Z]|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"
 )
 
 
 # Besides the signatures' anchors: what exceptions, tracebacks, errors of any kind and paceline's own reports hold.
 _WORDS = (
     'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core dumped|interrupt|exit'
-    "|timeout|refused|conflict|killed|terminate called|paceline|cause: |warning |hint |   ["
+    "|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
 )
 
 
@@ -254,9 +309,9 @@ def _telling() -> re.Pattern[bytes]:
 
     Of each anchor the longest piece without digits counts, so that lines of one kind are all found or none.
     """
-    anchors = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
+    known = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
     needed: list[str] = []
-    for word in sorted(anchors.union(_WORDS.split("|")), key=len):
+    for word in sorted(known.union(_WORDS.split("|"), anchors()), key=len):
         if not any(shorter in word for shorter in needed):
             needed.append(word)
     return re.compile(_alternatives(sorted(needed)).encode())

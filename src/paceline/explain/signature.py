@@ -54,6 +54,7 @@ class Signature:
         where: Template for the place.
         key: What a note is called; the name if empty.
         unless: Regular expression; a line that it matches is not meant.
+        in_warning: It counts also where Python prints it as a warning.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Signature:
     where: str = ""
     key: str = ""
     unless: str = ""
+    in_warning: bool = False
 
     @cached_property
     def _compiled(self) -> re.Pattern[str]:
@@ -115,6 +117,7 @@ def cause(
     where: str = "",
     key: str = "",
     unless: str = "",
+    in_warning: bool = False,
 ) -> Signature:
     """Return a signature; its anchor literals are separated by ``|``."""
     return Signature(
@@ -128,6 +131,7 @@ def cause(
         where,
         key or name,
         unless,
+        in_warning,
     )
 
 

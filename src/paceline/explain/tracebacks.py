@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from paceline.explain.lines import Line
 
 _IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")  # printed and gone: nothing ends by it
+_DUMP = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\)", re.IGNORECASE)
 _HEADER = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r"File \"(?P<file>[^\"]+)\", line (?P<line>\d+)(?:, in (?P<function>[\w<>.]+))?")
 _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\:~ -]+\.py):(?P<line>\d+) in (?P<function>[\w<>]+)")
@@ -60,6 +61,7 @@ _OTHER = re.compile(
 _MAX_MORE = 200
 _MAX_FRAMES = 400
 _MAX_OPEN = 512
+_MAX_STACKS = 256
 _PATIENCE = 60  # lines of one process without a frame, after which its traceback counts as cut off
 _QUIET = 2000  # lines of all processes without a frame, after which lines are no longer read one by one
 
@@ -71,6 +73,13 @@ WRAPPERS = (
     "SignalException",
 )
 _CONTROL_FLOW = ("StopIteration", "StopAsyncIteration", "Empty", "SystemExit", "GeneratorExit", "CancelledError")
+# It only refers to an error that was printed before.
+_REFERS = re.compile(
+    r"\bsee (?:the )?(?:root cause|(?:actual |original )?(?:error|exception|log|message|trace|traceback|stack trace)s?)"
+    r"(?: messages?)? above|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was) )?(?:shown |printed )?"
+    r"above",
+    re.IGNORECASE,
+)
 _CAUGHT = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory|MultiProcessing|worker)")
 
 
@@ -138,12 +147,35 @@ class Raised:
     @property
     def wrapper(self) -> bool:
         """It only repeats that another exception was raised elsewhere."""
-        return self.type in WRAPPERS or _CAUGHT.search(self.message) is not None or self.type == "RayTaskError"
+        return (
+            self.type in WRAPPERS
+            or self.type == "RayTaskError"
+            or _CAUGHT.search(self.message) is not None
+            or self.refers
+        )
+
+    @property
+    def refers(self) -> bool:
+        """It says that the error stands above it."""
+        return _REFERS.search(self.message) is not None
 
     @property
     def control_flow(self) -> bool:
         """It is no failure in itself."""
         return self.type in _CONTROL_FLOW
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What faulthandler printed of the thread that a signal ended: innermost frame first."""
+
+    line: Line
+    frames: list[Frame]
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The innermost frame of the user's own code."""
+        return innermost(self.frames[::-1])
 
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:
@@ -168,6 +200,8 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self.raised: list[Raised] = []
+        self.stacks: list[Stack] = []
+        self._dumped: dict[str, Stack | None] = {}
         self._open: dict[str, _Open] = {}
         self._chained: dict[str, str] = {}
         self._ignored: set[str] = set()
@@ -177,7 +211,7 @@ class Tracebacks:
     @property
     def attentive(self) -> bool:
         """A traceback is open: every line may belong to it."""
-        return (bool(self._open) or bool(self._unfinished)) and self._quiet < _QUIET
+        return bool(self._open or self._unfinished or self._dumped) and self._quiet < _QUIET
 
     @property
     def cut(self) -> list[Frame]:
@@ -195,8 +229,11 @@ class Tracebacks:
             self._chained[line.source] = "cause" if "direct cause" in body else "context"
         if _IGNORED.search(body):
             self._ignored.add(line.source)
-        if _HEADER.search(body):
+        header = _HEADER.search(body) is not None
+        if header:
             self._begin(line, headed=True)
+        if self._dump(line):
+            return
         frames = [Frame(found["file"], found["line"], found["function"] or "") for found in _FRAME.finditer(body)]
         if not frames and line.text[:1] in "│|" and (rich := _RICH_FRAME.match(body)):
             frames = [Frame(rich["file"].strip(), rich["line"], rich["function"])]
@@ -204,8 +241,28 @@ class Tracebacks:
             current = self._open.get(line.source) or self._begin(line, headed=False)
             current.frames.extend(frames)
             current.idle = self._quiet = 0
-        else:
+        elif not header:
             self._end(line)
+
+    def _dump(self, line: Line) -> bool:
+        """Take a line of what faulthandler prints; only the current thread's is kept."""
+        if header := _DUMP.match(line.body):
+            stack = Stack(line, []) if header["current"].lower() == "current t" else None
+            if stack is not None and len(self.stacks) < _MAX_STACKS:
+                self.stacks.append(stack)
+            self._dumped[line.source] = stack
+            return True
+        if line.source not in self._dumped:
+            return False
+        found = _FRAME.match(line.body.strip())
+        if found is None:
+            del self._dumped[line.source]
+            return False
+        stack = self._dumped[line.source]
+        if stack is not None and len(stack.frames) < _MAX_FRAMES:
+            function = found["function"] or line.body.rpartition(" in ")[2]
+            stack.frames.append(Frame(found["file"], found["line"], function))
+        return True
 
     def _begin(self, line: Line, *, headed: bool) -> _Open:
         self._quiet = 0

@@ -126,7 +126,7 @@ epoch 0 step 20 loss 2.22
     ),
     "gaierror": ("hostname-unresolvable", "socket.gaierror: [Errno -2] Name or service not known"),
     "gaierror-download": (
-        "user-exception",
+        "no-internet",
         """
   File "/home/me/prepare.py", line 40, in fetch
     urllib.request.urlopen("https://data.example.org/a.tar")

@@ -58,7 +58,8 @@ def test_consequences_are_not_errors():
 
 def test_consequences_are_folded_with_their_number():
     lines = judge([CAUSE + "\n".join(f"[rank{rank}]: {VICTIM[9:]}" for rank in range(1, 8))]).render().splitlines()
-    assert [line for line in lines if line.startswith("then: peer-rank-died (7 lines)")]
+    folded = lines[lines.index("What followed from it:") + 1]
+    assert folded.startswith("  peer-rank-died (7 lines): ")
 
 
 def test_a_summary_shows_the_last_lines():

@@ -21,7 +21,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "checkpoint-other-model",
         "loading state_dict|size mismatch for|missing key|unexpected key|checkpoint tensor|loaded state dict",
-        r"Error\(s\) in loading state_dict for (?P<model>\w+)|size mismatch for (?P<parameter>[\w.]+): copying a param"
+        r"Error\(s\) in loading state_dict for (?P<model>\w+)"
+        r"|size mismatch for (?P<parameter>[\w.]+): copying a param"
         r"|loaded state dict (?:has a different number of parameter groups"
         r"|contains a parameter group that doesn't match)"
         r"|(?:Missing|Unexpected) key\(s\) in state_dict",
@@ -43,7 +44,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:checkpoint|state|loaded).*(?:DP )?world[ _]size of (?P<old>\d+).*current world[ _]size is (?P<new>\d+)"
         r"|checkpoint.*(?:saved|written|created) (?:with|on|by|from) (?:a )?(?:world[ _]size"
         r"|number of (?:processes|ranks|GPUs))"
-        r"|(?:world[ _]size|number of (?:ranks|partitions|processes)).*(?:does not match|differs?|mismatch).*checkpoint"
+        r"|(?:world[ _]size|number of (?:ranks|partitions|processes)).*(?:does not match|differs?"
+        r"|mismatch).*checkpoint"
         r"|checkpoint.*(?:world[ _]size|number of (?:ranks|partitions|processes)).*(?:does not match|differs?"
         r"|mismatch)",
         what=(
@@ -74,7 +76,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "checkpoint-damaged",
         "ran out of input|unexpected eof|unexpected end of file|archive is corrupted|truncated",
-        r"UnpicklingError: pickle data was truncated|EOFError: Ran out of input|unexpected EOF, expected \d+ more bytes"
+        r"UnpicklingError: pickle data was truncated|EOFError: Ran out of input"
+        r"|unexpected EOF, expected \d+ more bytes"
         r"|[Uu]nexpected end of file.*(?:checkpoint|\.(?:pt|pth|ckpt|bin|safetensors))|archive is corrupted"
         r"|(?:checkpoint|\.(?:pt|pth|ckpt|bin|safetensors))\b.*\btruncated",
         what="a checkpoint or data file ends too early: it was not written to its end",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.explain.signature import CAUSE, HINTED, Signature, cause, note
+from paceline.explain.signature import CAUSE, GENERAL, HINTED, Signature, cause, note
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -68,10 +68,36 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "cuda-in-parent",
-        "re-initialize cuda in forked",
-        r"Cannot re-initialize CUDA in forked subprocess",
+        "re-initialize cuda in forked|only be initialized inside your training function",
+        r"Cannot re-initialize CUDA in forked subprocess|should only be initialized inside your training function",
         what="CUDA is used in a forked process whose parent has used it already",
         fix="keep CUDA out of the data set: move batches to the GPU in the training loop; or mp start method 'spawn'",
+    ),
+    cause(
+        "cause-unknown",
+        "cuda error: unknown error|cuda unknown error|cuda error: initialization error|hip error: unknown",
+        r"(?:CUDA|HIP) (?P<error>(?:error: )?(?:unknown|initialization) error)",
+        what="the GPU's driver reports an error without a cause: {error}",
+        fix="nvidia-smi and dmesg -T | grep -i -E 'xid|nvrm' on that node; the same program on another node",
+        why="it comes from the driver or the GPU, not from the line of the program that is shown",
+        weight=HINTED - 1,
+    ),
+    cause(
+        "fabric-manager-down",
+        "system not yet initialized|system_not_ready",
+        r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
+        what="CUDA is not ready on this node (error 802): the fabric manager of its NVSwitches does not run (likely)",
+        fix="systemctl status nvidia-fabricmanager; take the node out of the queue and tell its operators",
+        why="on machines with NVSwitch no GPU can be used until the fabric manager has set the switches up",
+        weight=CAUSE + 1,
+    ),
+    cause(
+        "gpus-fewer-than-processes",
+        "no devices were found",
+        r"^No devices were found",
+        what="nvidia-smi finds no GPU",
+        fix="ask for GPUs (sbatch --gres=gpu:N); dmesg | grep -i nvrm on the node shows whether one was lost",
+        weight=HINTED,
     ),
     cause(
         "cause-unknown",
@@ -91,8 +117,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "gpu-hardware-error",
-        "ecc error|xid|fallen off the bus|nvlink error|gpu is lost|hardware stack error|row remap",
-        r"(?P<error>uncorrectable (?:ECC|NVLink) error(?: encountered)?|GPU (?:has )?fallen off the bus|GPU is lost"
+        "ecc error|xid|fallen off the bus|unable to determine the device handle|nvlink error|gpu is lost"
+        "|hardware stack error|row remap",
+        r"(?P<error>uncorrectable (?:ECC|NVLink) error(?: encountered)?|(?:GPU )?(?:has )?fallen off the bus"
+        r"|GPU is lost"
+        r"|Unable to determine the device handle for \S*"
         r"|(?:CUDA error: )?(?:hardware stack error|double bit ECC)|row remapp\w+ fail\w+)"
         r"|NVRM: Xid[^:]*\((?P<pci>[^)]*)\): *(?P<xid>\d+)",
         what=("a GPU reports a hardware fault: {error}", "the driver reports Xid {xid} for the GPU at {pci}"),
@@ -120,24 +149,69 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "library-version-mismatch",
-        "no kernel image|driver version is insufficient|driver on your system is too old|not compatible with the "
-        "current pytorch"
-        "|forward compatibility|unsupported toolchain|cudnn_status_not_initialized|cudnn version",
-        r"no kernel image is available|CUDA driver version is insufficient|driver on your system is too old"
-        r"|forward compatibility was attempted on non supported HW|unsupported toolchain|"
-        r"cuDNN version incompatibility|[Cc]uDNN .*version mismatch",
-        what="this build of torch does not fit the GPU or its driver",
+        "no kernel image|invalid device function|not compatible with the current pytorch|cudnn version|cudnn",
+        r"no kernel image is available|(?:CUDA|HIP) error: invalid device function"
+        r"|cuDNN version incompatibility|[Cc]uDNN .*version mismatch",
+        what="this build of torch does not fit the GPU or its libraries",
         fix="python -m torch.utils.collect_env; install the torch build for the driver's CUDA version and this GPU",
+    ),
+    cause(
+        "driver-mismatch",
+        "driver/library version mismatch|rm_version_mismatch",
+        r"Driver/library version mismatch|RM_VERSION_MISMATCH",
+        what="the library of the NVIDIA driver and its module in the kernel have different versions",
+        fix="reboot the node (the driver was updated), or take another; cat /proc/driver/nvidia/version",
+        why="no program on this node can use a GPU until the module of the new version is loaded",
+        weight=CAUSE + 1,  # that no GPU is visible follows from it
+    ),
+    cause(
+        "driver-mismatch",
+        "driver version is insufficient|driver on your system is too old|forward compatibility|unsupported toolchain",
+        r"CUDA driver version is insufficient"
+        r"|driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
+        r"|forward compatibility was attempted on non supported HW|unsupported toolchain",
+        what=(
+            "the NVIDIA driver serves CUDA {version} at most, and torch is built for a newer one",
+            "the NVIDIA driver is too old for the CUDA that torch is built for",
+        ),
+        fix="nvidia-smi shows the CUDA that the driver serves: install a torch for it, or update the driver",
+        weight=CAUSE + 1,
+        in_warning=True,
     ),
     note("gpu-holder", "memory in use", r"\bProcess \d+ has [\d.]+ [KMGT]?i?B memory in use"),
     cause(
-        "user-exception",
-        "cuda error",
-        r"CUDA error: (?P<error>unspecified launch failure|misaligned address|an illegal (?:instruction"
-        r"|memory access) was encountered)",
-        what="a CUDA kernel failed: {error}",
-        fix="CUDA_LAUNCH_BLOCKING=1 shows the call; compute-sanitizer python script.py shows the kernel",
-        why="a fault of a kernel or of memory; the line where it is reported is often not where it happened",
-        weight=HINTED - 10,
+        "illegal-memory-access",
+        "illegal memory access|illegal instruction|misaligned address|unspecified launch failure|memory access fault"
+        "|illegaladdress|illegal_address",
+        r"(?:CUDA|HIP) error: (?P<error>unspecified launch failure|misaligned address|an illegal (?:instruction"
+        r"|memory access) was encountered)"
+        r"|Memory access fault by GPU (?P<gpu>node-\d+)(?:.*Reason: (?P<reason>[^.]+))?"
+        r"|Cuda failure.*(?P<failure>illegal memory access)|cudaErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS",
+        what=(
+            "a GPU kernel failed: {error}",
+            "a kernel on GPU {gpu} used memory that is not its own: {reason}",
+            "a kernel on GPU {gpu} used memory that is not its own",
+            "a GPU kernel used memory that is not its own",
+        ),
+        fix="CUDA_LAUNCH_BLOCKING=1 (ROCm: AMD_SERIALIZE_KERNEL=3) shows the call; then compute-sanitizer python "
+        "script.py shows the kernel; if it stays with one GPU, test that GPU",
+        why="kernels run behind the program: the line that is shown is often not the one that started this kernel",
+        weight=GENERAL,
+    ),
+    cause(
+        "cuda-oom",
+        "resource_exhausted|resource exhausted|resourceexhausted|oom when allocating",
+        r"resource[_ ]exhausted: .*(?:out of memory|failed to allocate|attempting to (?:reserve|allocate))"
+        r"|ResourceExhaustedError|OOM when allocating tensor",
+        what="a GPU is out of memory",
+        fix="a smaller batch for each GPU; JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, TensorFlow: set_memory_growth, if "
+        "another process is on the GPU; nvidia-smi shows it",
+        unless=r"device:CPU|allocator cpu",
+    ),
+    note(
+        "other-framework",
+        "xlaruntimeerror|jaxruntimeerror|/jax/|jaxlib|tensorflow|/keras/",
+        r"(?P<jax>XlaRuntimeError|JaxRuntimeError|/jax/_src/|jaxlib)"
+        r"|(?P<tensorflow>tensorflow\.python\.framework|/tensorflow/python/|/keras/src/)",
     ),
 )

@@ -28,6 +28,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a process ended with a bus error, mostly because /dev/shm is full (likely)",
         fix=_SHM,
         why="df -h /dev/shm in the job shows how large it is",
+        unless=r"PCIe",
         weight=CRASH,
     ),
     cause(

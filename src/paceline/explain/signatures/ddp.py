@@ -72,7 +72,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "process-group-not-initialized",
         "process group has not been initialized|process group not initialized|is not "
         "initialized|init_process_group|not initialized",
-        r"Default process group (?:has not been|is not) initialized|process group (?:has )?not (?:been )?initiali[sz]ed"
+        r"Default process group (?:has not been|is not) initialized"
+        r"|process group (?:has )?not (?:been )?initiali[sz]ed"
         r"|Distributed package (?:is )?not (?:been )?initiali[sz]ed|make sure to call init_process_group"
         r"|call init_process_group\(?\)? (?:first|before)",
         what="a collective (or SyncBatchNorm) is used without a process group",
@@ -138,6 +139,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "loss|it/s|s/it|step|epoch|iter",
         r"\bloss\w*\b.{0,12}\d|\d(?:it/s|s/it)\b|\b(?:steps?|iter\w*|epoch)\b[ :=\[#]{1,3}\d",
     ),
+    note(
+        "success",
+        "train_runtime|stopped: `max_|training complete|training is complete|training finished|training done|success"
+        "|exited with code 0|exit code 0|exit status 0",
+        r"\btrain_runtime\b|`Trainer\.fit` stopped: `max_\w+=\d+` reached"
+        r"|\btraining (?:is )?(?:completed?|finished|done)\b"
+        r"|\b(?:completed|finished|ended) successfully|successfully (?:completed|finished)"
+        r"|exit(?:ed with)? (?:code|status)"
+        r" 0(?!\d)",
+    ),
     cause(
         "uneven-inputs",
         "exhausted inputs",
@@ -154,7 +165,8 @@ SIGNATURES: tuple[Signature, ...] = (
     note(
         "restart",
         "restart|attempts left|requeu",
-        r"will restart worker group|restart_count=[1-9]|restarting (?:the )?(?:worker group|workers|training|job|run)\b"
+        r"will restart worker group|restart_count=[1-9]|restarting (?:the )?(?:worker group|workers|training"
+        r"|job|run)\b"
         r"|\battempts? left|requeu(?:ed|ing)",
     ),
     note(
@@ -180,7 +192,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "straggler",
         "straggler",
-        r"straggler detect(?:ion warning|ed)\b(?:.*?\brank[=: ]+(?P<rank>\d+))?(?:.*?\bnode[=: ]+'?(?P<node>[\w.-]+))?",
+        r"straggler detect(?:ion warning"
+        r"|ed)\b(?:.*?\brank[=: ]+(?P<rank>\d+))?(?:.*?\bnode[=: ]+'?(?P<node>[\w.-]+))?",
         what=(
             "rank {rank} on {node} is slower than the others",
             "rank {rank} is slower than the others",

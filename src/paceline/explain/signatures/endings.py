@@ -95,7 +95,8 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rank-died-signal",
         "killed",
-        r"(?:^|\s|: )(?:\d+ )?Killed(?:\s*$|\s+(?:\(core dumped\) *)?(?:\S*python|torchrun|accelerate|deepspeed"
+        r"(?:^|\s|: )(?:\d+ )?Killed(?:\s*$|(?<=\d Killed)\s+\S|\s+(?:\(core dumped\) *)?(?:\S*python|torchrun"
+        r"|accelerate|deepspeed"
         r"|srun|mpirun|bash|\./|CUDA_VISIBLE)\S*)",
         what="a process was killed (SIGKILL): mostly because host memory ran out",
         fix=_WHO,
@@ -176,6 +177,14 @@ SIGNATURES: tuple[Signature, ...] = (
         key="exit--2",
     ),
     cause(
+        "cpu-starved",
+        "pthread_create failed|can't start new thread|fork: retry|resource temporarily unavailable",
+        r"pthread_create failed|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable",
+        what="no more threads or processes can be started: the limit of the user or of the job is reached",
+        fix="export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u shows the limit",
+        why="each rank starts a thread for each CPU of the node in each numerical library, unless told otherwise",
+    ),
+    cause(
         "rank-died-signal",
         "signalexception",
         r"SignalException",
@@ -203,14 +212,16 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "launcher-summary-only",
-        "childfailederror|conda run|exited with exit code|error_file|to enable traceback see|with no error "
+        "killing subprocess|childfailederror|conda run|exited with exit code|error_file|to enable traceback see"
+        "|with no error "
         "file|root cause (first observed failure)"
         "|exitcode|exits with return code|calledprocesserror|child process with "
         "pid|processexitedexception|processraisedexception"
         "|died with exit|exited with code|primary job|worker group failed|non-zero exit|returned non-zero|had an "
         "error|process 0 terminated"
         "|terminated with the following error|task exited",
-        r"ChildFailedError|Primary job\s+terminated normally|exited with exit code [1-9]|`conda run .*` failed"
+        r"ChildFailedError|Root Cause \(first observed failure\)|Primary job\s+terminated normally"
+        r"|exited with exit code [1-9]|`conda run .*` failed"
         r"|error_file *: *<N/A>|To enable traceback see|FAILED with no error file|exitcode *: *[1-9]\d*"
         r"|[Kk]illing subprocess|exits with return code *=? *[1-9]|CalledProcessError"
         r"|Child process with PID \d+ terminated with code"
@@ -222,6 +233,15 @@ SIGNATURES: tuple[Signature, ...] = (
         why="torchrun repeats a traceback only if the rank wrote an error file (@record on main)",
         weight=SUMMARY,
         key="summary",
+    ),
+    cause(
+        "launcher-summary-only",
+        " above|sigquit from a child",
+        r"see (?:the )?(?:root cause|(?:actual |original )?error) above|Received sigquit from a child proces",
+        what="the text says that the cause was printed before it, and it is not in this text",
+        fix="look further up in the full output, and at the output of the other processes",
+        weight=SUMMARY,
+        key="summary-above",
     ),
     cause(
         "peer-rank-died",

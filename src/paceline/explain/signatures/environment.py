@@ -9,14 +9,17 @@ SIGNATURES: tuple[Signature, ...] = (
         "library-version-mismatch",
         "undefined symbol|glibcxx|glibc_|version `|numpy.dtype size changed|compiled using numpy|cannot import "
         "name|torch._six"
-        "|versionconflict|is required for a normal functioning|has no attribute|cannot open shared object|incompatible"
+        "|versionconflict|is required for a normal functioning|has no attribute|cannot open shared object"
+        "|incompatible"
         "|symbol not found|cxxabi",
-        r"undefined symbol:? *(?!p?nccl)(?P<symbol>\w+)|version `(?P<version>(?:GLIBCXX|GLIBC|CXXABI)[^']*)' not found"
-        r"|numpy\.\w+ size changed|compiled using NumPy 1\.x cannot be run|cannot import name '\w+' from 'torch\._six'"
+        r"undefined symbol:? *(?!p?nccl)(?P<symbol>\w+)|version `(?P<version>(?:GLIBCXX|GLIBC"
+        r"|CXXABI)[^']*)' not found"
+        r"|numpy\.\w+ size changed|compiled using NumPy 1\.x cannot be run"
+        r"|cannot import name '\w+' from 'torch\._six'"
         r"|No module named 'torch\._six'|(?:Contextual)?VersionConflict"
         r"|is required for a normal functioning of this module"
-        r"|module 'numpy' has no attribute|(?P<library>lib(?:cud|cublas|nv|cusparse"
-        r"|cufft)\S*\.so\S*): cannot open shared object"
+        r"|module 'numpy' has no attribute|(?:ImportError|OSError"
+        r"|shared libraries): (?P<library>lib\w\S*\.so\S*): cannot open shared object"
         r"|(?:torch\w*|numpy|CUDA) .*(?:is|are) incompatible with|compiled with different CUDA versions"
         r"|operator torchvision::nms does not exist|Couldn't load custom C\+\+ ops",
         what=(
@@ -45,14 +48,16 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:bash|sh|slurm_script|line \d+)\S*:? .*?(?P<program>\b(?:torchrun|python3?|accelerate|deepspeed"
         r"|fabric|lightning|composer|conda|mpirun))"
         r": (?:command )?not found|(?P<other>\b(?:torchrun|python3?|accelerate|deepspeed)): No such file or directory"
-        r"|execve\(\): (?P<exec>\S+): No such file",
+        r"|execve\(\): (?P<exec>\S+): No such file|(?P<venv>\S+/bin/activate): No such file or directory",
         what=(
+            "{venv} is not there: the Python environment does not exist on this node",
             "{program} is not found: the Python environment is not active there",
             "{other} is not found: the Python environment is not active there",
             "{exec} is not found on the node",
         ),
         fix="activate the environment in the job script before the start, or name the program in full: "
         "$VIRTUAL_ENV/bin/torchrun",
+        unless=r"FATAL: ",
     ),
     cause(
         "broken-line-continuation",
@@ -112,6 +117,106 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the interface {interface} does not exist on this node",
         fix="ip -br addr lists those of the node",
         weight=HINTED,
+    ),
+    cause(
+        "environment-module-unknown",
+        "module(s) are unknown|unable to locate a modulefile|cannot be loaded as requested|module: command not found"
+        "|module: not found",
+        r"module\(s\) are unknown:? *(?P<modules>\"[^\"]+\"(?: \"[^\"]+\")*)?"
+        r"|Unable to locate a modulefile for '(?P<module>[^']+)'"
+        r"|exist but cannot be loaded as requested:? *(?P<needed>\"[^\"]+\")?|module: (?:command )?not found",
+        what=(
+            "the environment module {modules} does not exist on this node",
+            "the environment module '{module}' does not exist on this node",
+            "the environment module {needed} needs other modules to be loaded before it",
+            "an environment module of the job script could not be loaded",
+        ),
+        fix="module spider NAME (or module avail NAME) on that node lists the versions, and what to load before it",
+        why="what the module would have brought (Python, CUDA, a compiler) is missing in what follows",
+        weight=HINTED,
+    ),
+    cause(
+        "conda-activate-without-hook",
+        "conda activate|conda init|condaerror",
+        r"shell has not been properly configured to use 'conda activate'|Run 'conda init' before 'conda activate'",
+        what="conda activate did nothing: the shell of the job has not been set up for conda",
+        fix='before it: eval "$(conda shell.bash hook)"',
+        why="the job then runs with the Python that it finds, not with the environment's",
+        weight=HINTED,
+    ),
+    cause(
+        "wrong-python-env",
+        "could not find conda environment|environmentlocationnotfound|not a conda environment",
+        r"Could not find conda environment: (?P<name>\S+)|Not a conda environment: (?P<path>\S+)",
+        what=("there is no conda environment {name}", "there is no conda environment {path}"),
+        fix="conda env list on the node shows those that it sees",
+        weight=HINTED,
+    ),
+    cause(
+        "container-not-started",
+        "container creation failed|could not open image|while making image|while extracting|nvidia-container-cli"
+        "|error response from daemon|pyxis:|enroot-|squashfuse|fatal:",
+        r"FATAL: +(?P<reason>(?:container creation failed|could not open image|image driver|while (?:extracting"
+        r"|loading"
+        r"|mounting|making|checking|performing)|unable to (?:handle|build|open)|failed to (?:create|retrieve"
+        r"|open)|kernel too old|stat /)"
+        r".{0,200})|(?P<cli>nvidia-container-cli: .{1,200})|Error response from daemon: (?P<daemon>.{1,200})"
+        r"|pyxis: (?P<pyxis>(?:couldn't|could not|failed|container).{0,200})|(?P<fuse>fuse: device not found)",
+        what=(
+            "the container did not start: {reason}",
+            "the container did not start: {cli}",
+            "the container did not start: {daemon}",
+            "the container did not start: {pyxis}",
+            "the container did not start: {fuse}",
+        ),
+        fix="start a shell in the same container on that node: apptainer exec --nv IMAGE bash; check the image's path, "
+        "its binds and its size",
+        why="the program inside has not run",
+        unless=r"No space left|quota exceeded",
+    ),
+    cause(
+        "wrong-python-env",
+        "executable file not found in $path",
+        r"[\"'](?P<program>[\w./-]+)[\"']: executable file not found in \$PATH",
+        what="{program} is not in the container",
+        fix="apptainer exec IMAGE which {program}; name it in full, or take an image that has it",
+    ),
+    cause(
+        "gpus-fewer-than-processes",
+        "could not find any nv files|could not find any nv libraries|could not select device driver",
+        r"[Cc]ould not find any nv (?:files|libraries)|could not select device driver .*gpu",
+        what="the container sees no NVIDIA driver",
+        fix="nvidia-smi on the node itself; apptainer exec --nv, or docker run --gpus all with the NVIDIA toolkit",
+        weight=HINTED,
+    ),
+    cause(
+        "no-internet",
+        "connectionpool|couldn't connect to 'http|couldn't reach|localentrynotfound|in the local cache"
+        "|disk cache|in the cached path"
+        "|thrown while requesting|failed to establish a new connection|urlopen error|could not resolve host:"
+        "|connecterror|offlinemode",
+        r"We couldn't connect to 'https?://(?P<host>[^'/]+)"
+        r"|HTTPS?ConnectionPool\(host='(?P<pool>[^']+)'.*(?:Max retries exceeded|timed out)"
+        r"|Couldn't reach (?:'[^']*' on the (?P<hub>Hub)|https?://(?P<url>[^/\s]+))|LocalEntryNotFoundError"
+        r"|cannot find the requested files in the (?:(?:local|disk) cache|cached path)"
+        r"|thrown while requesting \w+ https?://(?P<requested>[^/\s]+)"
+        r"|Failed to establish a new connection: \[Errno (?:-2|-3|-5|101|110|113)\]"
+        r"|urlopen error (?:\[Errno (?:-2|-3|-5|101|110|111|113)\]|timed out)"
+        r"|[Cc]ould not resolve host: (?P<curl>[\w.-]+\.[a-z]+)|ConnectError: \[Errno (?:-2|-3|-5|101|110|111|113)\]",
+        what=(
+            "{host} cannot be reached: this node has no access to the internet (likely)",
+            "{pool} cannot be reached: this node has no access to the internet (likely)",
+            "{requested} cannot be reached: this node has no access to the internet (likely)",
+            "{url} cannot be reached: this node has no access to the internet (likely)",
+            "{curl} cannot be reached: this node has no access to the internet (likely)",
+            "a server outside cannot be reached: this node has no access to the internet (likely)",
+        ),
+        fix="download on a login node before the job, then export HF_HUB_OFFLINE=1 (WANDB_MODE=offline); or the site's "
+        "proxy: export https_proxy=http://HOST:PORT",
+        why="compute nodes of most clusters reach only the cluster itself",
+        weight=COARSE,
+        unless=r"host='(?:localhost|127\.|10\.|172\.(?:1[6-9]|2\d|3[01])\.|192\.168\.|0\.0\.0\.0|\[?::)"
+        r"|retry loop|[Rr]etrying|will retry",
     ),
     cause(
         "torch-missing",

@@ -91,10 +91,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "infiniband-error",
-        "got completion|ibv_wc_|async fatal|async event|local work queue catastrophic|ibv_modify_qp|ibv_poll_cq"
+        "modify qp|got completion|ibv_wc_|async fatal|async event|local work queue catastrophic|ibv_modify_qp"
+        "|ibv_poll_cq"
         "|work completion",
         r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error|status)[ =]*(?:IBV_WC_\w+\()?(?P<status>\d+)"
-        r"|NET/IB.*(?:async fatal event|Got async (?:error )?event)|IBV_WC_\w*ERR|"
+        r"|[Ff]ailed to modify QP|NET/IB.*(?:async fatal event|Got async (?:error )?event)|IBV_WC_\w*ERR|"
         r"ibv_(?:modify_qp|poll_cq|post_send|create_qp)\S* failed",
         what=(
             "an InfiniBand or RoCE transfer with {peer} failed, completion status {status}",
@@ -108,7 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "memlock-too-low",
-        "ibv_reg_mr|ibv_create_cq|memlock|register memory|locked memory",
+        "ibv_reg_mr|ibv_create_cq|ibv_create_qp|ibv_alloc_pd|memlock|register memory|locked memory",
         r"ibv_(?:reg_mr|create_cq|create_qp|alloc_pd)\w*.*(?:Cannot allocate memory|failed)|RLIMIT_MEMLOCK"
         r"|locked memory limit|memlock (?:limit )?(?:is )?too (?:low|small)",
         what="memory cannot be locked for RDMA: the limit of locked memory is too low",
@@ -163,7 +164,8 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "p2p-hang",
-        "peer access is not supported|via p2p or ib|cuipcopenmemhandle|p2p is disabled|cudaipcopenmemhandle|peer "
+        "peer access is not supported|via p2p or ib|ipcgetmemhandle|cuipcopenmemhandle|p2p is disabled"
+        "|cudaipcopenmemhandle|peer "
         "mapping",
         r"peer access is not supported between these two devices|support faster communication broadband via P2P"
         r"|peer mapping resources exhausted|"
@@ -189,10 +191,12 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "collective-mismatch",
-        "collectives on ranks|collectives differ|desync|mismatched|tensors across ranks|collective mismatch|is "
+        "shape mismatches|collectives on ranks|collectives differ|desync|mismatched|tensors across ranks"
+        "|collective mismatch|is "
         "running collective",
         r"Detected mismatch between collectives on ranks(?:.*?Rank (?P<a>\d+) is running.*?OpType=(?P<op>\w+))?"
         r"(?:.*?but Rank (?P<b>\d+) is running.*?OpType=(?P<other>\w+))?|Collectives differ in the following aspects"
+        r"|Cannot apply desired operation due to shape mismatches"
         r"|ranks? .* (?:started|joined) (?:a )?different collectives?|mismatched collective",
         what=(
             "rank {a} runs {op} while rank {b} runs {other}: the ranks are in different collectives",
@@ -318,16 +322,38 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "cause-unknown",
-        "nccl error|ncclsystemerror|ncclinternalerror|ncclunhandledcudaerror|unhandled cuda error|unhandled "
-        "system error"
-        "|internal error",
-        r"nccl(?:System|Internal|UnhandledCuda)Error|NCCL [Ee]rror\b.*(?P<kind>unhandled (?:cuda|system) error"
-        r"|internal error"
-        r"|system error)|unhandled (?:cuda|system) error",
+        "nccl error|ncclinternalerror|ncclunhandledcudaerror|unhandled cuda error|internal error",
+        r"nccl(?:Internal|UnhandledCuda)Error|NCCL [Ee]rror\b.*(?P<kind>unhandled cuda error|internal error)"
+        r"|unhandled cuda error",
         what=("NCCL failed ({kind}), and the text does not say why", "NCCL failed, and the text does not say why"),
         fix=_WARN,
         why="torch repeats only the kind of the error",
         weight=UNCLEAR,
+    ),
+    cause(
+        "nccl-system-error",
+        "ncclsystemerror|system error",
+        r"ncclSystemError|unhandled system error|NCCL [Ee]rror\b.*system error",
+        what="NCCL met an error of the system (a socket, shared memory, a device); the line that names it is not in "
+        "this text",
+        fix="in this order: nc -zv between the nodes; NCCL_SOCKET_IFNAME=the interface they share (ip -br addr); the "
+        "same NCCL and driver on each; df -h /dev/shm; then NCCL_DEBUG=WARN, whose NCCL WARN line names it",
+        why="torch repeats only the kind of the error; usually the nodes do not reach each other over the interface "
+        "that NCCL chose",
+        weight=UNCLEAR,
+    ),
+    cause(
+        "collective-on-wrong-device",
+        "no backend type associated with device type|tensors must be cuda and dense|only supports cuda"
+        "|only supports gpu",
+        r"No backend type associated with device type (?P<device>\w+)|Tensors must be CUDA and dense"
+        r"|(?:NCCL|nccl)\b.*only supports (?:CUDA|GPU)",
+        what=(
+            "a collective got a tensor on {device}, for which the process group has no backend",
+            "a collective got a tensor on the CPU, and NCCL takes tensors on GPUs only",
+        ),
+        fix="move the tensor to the rank's GPU before the collective, or init_process_group('cpu:gloo,cuda:nccl')",
+        why="NCCL takes tensors on GPUs only, and gloo is not part of a group that was made with 'nccl'",
     ),
     cause(
         "cause-unknown",
@@ -345,7 +371,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "nccl-not-built-in",
         "have nccl built in|nccl is not available|nccl not available|nccl backend|no nccl support|built with "
         "nccl|compiled with nccl",
-        r"doesn't have NCCL ?(?:\"? ?\"?)built in|NCCL (?:backend )?(?:is )?not (?:available|compiled|supported|built)"
+        r"doesn't have NCCL ?(?:\"? ?\"?)built in|NCCL (?:backend )?(?:is )?not (?:available|compiled|supported"
+        r"|built)"
         r"|not (?:compiled|built) with NCCL",
         what="this torch has no NCCL",
         fix="init_process_group('gloo') on a machine without NCCL (Windows, macOS, CPU builds), or install a CUDA "
@@ -378,7 +405,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "no-error-in-log",
         "destroy_process_group() was not called|guessing device id|using the gpu|device used by this process is "
         "currently unknown",
-        r"destroy_process_group\(\) was not called|Guessing device ID|device used by this process is currently unknown",
+        r"destroy_process_group\(\) was not called|Guessing device ID"
+        r"|device used by this process is currently unknown",
         what="only harmless warnings",
         fix="",
         weight=REMARK,

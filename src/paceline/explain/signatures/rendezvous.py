@@ -20,7 +20,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "port-in-use",
         "eaddrinuse|address already in use|only one usage of each socket",
         r"failed to listen on any local network address(?:.*?port: (?P<port>\d+))?.*EADDRINUSE"
-        r"|(?:Error|Exception|RuntimeError)\b[^(]*?(?:EADDRINUSE|Address already in use|Only one usage of each socket)"
+        r"|(?:Error|Exception|RuntimeError)\b[^(]*?(?:EADDRINUSE|Address already in use"
+        r"|Only one usage of each socket)"
         r"|bind(?:\(\))?[^(]*: (?:Address already in use)|EADDRINUSE",
         what=("port {port} of the master is already in use", "the port of the master is already in use"),
         fix=_PORT_FIX,
@@ -77,14 +78,19 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "hostname-unresolvable",
-        "gai error|gaierror|name or service not known|temporary failure in name resolution|nodename nor servname"
+        "host not found|can't resolve|nxdomain|gai error|gaierror|name or service not known"
+        "|temporary failure in name resolution|nodename nor servname"
         "|could not resolve|getaddrinfo",
         r"(?<!IPv6 )network addresses of \((?P<host>[^,]+), ?(?P<port>\d+)\) cannot be retrieved"
         r"|(?:gaierror|getaddrinfo|resolve host|resolve hostname)\b.*?(?:Name or service not known|Temporary failure"
         r"|nodename nor servname|No address associated|getaddrinfo failed)"
+        r"|host not found: Name or service not known|nslookup: can't resolve '(?P<lookup>[^'()]+)'"
+        r"|server can't find (?P<dns>[\w.-]+): NXDOMAIN"
         r"|ssh: Could not resolve hostname (?P<ssh>\S+?):|getaddrinfo\((?P<gai>[^,)]+).*(?:not known|failure)",
         what=(
             "the name {host} of the master cannot be resolved",
+            "the name {lookup} cannot be resolved",
+            "the name {dns} cannot be resolved",
             "the name {ssh} cannot be resolved",
             "the name {gai} cannot be resolved",
             "the name of the master cannot be resolved",
@@ -130,8 +136,9 @@ SIGNATURES: tuple[Signature, ...] = (
     cause(
         "rendezvous-timeout",
         "clients joined|waiting for clients|wait for key|store based barrier|store-based barrier|workers joined|"
-        "barrier timed out",
-        r"waiting for clients|Timed out (?:initializing process group )?in store[ -]based barrier"
+        "barrier timed out|initializing process group",
+        r"waiting for clients|Timed out initializing process group(?! in store)"
+        r"|Timed out (?:initializing process group )?in store[ -]based barrier"
         r"(?: on rank:? (?P<rank>\d+))?(?:.*?world_size=(?P<total>\d+), (?:worker_count|num_workers_joined)="
         r"(?P<joined>\d+))?|store[ -]based barrier.*timed out|barrier timed out",
         what=(
@@ -156,7 +163,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "socket timeout|timeout|timed out|wait timeout",
         r"(?:RuntimeError|DistStoreError|StoreTimeout\w*|LookupError|TimeoutError): (?:Socket Timeout"
         r"|Timeout waiting for "
-        r"key:? *(?P<key>\S+)|Wait timeout|wait timeout after \d+ ?ms, keys?: *(?P<keys>\S+)|Timed out waiting for key)"
+        r"key:? *(?P<key>\S+)|Wait timeout|wait timeout after \d+ ?ms, keys?: *(?P<keys>\S+)"
+        r"|Timed out waiting for key)"
         r"|wait timeout after \d+ ?ms, keys?:",
         what="a rank waited in vain for another one at the store: not all ranks arrived",
         fix=(
@@ -379,6 +387,16 @@ SIGNATURES: tuple[Signature, ...] = (
         what="not all ranks joined in time",
         fix="look for the ranks that are missing: did every node start the program?",
         weight=TIMEOUT - 2,
+    ),
+    cause(
+        "rendezvous-timeout",
+        "deadline_exceeded|coordination service",
+        r"DEADLINE_EXCEEDED: .*(?:Barrier|RegisterTask|WaitForever|GetKeyValue)"
+        r"|coordination service.*(?:timed out|DEADLINE_EXCEEDED|UNAVAILABLE)",
+        what="not all processes reached the coordination service in time",
+        fix="start every process with the same coordinator address and number of processes; look for the missing one",
+        why=_WAIT_WHY,
+        weight=TIMEOUT,
     ),
     note(
         "store-barrier",

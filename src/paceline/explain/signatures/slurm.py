@@ -25,13 +25,14 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "rank-died-oom-killer",
-        "oom-kill|oom_kill|out of memory|out_of_memory|oom killer|oomkilled|memory limit|oom-killer|low on "
-        "memory|oom score",
+        "oom-kill|oom_kill|out of memory|out-of-memory handler|out_of_memory|oom killer|oomkilled|memory limit"
+        "|oom-killer|low on memory|oom score|memory pressure",
         r"[Dd]etected \d+ oom[-_]kill event|oom-kill(?:er)?\b|invoked oom-killer"
         r"|Out of memory: Kill(?:ed)? process (?P<pid>\d+)"
         r"|Memory cgroup out of memory|OOMKilled|(?:task|tasks) [\d,\- ]+: Out Of Memory|OUT_OF_MEMORY"
         r"|[Ee]xceeded (?:job |step )?memory limit|being killed.*exceed\w* .*memory"
-        r"|killed due to the node running low on memory|cgroup out-of-memory handler",
+        r"|killed due to the node running low on memory|[1-9]\d* Workers \([^)]*\) killed due to memory pressure"
+        r"|cgroup out-of-memory handler",
         what=(
             "the kernel killed process {pid}: host memory ran out",
             "a process was killed because host memory ran out (the job's limit or the node's)",
@@ -123,6 +124,39 @@ SIGNATURES: tuple[Signature, ...] = (
         weight=COARSE,
     ),
     cause(
+        "option-contradicted",
+        "sbatch: error|srun: error|salloc: error",
+        r"(?:sbatch|srun|salloc): error: (?P<reason>.*(?:can ?not be satisfied|specification invalid)"
+        r"|[Ii]nvalid (?!job id)[\w -]+ specified.*|[Ii]nvalid [\w -]+ specification.*)",
+        what="Slurm refuses the request: {reason}",
+        fix="compare the #SBATCH lines with sinfo -o '%P %l %c %m %G' and the limits of your account",
+        weight=COARSE - 1,
+    ),
+    cause(
+        "dos-line-ends",
+        "dos line breaks|^m: bad interpreter",
+        r"contains DOS line breaks|\^M: bad interpreter",
+        what="the job script has line ends of Windows",
+        fix="dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT",
+    ),
+    cause(
+        "slurm-unavailable",
+        "unable to contact slurm controller|socket timed out on send/recv|munge encode failed|auth_g_create",
+        r"Unable to contact slurm controller|Munge encode failed|auth_g_create: .*authentication error"
+        r"|Socket timed out on send/recv operation",
+        what="Slurm does not answer, or does not accept this host",
+        fix="scontrol ping, and munge -n on this host; wait a minute and try again; then tell the operators",
+        weight=COARSE + 1,
+    ),
+    cause(
+        "run-folder-not-shared",
+        "couldn't chdir to",
+        r"couldn't chdir to [`'\"](?P<folder>[^`'\"]+)['\"]: (?P<reason>[^:]+)",
+        what="the job's folder {folder} cannot be used on this node ({reason}), so it runs in another one",
+        fix="submit from a folder that the compute nodes see and may enter, or #SBATCH --chdir=FOLDER",
+        weight=HINTED + 3,
+    ),
+    cause(
         "peer-rank-died",
         "job step aborted|forcing job termination|first task exited|terminating stepid|terminating job "
         "step|_step_signal",
@@ -175,8 +209,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "missing-srun",
-        "unable to confirm allocation|invalid job id specified|srun: command not found",
-        r"srun: (?:command not found|error: .*(?:Unable to confirm allocation|Invalid job id))",
+        "unable to confirm allocation|invalid job id specified|srun: command not found|srun: not found"
+        '|usable "srun" command',
+        r"usable \"srun\" command in its path|srun: (?:(?:command )?not found"
+        r"|error: .*(?:Unable to confirm allocation|Invalid job id))",
         what="srun does not work here: no Slurm job around it",
         fix="start it inside a job: sbatch job.sh, or salloc first",
         weight=COARSE,
