@@ -64,6 +64,8 @@ def _resources(request: Request) -> Iterator[str]:
             yield "# one task on each node: it starts the ranks of its node"
         if name == "cpus-per-task" and request.cpus_per_gpu:
             yield f"# {request.cpus_per_gpu} for each GPU, as CPUs of the task: every version of Slurm has these right"
+        elif name == "cpus-per-task" and request.cpus_why:
+            yield f"# {request.cpus_why}"
         yield directive(name, value)
 
 

@@ -34,6 +34,7 @@ class Request:
         gpus: GPUs on each node, ``4`` or ``a100:4``; empty for none.
         cpus: CPUs of the one task on each node, 0 where Slurm decides.
         cpus_per_gpu: What they follow from, 0 if they were given as they are.
+        cpus_why: Why there are so many, where nobody gave a number; empty if somebody did.
         mem: Memory on each node, empty where Slurm decides.
         time_s: Time limit; None where Slurm decides, or there is to be none (``unlimited``).
         unlimited: No time limit was asked for.
@@ -55,6 +56,7 @@ class Request:
     gpus: str = ""
     cpus: int = 0
     cpus_per_gpu: int = 0
+    cpus_why: str = ""
     mem: str = ""
     time_s: int | None = None
     unlimited: bool = False
@@ -135,6 +137,10 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
     options = launch.parse(script, tuple(script_args), typed=handed, inherited={})
     gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
+    ranks = str(handed.get("nproc_per_node", ""))
+    cpus_why = ""
+    if not cpus and not gpus and ranks.isdigit():
+        cpus, cpus_why = int(ranks), "one for each rank"
     time_s, unlimited = _time(raw.get("time", ""))
     name = raw.get("job_name", "") or _name(script)
     return Request(
@@ -144,6 +150,7 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
         gpus=gpus,
         cpus=cpus,
         cpus_per_gpu=cpus_per_gpu,
+        cpus_why=cpus_why,
         mem=raw.get("mem", ""),
         time_s=time_s,
         unlimited=unlimited,
