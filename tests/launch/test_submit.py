@@ -72,6 +72,8 @@ def place(tmp_path):
     folder = tmp_path / "digits"
     folder.mkdir()
     (folder / "train.py").write_text("print('trained')\n")
+    for name, text in SCRIPTS.items():
+        (folder / name).write_text(text)
     with commands(folder) as made:
         yield Place(folder, cluster(tmp_path / "slurm"), _Commands(made))
 
@@ -89,7 +91,17 @@ CASES = {
     "quoting": (*PLAIN, "--job-name", "$(touch x) \"a\" 'b' # \\ ü %j", "train.py", *NASTY),
     "gpus-alone": ("--gpus-per-node", "2", "--mem", "64G", "--time", "4h", "-p", "gpu,big", "train.py"),
     "profile": ("--nodes", "2", "--profile", str(EXAMPLE), "--time", "1-0", "train.py"),
+    "lightning": (*PLAIN, "lightning_requeues.py"),
     "site": ("--profile", "site", "train.py", "--epochs", "3"),
+}
+SCRIPTS = {
+    "lightning_requeues.py": """\
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+Trainer(plugins=[SLURMEnvironment(auto_requeue=True)])
+""",
+    "lightning_alone.py": "from lightning.pytorch import Trainer\n\nTrainer()\n",
 }
 SITE = """\
 description = "all that a profile may have"
@@ -232,6 +244,23 @@ def test_a_job_ends_as_its_run_does(status, lines, place):
     assert run_by_bash(place, text, status=status) == status
     (requeue,) = [call for call in place.slurm.calls("paceline") if call[1] == "requeue"]
     assert requeue[-2:] == ["--status", str(status)]
+
+
+def test_before_the_start_it_is_said_that_a_script_will_not_be_queued_again(place):
+    for words in (["--dry-run"], []):
+        done = place.submit(*words, "lightning_alone.py")
+        assert done.status == 0
+        assert "warning JOB047 not-saved-at-stop: Lightning's Trainer saves nothing" in done.err
+    assert place.submit("--no-requeue", "lightning_alone.py").err == ""
+
+
+def test_a_job_script_that_is_submitted_has_its_run_folder_already(place):
+    place.submit("train.py")
+    (path,) = (place.folder / "paceline-runs").glob("*/job.sh")
+    text = path.read_text()
+    assert f"#   sbatch {path}\n" in text
+    assert f"#SBATCH --output={path.parent}/slurm.out\n" in text
+    assert f"paceline endpoint --run-dir {path.parent}) || exit\n" in text
 
 
 def test_a_job_is_submitted_and_told_of(place):

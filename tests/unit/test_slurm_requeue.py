@@ -92,7 +92,23 @@ def test_the_record_is_written_before_the_script_is_ended(run_dir, slurm):
     assert json.loads((slurm.folder / "then").read_text())["requeues"][0]["step"] == 340
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 137, 143])
+@pytest.mark.parametrize("status", [143, 138, 140])
+def test_a_run_that_was_told_to_stop_and_has_not_saved_says_so(run_dir, slurm, capsys, status):
+    ends(run_dir, status=status)
+    assert call(run_dir, status) == 0
+    assert not any("requeue" in words or "sbatch" in words for words in slurm.calls)
+    assert f"told to stop and has not saved (status {status}): the job is not queued" in capsys.readouterr().err
+
+
+def test_a_job_that_lightning_has_queued_again_is_left_alone(run_dir, slurm, capsys):
+    ends(run_dir, status=138)
+    state = RUNS_NOW.format(requeue=1, out="").replace("RUNNING", "COMPLETING")
+    slurm.does("scontrol", f"[ $1 != show ] || echo '{state}'")
+    assert call(run_dir, 138) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 137])
 def test_any_other_end_is_left_alone_in_silence(run_dir, slurm, capsys, status):
     checkpoint(run_dir, 340)
     ends(run_dir, FAILED, status=status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -20,6 +20,7 @@ HANG_TIMEOUT = "15m"  # of a job: hangs that cannot be proven burn its hours unt
 # Ranks that are killed when their grace is over still need a moment to be told of, and the script then has questions
 # to Slurm before it queues the job again, which a controller may let wait.
 SIGNAL_MARGIN_S = 60
+NOTICES = ("SIGUSR1", "SIGUSR2")
 _HANDED = {option.name for option in HANDED}
 
 
@@ -90,6 +91,19 @@ class Request:
     def signal_s(self) -> int:
         """How long before its time limit the job is told to stop."""
         return self.grace_s + _margin(_limit(self.time_s))
+
+    @property
+    def signal(self) -> str:
+        """The signal by which Slurm tells the job to stop, ``"TERM"`` but where another is handed on to the ranks."""
+        handled = dict(self.handed).get("signals_to_handle", "").split(",")
+        return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
+
+    def saving_at(self, signal: str) -> Request:
+        """Return the request of a script that saves at a signal: it is handed on to the ranks, unless others were."""
+        if signal not in NOTICES or "signals_to_handle" in dict(self.handed):
+            return self
+        handled = ",".join((*launch.Options.signals_to_handle, signal))
+        return replace(self, handed=(*self.handed, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
         """Return what is asked of Slurm: sbatch's long names, each with its value or None."""

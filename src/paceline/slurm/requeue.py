@@ -29,7 +29,8 @@ from paceline.world import expand_nodelist
 # How often a job is queued again from one and the same place: another node may break, or a start be preempted early,
 # without anything being wrong with the run.
 _FRUITLESS = 2
-_TERMINATED = 128 + signal.SIGTERM
+# Of a run that was told to stop, by the signals that Slurm may be asked to send.
+_STOPPED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 # Slurm did not hear or did not answer: what it was asked for may be done all the same.
 _UNSURE = re.compile(r"timed out|unable to contact|socket|communication|connection|transmitted|standby", re.IGNORECASE)
 _TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
@@ -91,6 +92,8 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
     job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     now = lookup.full(job)
+    if now is not None and now.state != RUNNING:
+        return  # somebody cancels it or has queued it again, as Lightning does
     tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, now))
     decision = decide(
         status,
@@ -117,7 +120,7 @@ def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, no
     """
     why = _why(status, job, tale)
     if not why:
-        return Decision()
+        return Decision(finding=_not_saved(job, status) if status in _STOPPED else None)
     lost = tale.outcome.lost if tale.outcome and why == NODE_LOST else ()
     step = last_step or 0
     if why == NODE_LOST and last_step is None and tale.steps:
@@ -138,7 +141,7 @@ def _why(status: int, job: JobRecord, tale: Tale) -> str:
     # preempted while it started: nothing was there to be saved, and what was saved before is. A scancel does not come
     # here, since it ends this script too.
     stopped = tale.outcome is None or tale.outcome.stopped
-    return UNFINISHED if status == _TERMINATED and stopped and not tale.steps else ""
+    return UNFINISHED if status in _STOPPED and stopped and not tale.steps else ""
 
 
 def _times_from(job: JobRecord, step: int) -> int:
@@ -197,10 +200,18 @@ def _nothing_kept(job: JobRecord) -> Finding:
     )
 
 
+def _not_saved(job: JobRecord, status: int) -> Finding:
+    return Finding(
+        "slurm-job-ended",
+        f"the run was told to stop and has not saved (status {status}): the job is not queued again",
+        where=f"job {job.job_id}",
+        why=f"a job is queued again when all ranks have saved and end with status {EXIT_UNFINISHED}, as a Session does",
+        fix="paceline explain not-saved-at-stop",
+    )
+
+
 def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobState | None) -> None:
     """Queue the job again, or submit it anew where the site forbids that."""
-    if now is not None and now.state != RUNNING:
-        return  # somebody cancels it, or has queued it again himself
     exclude = _possible(run_dir, decision.exclude, now)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     written = replace(job, requeues=(*job.requeues, entry))

@@ -18,7 +18,7 @@ from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launcher import script
 from paceline.rundir import RUNS, RunDir, new_run_id, write_whole
-from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request
+from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request, saving
 from paceline.slurm.batch import Place
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.profile import Profile
@@ -67,8 +67,8 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     if "time" not in typed and "time" not in site.slurm:
         site = _with_time(site)
     asked = request.parse(name, arguments, typed=typed, profile=site)
-    _require_script(asked)
-    place = _place(asked)
+    asked = _with_signal(asked, _require_script(asked))
+    place = replace(_place(asked), printed=bool(typed.get("dry_run")))
     told = None
     if not typed.get("dry_run"):
         _require_sbatch()
@@ -120,17 +120,25 @@ def _print(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-def _require_script(asked: Request) -> None:
-    """Look for the script before anything is queued: the job would find out in hours."""
+def _require_script(asked: Request) -> str:
+    """Look for the script before anything is queued: the job would find out in hours. Returns its text, if known."""
     options, site = asked.options, asked.profile
     named = options.module or (options.no_python and "/" not in options.script)
     if named and (site.prefix or site.modules or site.lines):
-        return  # it may come from what only the job loads
+        return ""  # it may come from what only the job loads
     try:
-        script.read(options)
+        return script.read(options)
     except PacelineError as error:
         fix = error.finding.fix.replace("paceline run ", "paceline submit ")
         raise type(error)(replace(error.finding, fix=fix)) from None
+
+
+def _with_signal(asked: Request, text: str) -> Request:
+    """Have the script stopped by the signal that it saves at, and say where it is known to save at none."""
+    found = saving.look(text, script=asked.script)
+    if found.finding is not None and asked.requeue:
+        print(found.finding.render(), file=sys.stderr)
+    return asked.saving_at(found.signal)
 
 
 def _place(asked: Request) -> Place:
