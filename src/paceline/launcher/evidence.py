@@ -20,7 +20,7 @@ from paceline.launcher.position import Frame
 from paceline.launcher.resume import Checkpoint
 from paceline.rundir import MANIFEST, RunDir, open_file, read_json, shown
 
-_MANIFEST_BYTES = 1 << 28  # it names every tensor
+_MANIFEST_BYTES = 1 << 26  # it names every tensor
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
