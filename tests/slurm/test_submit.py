@@ -77,7 +77,10 @@ def test_a_printed_script_can_be_submitted_by_sbatch_once_at_a_time(site):
     assert ended.status == 0, ended.err
     assert not (site.folder / "paceline-runs").exists()
     (command,) = re.findall(r"^#   (sbatch .*)$", (site.folder / "job.sh").read_text(), re.M)
-    first, second = (site.bash(command).out.split()[-1] for _ in range(2))
+    first = site.bash(command).out.split()[-1]
+    while not list(site.folder.glob("paceline-runs/*/lease.json")):
+        time.sleep(0.1)
+    second = site.bash(command).out.split()[-1]
     refused = site.wait_for_state(second)
     assert refused["ExitCode"] == "2:0"
     assert f"is in use by job {first}" in site.said(refused)

@@ -86,7 +86,7 @@ class Agent(LocalElasticAgent):
 
         Args:
             signum: The signal.
-            reached_ranks: The ranks of this node have got it already, from whoever sent it to the launcher.
+            reached_ranks: The ranks of this node have got it already: its sender has sent it to them too.
         """
         if reached_ranks and self.group is not None:
             self.group.reached_by = signum

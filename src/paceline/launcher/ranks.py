@@ -146,7 +146,7 @@ class RankGroup(PContext):
         self._on_failure = on_failure
         self._is_hurried = is_hurried  # whether somebody wants all ranks of all nodes ended at once
         self._closed = False
-        self.reached_by = 0  # the signal that the ranks have got from whoever stops the run
+        self.reached_by = 0  # the signal that the ranks have got already, from Slurm
         self._in_kernel: dict[int, float] = {}  # since when a local rank that is to end has been in state D
 
     def start(self) -> None:

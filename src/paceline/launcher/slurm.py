@@ -156,7 +156,7 @@ def place(
 def reachable(
     environ: Mapping[str, str], given: Mapping[str, Any], *, address_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return options with the head's name as it can be reached: a job script knows it as Slurm calls the node.
+    """Return options in which the first node is named so that it can be reached: job scripts take its name in Slurm.
 
     Args:
         environ: The environment.

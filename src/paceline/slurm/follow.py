@@ -126,8 +126,9 @@ class Follower:
     def say_goodbye(self) -> None:
         """Say that the job does not end because nobody watches."""
         job = self._job.job_id
+        on = f"-M {self._job.cluster} " if self._job.cluster else ""
         again = f"paceline follow {word(str(self._run_dir.root))}"
-        _say(f"job {job} goes on; to watch it again: {again}; to end it: scancel {job}")
+        _say(f"job {job} goes on; to watch it again: {again}; to end it: scancel {on}{job}")
 
     def _look(self, now: float) -> int | None:
         """Ask Slurm and the folder how the job does; returns the exit status if it has ended."""

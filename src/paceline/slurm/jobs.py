@@ -101,7 +101,7 @@ def _row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], Jo
     """Return what is told of one run; None, with a line on stderr, if its folder cannot be read."""
     try:
         return row(run_dir, job, known)
-    except Exception as error:  # whatever somebody has left there: the other runs are listed all the same
+    except Exception as error:  # the files may be anybody's; the other runs are listed all the same
         _say(f"{run_dir.root} cannot be read: {type(error).__name__}: {error}")
         return None
 
