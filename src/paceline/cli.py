@@ -80,7 +80,8 @@ def _run(**typed: Any) -> Deed:
     given = _given(OPTIONS, typed)
     if not typed["script"] and not typed["check_only"]:
         raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
-    inherited = env.torchrun_defaults()
+    given = slurm_place.reachable(env.snapshot(), given, address_of=nodeaddr.of_node)
+    inherited = slurm_place.reachable(env.snapshot(), env.torchrun_defaults(), address_of=nodeaddr.of_node)
     placed = slurm_place.place(
         env.snapshot(),
         given={**inherited, **given},
@@ -272,7 +273,9 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Deed:
 
 @cli.command("endpoint")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Reserve it; refuse if a living run has it.")
-def _endpoint(run_dir: Path | None) -> Deed:
+@click.option("--job-script", type=click.Path(path_type=Path), help="Keep it there, with a record of the job.")
+@click.option("--on-node-loss", default="requeue", metavar="requeue|fail", help="For that record.")
+def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) -> Deed:
     """Print where nodes can meet on this host, HOST:PORT; for job scripts, on the node that will be the head."""
 
     def deed() -> int:
@@ -281,7 +284,7 @@ def _endpoint(run_dir: Path | None) -> Deed:
 
         job_id = env.read(env.JOB_ID)
         if run_dir is not None and job_id:
-            reserve.reserve(run_dir, job_id)
+            reserve.reserve(run_dir, job_id, script=job_script, on_node_loss=on_node_loss)
         print(endpoint.find(env.read(env.NODE_NAME) or ""))
         return EXIT_OK
 

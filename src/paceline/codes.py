@@ -205,6 +205,7 @@ CODES = {
     "slurm-job-unknown": "JOB044",
     "profile-invalid": "JOB045",
     "array-with-fixed-run-folder": "JOB046",
+    "not-saved-at-stop": "JOB047",
     "set-epoch-missing": "SCR001",
     "sampler-missing": "SCR002",
     "shuffle-with-sampler": "SCR003",

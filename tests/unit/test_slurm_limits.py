@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fake_slurm import NODES, PARTITIONS
+from paceline.errors import UsageError
 from paceline.slurm import cluster, limits, request
 from paceline.slurm.profile import Profile
 
@@ -92,3 +93,72 @@ def test_without_a_default_partition_nothing_is_judged():
 )
 def test_memory_is_counted_as_sbatch_counts_it(text, size):
     assert limits.megabytes(text) == size
+
+
+def with_cpus(told=CLUSTER, **typed):
+    return limits.with_cpus(request.parse("train.py", (), typed=typed, profile=Profile()), told)
+
+
+SHARES = [
+    ({"gpus_per_node": "2"}, "", 32),  # of 64 CPUs for 4 GPUs, and of 128 for 8
+    ({"gpus_per_node": "h100:8"}, "", 128),
+    ({"gpus_per_node": "1"}, "gpu|4|40|1|gpu:3|2", 12),  # whole cores, of two threads each
+    ({"gpus_per_node": "4"}, "gpu|4|2|1|gpu:8", 1),
+    ({"gpus_per_node": "1"}, "gpu|4|64|1|gpu:4\ngpu|1|32|1|gpu:4", 8),  # it may get the smaller node
+    ({"gpus_per_node": "4"}, "gpu|4|64|1|gpu:4\ngpu|1|8|1|gpu:2", 64),  # but one with as many GPUs
+    ({"gpus_per_node": "1", "sbatch": ["--exclusive"]}, "", 64),
+    ({"gpus_per_node": "1", "partition": "gpu,big"}, "", 16),
+]
+
+
+@pytest.mark.parametrize(("typed", "nodes", "cpus"), SHARES, ids=str)
+def test_gpus_bring_their_share_of_the_cpus(typed, nodes, cpus):
+    assert with_cpus(cluster.read(PARTITIONS, nodes or NODES), **typed).cpus == cpus
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpus", "why"),
+    [
+        ("MaxCPUsPerNode=32", 8, "in its 32 CPUs"),
+        ("JobDefaults=DefCpuPerGPU=6", 6, "6 for each GPU, as partition gpu has it"),
+        ("OverSubscribe=EXCLUSIVE", 64, "which the job has to itself"),
+        ("MaxCPUsPerNode=UNLIMITED OverSubscribe=NO JobDefaults=(null)", 16, "1 of a node's 4 GPUs in its 64 CPUs"),
+    ],
+)
+def test_a_partition_has_its_own_rules_for_cpus(settings, cpus, why):
+    told = cluster.read(f"PartitionName=gpu Default=YES {settings} State=UP", "gpu|4|64|1|gpu:a100:4")
+    request = with_cpus(told, gpus_per_node="1")
+    assert request.cpus == cpus
+    assert why in request.cpus_why
+
+
+@pytest.mark.parametrize(
+    ("told", "typed"),
+    [(cluster.read(None, None), {}), (CLUSTER, {"gpus_per_node": "9"}), (CLUSTER, {"partition": "cpu"})],
+    ids=["silent", "too many", "without GPUs"],
+)
+def test_the_cpus_of_a_gpu_that_is_not_there_are_not_guessed(told, typed):
+    with pytest.raises(UsageError) as caught:
+        with_cpus(told, **{"gpus_per_node": "1", **typed})
+    assert (caught.value.finding.name, caught.value.exit_status) == ("cpus-per-task-missing", 2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "lacks"),
+    [
+        ({}, False),
+        ({"gpus_per_node": "0"}, False),
+        ({"gpus_per_node": "1"}, True),
+        ({"gpus_per_node": "1", "cpus_per_gpu": "2"}, False),
+        ({"gpus_per_node": "1", "cpus_per_node": "2"}, False),
+        ({"gpus_per_node": "1", "sbatch": ["--mincpus=8"]}, False),
+    ],
+    ids=str,
+)
+def test_only_gpus_without_cpus_lack_them(typed, lacks):
+    assert limits.lacks_cpus(request.parse("train.py", (), typed=typed, profile=Profile())) is lacks
+
+
+def test_ranks_without_gpus_have_a_cpu_each():
+    asked = request.parse("train.py", (), typed={"nproc_per_node": "4"}, profile=Profile())
+    assert (asked.cpus, asked.cpus_why) == (4, "one for each rank")

@@ -87,3 +87,17 @@ def test_that_of_another_array_element_is_refused(run_dir, monkeypatch):
         reserved(run_dir, "11", monkeypatch)
     assert caught.value.finding.name == "run-folder-of-other-training"
     assert lease.read(run_dir.root) is None
+
+
+def test_a_script_that_was_printed_keeps_its_own_record(tmp_path, monkeypatch, capfd):
+    for name in (env.ARRAY_JOB_ID, env.ARRAY_TASK_ID, env.JOB_RESTARTS):
+        monkeypatch.delenv(name, raising=False)
+    script, run_dir = tmp_path / "slurm_script", RunDir(tmp_path / "runs" / "train")
+    script.write_text("#!/bin/bash\n")
+    monkeypatch.setenv(env.JOB_ID, "12")
+    reserve.reserve(run_dir.root, "12", script=script, on_node_loss="fail")
+    found = record.read(run_dir)
+    assert (found.job_id, found.on_node_loss, found.requeues) == ("12", "fail", ())
+    assert run_dir.job_script.read_text() == "#!/bin/bash\n"
+    reserve.reserve(run_dir.root, "13", script=script)
+    assert record.read(run_dir).ids == ("12", "13"), "queued again under another number it goes on with the record"

@@ -29,6 +29,7 @@ class Place:
         output: What the job prints goes there.
         paceline: The command that submits, which the job's script uses too.
         when: The time, as people write it.
+        printed: The script is printed, not submitted: its job makes the run folder.
     """
 
     folder: str
@@ -37,6 +38,7 @@ class Place:
     output: str
     paceline: tuple[str, ...]
     when: str
+    printed: bool = False
 
 
 def render(request: Request, place: Place) -> str:
@@ -53,7 +55,10 @@ def _head(request: Request, place: Place) -> list[str]:
     lines = ["#!/bin/bash", f"# paceline submit, {place.when}: {word(request.script)}"]
     if request.profile.name:
         lines.append(f"# with the profile {word(request.profile.name)}")
-    lines += ["# to submit it again as it is:", f"#   sbatch {word(place.script)}"]
+    if place.printed:
+        lines += ["# saved as job.sh, it is submitted by:", "#   sbatch job.sh"]
+    else:
+        lines += ["# to submit it again as it is:", f"#   sbatch {word(place.script)}"]
     return [*lines, *_resources(request), *_conduct(request, place)]
 
 
@@ -64,12 +69,14 @@ def _resources(request: Request) -> Iterator[str]:
             yield "# one task on each node: it starts the ranks of its node"
         if name == "cpus-per-task" and request.cpus_per_gpu:
             yield f"# {request.cpus_per_gpu} for each GPU, as CPUs of the task: every version of Slurm has these right"
+        elif name == "cpus-per-task" and request.cpus_why:
+            yield f"# {request.cpus_why}"
         yield directive(name, value)
 
 
 def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends by itself"
-    yield directive("signal", f"TERM@{request.signal_s}")
+    yield directive("signal", f"{request.signal}@{request.signal_s}")
     by_slurm = request.requeue and request.on_node_loss == "requeue"
     if by_slurm:
         yield "# after preemption, the time limit or the loss of a node the job is queued again, and goes on"
@@ -79,7 +86,10 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
-    yield directive("output", pattern(place.output))
+    if place.printed:  # Slurm opens this file before anybody can make the run folder, where slurm.out leads to it
+        yield directive("output", "slurm-%j.out")
+    else:
+        yield directive("output", pattern(place.output))
 
 
 def _by_directive(folder: str) -> bool:
@@ -134,11 +144,19 @@ def _start(request: Request, place: Place) -> list[str]:
     script += [word(each) for each in (request.script, *request.script_args)]
     return [
         "# this script runs on the first node of the job: its address, and a port that is free there",
-        f"endpoint=$({_own(place)} endpoint --run-dir {word(place.run_dir)}) || exit",
+        f"endpoint=$({_own(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
         "status=0",
         # not by a line of its own after the command, which a profile's "set -e" would leave out
         *_wrapped([" ".join(srun), own, goes_to, *options, *_filled([*script, "|| status=$?"])]),
     ]
+
+
+def _record(request: Request, place: Place) -> str:
+    """Return the options by which the job of a printed script keeps its record."""
+    if not place.printed:
+        return ""
+    ends = " --on-node-loss fail" if request.on_node_loss == "fail" else ""
+    return f' --job-script "$0"{ends}'
 
 
 def _own(place: Place) -> str:

@@ -10,7 +10,7 @@ from paceline.launcher.options import seconds_of
 
 PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
 # Each partition with each kind of node that it has: --exact, or sinfo would print "16+" for several kinds.
-NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G")
+NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%Z")
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
 
@@ -23,12 +23,14 @@ class NodeKind:
         cpus: CPUs of each.
         memory_mb: Memory of each.
         gpus: GPUs of each by kind; the kind is empty where the site names none.
+        threads: Threads of a core: Slurm gives whole cores.
     """
 
     count: int
     cpus: int
     memory_mb: int
     gpus: Mapping[str, int] = field(default_factory=dict)
+    threads: int = 1
 
     def num_gpus(self, kind: str = "") -> int:
         """Return the GPUs of each node, of one kind or of all."""
@@ -47,6 +49,9 @@ class Partition:
         max_nodes: The most nodes of a job; None where there is no limit.
         allow_accounts: Accounts that may use it; empty for all.
         deny_accounts: Accounts that may not.
+        max_cpus: The most CPUs of a node that its jobs get; None where there is no limit.
+        cpus_per_gpu: CPUs that a job gets for each GPU if it asks for none; None where that is not set.
+        whole_nodes: A job has its nodes to itself.
         kinds: Its nodes; empty where they are not known.
     """
 
@@ -57,6 +62,9 @@ class Partition:
     max_nodes: int | None = None
     allow_accounts: tuple[str, ...] = ()
     deny_accounts: tuple[str, ...] = ()
+    max_cpus: int | None = None
+    cpus_per_gpu: int | None = None
+    whole_nodes: bool = False
     kinds: tuple[NodeKind, ...] = ()
 
     @property
@@ -107,7 +115,8 @@ def read(partitions: str | None, nodes: str | None, associations: str | None = N
 def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
     values = dict(re.findall(r"(\w+)=(\S*)", line))
     name = values["PartitionName"]
-    max_time, max_nodes = values.get("MaxTime", ""), values.get("MaxNodes", "")
+    max_time, max_nodes, max_cpus = (values.get(key, "") for key in ("MaxTime", "MaxNodes", "MaxCPUsPerNode"))
+    cpus_per_gpu = re.search(r"\bDefCpuPerGPU=(\d+)", line)
     return Partition(
         name=name,
         default=values.get("Default") == "YES",
@@ -116,6 +125,9 @@ def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
         max_nodes=int(max_nodes) if max_nodes.isdigit() else None,
         allow_accounts=_names(values.get("AllowAccounts", "")),
         deny_accounts=_names(values.get("DenyAccounts", "")),
+        max_cpus=int(max_cpus) if max_cpus.isdigit() else None,
+        cpus_per_gpu=int(cpus_per_gpu[1]) if cpus_per_gpu else None,
+        whole_nodes=values.get("OverSubscribe") == "EXCLUSIVE",
         kinds=tuple(kinds.get(name, ())),
     )
 
@@ -128,10 +140,12 @@ def _kinds(text: str) -> dict[str, list[NodeKind]]:
     found: dict[str, list[NodeKind]] = {}
     for line in text.splitlines():
         parts = line.split("|")
-        if len(parts) != 5 or not parts[1].isdigit():
+        if len(parts) < 5 or not parts[1].isdigit():
             continue
-        name, count, cpus, memory, gres = parts
-        kind = NodeKind(int(count), _number(cpus), _number(memory), read_gpus(gres))
+        name, count, cpus, memory, gres, *threads = parts
+        kind = NodeKind(
+            int(count), _number(cpus), _number(memory), read_gpus(gres), max([1, *(_number(each) for each in threads)])
+        )
         found.setdefault(name.rstrip("*"), []).append(kind)
     return found
 

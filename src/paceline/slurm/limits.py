@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from paceline.errors import Finding, closest
+from paceline.errors import Finding, UsageError, closest
 from paceline.slurm.cluster import Cluster, NodeKind, Partition
 from paceline.slurm.quoting import word
 from paceline.slurm.request import Request, clock
@@ -56,6 +56,63 @@ def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> lis
         return []
     judged = [list(_limits(request, each, cluster)) for each in chosen]
     return judged[0] if judged and all(judged) else []
+
+
+_ASK_FOR_CPUS = ("mincpus", "extra-node-info", "tres-per-task")
+
+
+def lacks_cpus(request: Request) -> bool:
+    """Return whether a job with GPUs asks for no CPUs: Slurm would give its task one."""
+    asked = request.cpus or any(name in _ASK_FOR_CPUS for name, _ in request.sbatch)
+    return bool(request.gpus) and not asked
+
+
+def with_cpus(request: Request, cluster: Cluster) -> Request:
+    """Return a request for GPUs with the CPUs that belong to them: their share of the CPUs of a node.
+
+    Args:
+        request: The request, which asks for no CPUs.
+        cluster: What Slurm says of itself.
+
+    Raises:
+        UsageError: Slurm does not say what its nodes have, or none has such GPUs.
+    """
+    names = [name for name in request.partition.split(",") if name]
+    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
+    shares = [share for partition in chosen for share in _shares(request, partition)]
+    cpus, why = min(shares, default=(0, ""))
+    if not cpus:
+        raise UsageError(no_cpus(request, "the cluster does not say how many CPUs belong to a GPU"))
+    return replace(request, cpus=cpus, cpus_why=why)
+
+
+def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]:
+    """Return for each kind of node how many CPUs belong to the GPUs that are asked for, and why."""
+    kind = request.gpus.rpartition(":")[0]
+    whole = partition.whole_nodes or any(name == "exclusive" for name, _ in request.sbatch)
+    for node in partition.kinds:
+        if not _fits(node, request, kind):
+            continue
+        most = min(node.cpus, partition.max_cpus or node.cpus)
+        share = most * request.num_gpus // node.num_gpus()
+        why = f"the share of {request.num_gpus} of a node's {node.num_gpus()} GPUs in its {most} CPUs"
+        if whole:
+            share, why = most, "all CPUs of a node, which the job has to itself"
+        elif partition.cpus_per_gpu:
+            share = min(most, partition.cpus_per_gpu * request.num_gpus)
+            why = f"{partition.cpus_per_gpu} for each GPU, as partition {partition.name} has it"
+        yield max(1, share - share % node.threads), why
+
+
+def no_cpus(request: Request, why: str) -> Finding:
+    """Return the finding of a job with GPUs that asks for no CPUs, where paceline does not know how many to ask for."""
+    return Finding(
+        "cpus-per-task-missing",
+        f"--gpus-per-node {request.gpus} without CPUs: Slurm would give the ranks of a node one CPU together",
+        where="command line",
+        why=why,
+        fix="--cpus-per-gpu 8   (the CPUs of a node divided by its GPUs)",
+    )
 
 
 def _fatal(findings: Sequence[Finding]) -> bool:

@@ -71,6 +71,11 @@ class Output:
         try:
             if os.fstat(self._file.fileno()).st_size < self._file.tell():
                 self._file.seek(0)  # written anew: a job script of somebody's own without --open-mode=append
-            return self._file.read(_CHUNK)
+            chunk = self._file.read(_CHUNK)
+            if not chunk and not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                self._file.close()  # the name leads to the output of a later job
+                self._file = self._path.open("rb")
+                chunk = self._file.read(_CHUNK)
+            return chunk
         except OSError:  # a file server that is away for a moment
             return b""

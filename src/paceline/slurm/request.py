@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.launcher import options as launch
 from paceline.slurm import asking
-from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, ON_NODE_LOSS, OWN
+from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.profile import Profile
 from paceline.slurm.quoting import CONTROL
 
@@ -20,6 +20,7 @@ HANG_TIMEOUT = "15m"  # of a job: hangs that cannot be proven burn its hours unt
 # Ranks that are killed when their grace is over still need a moment to be told of, and the script then has questions
 # to Slurm before it queues the job again, which a controller may let wait.
 SIGNAL_MARGIN_S = 60
+NOTICES = ("SIGUSR1", "SIGUSR2")
 _HANDED = {option.name for option in HANDED}
 
 
@@ -34,6 +35,7 @@ class Request:
         gpus: GPUs on each node, ``4`` or ``a100:4``; empty for none.
         cpus: CPUs of the one task on each node, 0 where Slurm decides.
         cpus_per_gpu: What they follow from, 0 if they were given as they are.
+        cpus_why: Why there are so many, where nobody gave a number; empty if somebody did.
         mem: Memory on each node, empty where Slurm decides.
         time_s: Time limit; None where Slurm decides, or there is to be none (``unlimited``).
         unlimited: No time limit was asked for.
@@ -55,6 +57,7 @@ class Request:
     gpus: str = ""
     cpus: int = 0
     cpus_per_gpu: int = 0
+    cpus_why: str = ""
     mem: str = ""
     time_s: int | None = None
     unlimited: bool = False
@@ -88,6 +91,19 @@ class Request:
     def signal_s(self) -> int:
         """How long before its time limit the job is told to stop."""
         return self.grace_s + _margin(_limit(self.time_s))
+
+    @property
+    def signal(self) -> str:
+        """The signal by which Slurm tells the job to stop, ``"TERM"`` but where another is handed on to the ranks."""
+        handled = dict(self.handed).get("signals_to_handle", "").split(",")
+        return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
+
+    def saving_at(self, signal: str) -> Request:
+        """Return the request of a script that saves at a signal: it is handed on to the ranks, unless others were."""
+        if signal not in NOTICES or "signals_to_handle" in dict(self.handed):
+            return self
+        handled = ",".join((*launch.Options.signals_to_handle, signal))
+        return replace(self, handed=(*self.handed, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
         """Return what is asked of Slurm: sbatch's long names, each with its value or None."""
@@ -135,6 +151,10 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
     options = launch.parse(script, tuple(script_args), typed=handed, inherited={})
     gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
+    ranks = str(handed.get("nproc_per_node", ""))
+    cpus_why = ""
+    if not cpus and not gpus and ranks.isdigit():
+        cpus, cpus_why = int(ranks), "one for each rank"
     time_s, unlimited = _time(raw.get("time", ""))
     name = raw.get("job_name", "") or _name(script)
     return Request(
@@ -144,6 +164,7 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
         gpus=gpus,
         cpus=cpus,
         cpus_per_gpu=cpus_per_gpu,
+        cpus_why=cpus_why,
         mem=raw.get("mem", ""),
         time_s=time_s,
         unlimited=unlimited,
@@ -280,9 +301,13 @@ def unknown_option(typed: str) -> UsageError:
     name = word.lstrip("-").replace("_", "-")
     known = [option.long for option in (*OWN, *HANDED)]
     meant = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
+    what = f"paceline submit has no option {word}"
     theirs, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
     if name in meant:
         fix = f"--{meant[name]}"
+    elif theirs in NEVER:
+        fix = NEVER_FIX.get(theirs, "leave it out")
+        what += f": {NEVER[theirs]}"
     elif theirs in INSTEAD:
         fix = INSTEAD[theirs]
     elif theirs == name or len(name) == 1:
@@ -290,7 +315,6 @@ def unknown_option(typed: str) -> UsageError:
     else:
         near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
         fix = f"did you mean {near}?" if near else ""
-    what = f"paceline submit has no option {word}"
     return UsageError(
         Finding("option-unknown", what, where="command line", fix=fix or "paceline submit --help lists them")
     )

@@ -23,13 +23,15 @@ from paceline.slurm import commands, lookup, record, refusal, told
 from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
 from paceline.slurm.quoting import word
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
+from paceline.slurm.request import clock
 from paceline.slurm.told import Tale
 from paceline.world import expand_nodelist
 
 # How often a job is queued again from one and the same place: another node may break, or a start be preempted early,
 # without anything being wrong with the run.
 _FRUITLESS = 2
-_TERMINATED = 128 + signal.SIGTERM
+# Of a run that was told to stop, by the signals that Slurm may be asked to send.
+_STOPPED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 # Slurm did not hear or did not answer: what it was asked for may be done all the same.
 _UNSURE = re.compile(r"timed out|unable to contact|socket|communication|connection|transmitted|standby", re.IGNORECASE)
 _TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
@@ -91,6 +93,8 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
     job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     now = lookup.full(job)
+    if now is not None and now.state != RUNNING:
+        return  # somebody cancels it or has queued it again, as Lightning does
     tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, now))
     decision = decide(
         status,
@@ -98,6 +102,7 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
         tale=tale,
         last_step=last.step if last else None,
         nodelist=env.read(env.JOB_NODELIST) or "",
+        limit=_limit_words(now, time.time()),
     )
     if decision.finding is not None:
         _show(decision.finding)
@@ -105,7 +110,9 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
         _carry_out(run_dir, job, decision, now=now)
 
 
-def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, nodelist: str) -> Decision:
+def decide(
+    status: int, *, job: JobRecord, tale: Tale, last_step: int | None, nodelist: str, limit: str = ""
+) -> Decision:
     """Decide whether a job is queued again. Pure.
 
     Args:
@@ -114,10 +121,11 @@ def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, no
         tale: What the run has told of its last start.
         last_step: Steps of the last checkpoint, None if there is none.
         nodelist: The job's nodes as Slurm writes them.
+        limit: How long this start ran, and its time limit, in words; empty where they are not known.
     """
     why = _why(status, job, tale)
     if not why:
-        return Decision()
+        return Decision(finding=_not_saved(job, status) if status in _STOPPED else None)
     lost = tale.outcome.lost if tale.outcome and why == NODE_LOST else ()
     step = last_step or 0
     if why == NODE_LOST and last_step is None and tale.steps:
@@ -125,7 +133,7 @@ def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, no
     # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
     elsewhere = status == EXIT_UNFINISHED and last_step is None and tale.steps != 0
     if not elsewhere and _times_from(job, step) >= _FRUITLESS:
-        return Decision(finding=_no_progress(why, job, step))
+        return Decision(finding=_no_progress(why, job, step, limit))
     return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
 
 
@@ -138,7 +146,7 @@ def _why(status: int, job: JobRecord, tale: Tale) -> str:
     # preempted while it started: nothing was there to be saved, and what was saved before is. A scancel does not come
     # here, since it ends this script too.
     stopped = tale.outcome is None or tale.outcome.stopped
-    return UNFINISHED if status == _TERMINATED and stopped and not tale.steps else ""
+    return UNFINISHED if status in _STOPPED and stopped and not tale.steps else ""
 
 
 def _times_from(job: JobRecord, step: int) -> int:
@@ -168,7 +176,13 @@ def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _no_progress(why: str, job: JobRecord, step: int) -> Finding:
+def _limit_words(now: JobState | None, now_s: float) -> str:
+    if now is None or now.start_s is None or now.limit_s is None:
+        return ""
+    return f"this start ran for {clock(max(0, now_s - now.start_s))} of its time limit, --time {clock(now.limit_s)}"
+
+
+def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     fruitless, starts = _times_from(job, step), len(job.requeues) + 1
     if not step and fruitless == len(job.requeues) and not job.requeues[0].elsewhere:
         fruitless += 1  # the first start had saved nothing either
@@ -183,7 +197,10 @@ def _no_progress(why: str, job: JobRecord, step: int) -> Finding:
         "slurm-job-ended",
         f"the run {cause}, and {which} saved nothing new: the job is not queued again, it would go round for ever",
         where=f"job {job.job_id}",
-        evidence=(f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),),
+        evidence=(
+            f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),
+            *([limit] if limit and why == UNFINISHED else []),
+        ),
         fix=fix,
     )
 
@@ -197,10 +214,18 @@ def _nothing_kept(job: JobRecord) -> Finding:
     )
 
 
+def _not_saved(job: JobRecord, status: int) -> Finding:
+    return Finding(
+        "slurm-job-ended",
+        f"the run was told to stop and has not saved (status {status}): the job is not queued again",
+        where=f"job {job.job_id}",
+        why=f"a job is queued again when all ranks have saved and end with status {EXIT_UNFINISHED}, as a Session does",
+        fix="paceline explain not-saved-at-stop",
+    )
+
+
 def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobState | None) -> None:
     """Queue the job again, or submit it anew where the site forbids that."""
-    if now is not None and now.state != RUNNING:
-        return  # somebody cancels it, or has queued it again himself
     exclude = _possible(run_dir, decision.exclude, now)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     written = replace(job, requeues=(*job.requeues, entry))

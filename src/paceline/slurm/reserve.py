@@ -6,7 +6,11 @@ the lease (``paceline.lease``), which the job's launcher takes over from this re
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import sys
+import time
 from pathlib import Path
 
 from paceline import env, identity, lease
@@ -16,12 +20,14 @@ from paceline.slurm import lookup, record
 from paceline.slurm.record import JobRecord
 
 
-def reserve(folder: Path, job_id: str) -> None:
+def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_loss: str = "requeue") -> None:
     """Reserve a run folder for this job, and write the job's number into the record of the run.
 
     Args:
         folder: The run folder.
         job_id: The job that starts.
+        script: The script of the job, if ``paceline submit`` has printed it: it keeps a record of its own then.
+        on_node_loss: ``"requeue"`` or ``"fail"``, for that record.
 
     Raises:
         UsageError: A living run has it, or it belongs to another array element.
@@ -35,8 +41,24 @@ def reserve(folder: Path, job_id: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lease.acquire(folder, lease.this_job(element=mine.element), say=_say, ended=_has_ended)
     known = record.read(run_dir)
-    if known is not None and known.job_id != job_id:
+    if known is None and script is not None:
+        known = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
+        record.write(run_dir, known)
+    elif known is not None and known.job_id != job_id:
         record.write(run_dir, known.under(job_id))
+    if script is not None:
+        _keep(run_dir, script)
+
+
+def _keep(run_dir: RunDir, script: Path) -> None:
+    """Keep what ``submit`` leaves in a run folder: the script, to submit it again, and where the output is."""
+    shutil.copyfile(script, run_dir.job_script)
+    output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits
+    if not output.is_file() or (run_dir.job_output.exists() and not run_dir.job_output.is_symlink()):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        run_dir.job_output.unlink()
+    run_dir.job_output.symlink_to(output)
 
 
 def _has_ended(job_id: str) -> bool:

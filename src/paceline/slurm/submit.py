@@ -18,8 +18,9 @@ from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launcher import script
 from paceline.rundir import RUNS, RunDir, new_run_id, write_whole
-from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request
+from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request, saving
 from paceline.slurm.batch import Place
+from paceline.slurm.cluster import Cluster
 from paceline.slurm.profile import Profile
 from paceline.slurm.quoting import CONTROL, word
 from paceline.slurm.record import JobRecord
@@ -66,17 +67,22 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     if "time" not in typed and "time" not in site.slurm:
         site = _with_time(site)
     asked = request.parse(name, arguments, typed=typed, profile=site)
-    _require_script(asked)
-    place = _place(asked)
+    asked = _with_signal(asked, _require_script(asked))
+    place = replace(_place(asked), printed=bool(typed.get("dry_run")))
+    told = None
+    if not typed.get("dry_run"):
+        _require_sbatch()
+        told = _ask_cluster(asked)
+        _require_possible(asked, told)
+    if limits.lacks_cpus(asked):
+        asked = _with_cpus(asked, told or _ask_cluster(asked))
     text = batch.render(asked, place)
     if typed.get("dry_run"):
         _print(text)
         return EXIT_OK
-    _require_sbatch()
-    _require_possible(asked)
     _warn_of_early_signal(asked)
-    told = _submit(asked, place, text)
-    _say(told, place, as_json=bool(typed.get("json")))
+    job = _submit(asked, place, text)
+    _say(job, place, as_json=bool(typed.get("json")))
     if typed.get("follow"):
         from paceline.slurm import follow
 
@@ -114,17 +120,25 @@ def _print(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-def _require_script(asked: Request) -> None:
-    """Look for the script before anything is queued: the job would find out in hours."""
+def _require_script(asked: Request) -> str:
+    """Look for the script before anything is queued: the job would find out in hours. Returns its text, if known."""
     options, site = asked.options, asked.profile
     named = options.module or (options.no_python and "/" not in options.script)
     if named and (site.prefix or site.modules or site.lines):
-        return  # it may come from what only the job loads
+        return ""  # it may come from what only the job loads
     try:
-        script.read(options)
+        return script.read(options)
     except PacelineError as error:
         fix = error.finding.fix.replace("paceline run ", "paceline submit ")
         raise type(error)(replace(error.finding, fix=fix)) from None
+
+
+def _with_signal(asked: Request, text: str) -> Request:
+    """Have the script stopped by the signal that it saves at, and say where it is known to save at none."""
+    found = saving.look(text, script=asked.script)
+    if found.finding is not None and asked.requeue:
+        print(found.finding.render(), file=sys.stderr)
+    return asked.saving_at(found.signal)
 
 
 def _place(asked: Request) -> Place:
@@ -176,18 +190,47 @@ def _require_sbatch() -> None:
         raise SetupError(refusal.judge(said, known_options=tuple))
 
 
-def _require_possible(asked: Request) -> None:
-    """Ask Slurm for its limits and refuse what is beyond them; say nothing where it does not answer."""
-    meant = replace(
+def _as_meant(asked: Request) -> Request:
+    """Return a request with what the shell's variables add to it."""
+    return replace(
         asked,
         account=asked.account or env.read(env.SBATCH_ACCOUNT) or "",
         partition=asked.partition or env.read(env.SBATCH_PARTITION) or "",
     )
+
+
+def _ask_cluster(asked: Request) -> Cluster:
+    """Return what Slurm says of itself; nothing where it does not answer."""
     if any(name in ("clusters", "cluster-constraint") for name, _ in asked.sbatch):
-        return  # what answers here is another one
+        return Cluster()  # what answers here is another one
     from paceline.slurm import survey  # its threads are not for a dry run
 
-    told = survey.gather(account=bool(meant.account))
+    return survey.gather(account=bool(_as_meant(asked).account))
+
+
+def _with_cpus(asked: Request, told: Cluster) -> Request:
+    """Return a request with the CPUs that belong to its GPUs, if Slurm gives them: some cores may be reserved.
+
+    Raises:
+        UsageError: It is not known how many there are to ask for.
+    """
+    cpus = limits.with_cpus(_as_meant(asked), told)
+    shared = replace(asked, cpus=cpus.cpus, cpus_why=cpus.cpus_why)
+    if shutil.which("sbatch"):
+        from paceline.slurm import survey
+
+        refused = survey.trial(shared, environ=_environ(shared)).status != 0
+        if refused and survey.trial(asked, environ=_environ(asked)).status == 0:
+            what = f"Slurm does not give {shared.cpus} CPUs with them ({shared.cpus_why})"
+            raise UsageError(limits.no_cpus(asked, what))
+    return shared
+
+
+def _require_possible(asked: Request, told: Cluster) -> None:
+    """Refuse what is beyond the limits that Slurm has told; say nothing where it has told none."""
+    from paceline.slurm import survey
+
+    meant = _as_meant(asked)
     found = limits.judge(meant, told)
     fatal = next((finding for finding in found if finding.severity == "error"), None)
     # a site's own plugin may change what is asked for so that it can be had

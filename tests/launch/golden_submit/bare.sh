@@ -1,7 +1,7 @@
 #!/bin/bash
 # paceline submit, 2026-11-21 14:03: train.py
-# to submit it again as it is:
-#   sbatch /home/ada/digits/paceline-runs/20261121-140300-train-3f2a/job.sh
+# saved as job.sh, it is submitted by:
+#   sbatch job.sh
 #SBATCH --job-name=train
 #SBATCH --nodes=1
 # one task on each node: it starts the ranks of its node
@@ -12,13 +12,13 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
-#SBATCH --output=/home/ada/digits/paceline-runs/20261121-140300-train-3f2a/slurm.out
+#SBATCH --output=slurm-%j.out
 
 # where the latest checkpoint is damaged: go on from the latest one that is whole
 export PACELINE_DAMAGED=skip
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/paceline-runs/20261121-140300-train-3f2a) || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/paceline-runs/20261121-140300-train-3f2a --job-script "$0") || exit
 status=0
 srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \

@@ -1,8 +1,8 @@
 #!/bin/bash
 # paceline submit, 2026-11-21 14:03: train.py
 # with the profile /home/ada/two-sockets.toml
-# to submit it again as it is:
-#   sbatch /home/ada/digits/runs/20261121-140300-train-3f2a/job.sh
+# saved as job.sh, it is submitted by:
+#   sbatch job.sh
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 # one task on each node: it starts the ranks of its node
@@ -19,7 +19,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
-#SBATCH --output=/home/ada/digits/runs/20261121-140300-train-3f2a/slurm.out
+#SBATCH --output=slurm-%j.out
 
 module load cuda/12.4 || exit
 ulimit -c 0
@@ -31,7 +31,7 @@ export NCCL_P2P_DISABLE=1
 export PACELINE_DAMAGED=skip
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a) || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/runs/20261121-140300-train-3f2a --job-script "$0") || exit
 status=0
 srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=16 \
     /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \

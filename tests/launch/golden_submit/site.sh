@@ -1,8 +1,8 @@
 #!/bin/bash
 # paceline submit, 2026-11-21 14:03: train.py
 # with the profile site
-# to submit it again as it is:
-#   sbatch '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a/job.sh'
+# saved as job.sh, it is submitted by:
+#   sbatch job.sh
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 # one task on each node: it starts the ranks of its node
@@ -22,7 +22,7 @@
 #SBATCH --no-requeue
 #SBATCH --open-mode=append
 #SBATCH --chdir=/home/ada/digits
-#SBATCH --output="/home/ada/digits/all runs of ada/20261121-140300-train-3f2a/slurm.out"
+#SBATCH --output=slurm-%j.out
 
 module load cuda/12.4 || exit
 module load 'a $(touch x)' || exit
@@ -38,7 +38,7 @@ srun --export=ALL --ntasks-per-node=1 mkdir -p -- /scratch/ada/"${SLURM_JOB_ID}"
 export TMPDIR=/scratch/ada/"${SLURM_JOB_ID}"'/x y'
 
 # this script runs on the first node of the job: its address, and a port that is free there
-endpoint=$(/opt/venv/bin/paceline endpoint --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a') || exit
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a' --job-script "$0" --on-node-loss fail) || exit
 status=0
 srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
     apptainer exec --nv --bind /home/ada/digits/data:/data 'image of ada.sif' paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \

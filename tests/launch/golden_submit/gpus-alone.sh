@@ -1,0 +1,36 @@
+#!/bin/bash
+# paceline submit, 2026-11-21 14:03: train.py
+# saved as job.sh, it is submitted by:
+#   sbatch job.sh
+#SBATCH --job-name=train
+#SBATCH --nodes=1
+# one task on each node: it starts the ranks of its node
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+# the share of 2 of a node's 4 GPUs in its 64 CPUs
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=64G
+#SBATCH --time=04:00:00
+#SBATCH --partition=gpu,big
+# sent to the steps 180 s before the time limit: the run saves and ends by itself
+#SBATCH --signal=TERM@180
+# after preemption, the time limit or the loss of a node the job is queued again, and goes on
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/ada/digits
+#SBATCH --output=slurm-%j.out
+
+# where the latest checkpoint is damaged: go on from the latest one that is whole
+export PACELINE_DAMAGED=skip
+
+# this script runs on the first node of the job: its address, and a port that is free there
+endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/paceline-runs/20261121-140300-train-3f2a --job-script "$0") || exit
+status=0
+srun --export=ALL --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=32 \
+    /opt/venv/bin/paceline run --rdzv-endpoint "$endpoint" --grace-s 120 \
+    --run-dir /home/ada/digits/paceline-runs/20261121-140300-train-3f2a \
+    --hang-timeout 15m \
+    train.py || status=$?
+# 75: stopped unfinished, with a checkpoint; queued again, the job goes on from there
+/opt/venv/bin/paceline requeue /home/ada/digits/paceline-runs/20261121-140300-train-3f2a --status "$status"
+exit "$status"
