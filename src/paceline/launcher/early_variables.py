@@ -83,12 +83,15 @@ class Lateness:
 
     def __init__(self, report: Callable[[dict[str, str]], None], is_users: Callable[[str], bool]) -> None:
         self._report, self._is_users = report, is_users
+        self._rank = os.getpid()
         self._inherited = frozenset(sys.modules)
         self._reported: set[str] = set()
 
     def hear(self, name: str, before: str | None, value: str) -> None:
         """Take notice of a variable that is set."""
         if not is_early(name) or value == before or name in self._reported or len(self._reported) == _MOST:
+            return
+        if os.getpid() != self._rank:  # a child may set it for a program that it becomes
             return
         place = self._place(sys._getframe(1))
         if place and not self._script_has_torch():

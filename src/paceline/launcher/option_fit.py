@@ -79,7 +79,7 @@ def settle(options: Options, *, typed: Collection[str], given: Collection[str]) 
         _settle_static(fit, given)
     else:
         _settle_elastic(fit)
-    if options.rdzv_backend in _NUMBERS:
+    if fit.options.rdzv_backend in _NUMBERS:
         _settle_settings(fit)
     return replace(fit.options, warnings=tuple(fit.warnings))
 

@@ -88,6 +88,7 @@ class Conductor:
         finally:
             self._node.release()
             os.dup2(self._console.err, 2)
+            self._noise.close()
         return report
 
     # The agent's thread

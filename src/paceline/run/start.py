@@ -61,7 +61,9 @@ def _plan(options: Options, source: str) -> tuple[Options, Plan]:
         count = host.count_devices_by_torch(options.nproc_per_node)
         if count:
             options = replace(options, nproc_per_node=str(count))
-    return options, planning.make(options, facts, environ=environ, source=source)
+    plan = planning.make(options, facts, environ=environ, source=source)
+    shown = tuple(rank for rank in options.local_ranks_filter if rank < plan.nproc.value)
+    return replace(options, local_ranks_filter=shown or options.local_ranks_filter), plan
 
 
 def _conduct_function(options: Options, task: RankTask, function: Callable[[], None]) -> Report:
