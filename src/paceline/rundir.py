@@ -9,12 +9,14 @@ import errno
 import json
 import os
 import re
+import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 EVENT_VERSION = 1
 _LEAST_BYTES = 65536  # what a plan, logs of a few lines and the last events need
@@ -201,17 +203,47 @@ def run_folders() -> list[Path]:
     return [folder for folder in (RUNS, EARLIER_RUNS) if folder.is_dir()]
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """Open a regular file for reading: a FIFO of that name would wait for a writer, and a device has no end.
+
+    Raises:
+        OSError: It cannot be opened, or is something else.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
+    """Return what a file of a run folder holds, which anybody may have written.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not JSON, longer than ``most_bytes``, or nested too deeply.
+    """
+    with open_file(path) as file:
+        text = file.read(most_bytes + 1)
+    if len(text) > most_bytes:
+        raise ValueError(f"longer than {most_bytes} bytes")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees all of it or the one before: temporary name, fsync, rename."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:  # not by tempfile, whose files only their owner can read
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

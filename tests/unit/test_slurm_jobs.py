@@ -14,7 +14,7 @@ from paceline import cli
 from paceline.errors import Finding, UsageError
 from paceline.logging import CSVLogger
 from paceline.rundir import MANIFEST, RunDir, append_event
-from paceline.slurm import jobs, record
+from paceline.slurm import jobs, profile_files, record
 from paceline.slurm.jobs import Row
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
@@ -245,3 +245,120 @@ def test_the_table_is_aligned():
         "a            -  failed  -         -     -  -",
         "long-name   12  x       n         5     1  2026-11-21 12:00",
     ]
+
+
+def _zeros(path):
+    with path.open("wb") as file:
+        file.truncate(8 << 30)  # a hole: it takes no space
+
+
+def _fifo(path):
+    os.mkfifo(path)
+
+
+def _text(text):
+    return lambda path: path.write_text(text)
+
+
+def _record(**values):
+    whole = {**JobRecord("8", submitted_ns=1).to_json(), **values}
+    return _text(json.dumps(whole))
+
+
+BAD_RECORDS = {
+    "fifo": _fifo,
+    "zeros": _zeros,
+    "folder": lambda path: path.mkdir(),
+    "no JSON": _text("{"),
+    "nested": _text("[" * 100_000),
+    "list": _text("[]"),
+    "number of a list": _record(job_id=["8"]),
+    "an option": _record(job_id="--help"),
+    "earlier option": _record(earlier_ids=["-M"]),
+    "cluster": _record(cluster="-M x"),
+    "time": _record(submitted_ns="now"),
+    "requeues": _record(requeues=7),
+    "endless": _record(requeues=[{"step": float("inf"), "time_ns": 1, "why": "x"}]),
+    "name": _record(name={"x": 1}),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RECORDS)
+def test_a_record_that_cannot_be_read_costs_one_line_and_no_other_run(slurm, listed, case):
+    makes("good", job_id="7", status=0)
+    BAD_RECORDS[case](makes("bad").job)
+    slurm.answers("squeue", "7|RUNNING|node1|N/A|None\n")
+    out, err = listed()
+    rows = sorted(line.split()[:3] for line in out.splitlines()[1:])
+    assert rows == [["bad", "-", "unknown"], ["good", "7", "running"]]
+    assert err.count("\n") == 1
+    assert "bad/job.json cannot be read" in err
+
+
+BAD_FILES = {
+    "events": ["fifo", "zeros", "folder", "wrong types", "nested"],
+    "metrics": ["fifo", "zeros", "folder", "wrong types"],
+    "manifest": ["fifo", "zeros", "folder", "wrong types", "nested"],
+}
+WRONG = {
+    "events": '{"kind": "start", "attempt": "x"}\n{"kind": "end", "ends": 3}\n[]\n{"kind": "outcome", "time_ns": {}}\n',
+    "metrics": "step,loss\n\x00,\x00\n" + "9" * 400 + ",1\n",
+    "manifest": '{"step": "x", "seconds": []}',
+}
+
+
+@pytest.mark.parametrize(("name", "how"), [(name, how) for name in BAD_FILES for how in BAD_FILES[name]])
+def test_whatever_lies_in_a_folder_the_others_are_listed(slurm, listed, name, how):
+    makes("good", status=0, loss=0.5)
+    bad = makes("bad")
+    checkpoint = bad.checkpoints / "00001-step-4"
+    checkpoint.mkdir(parents=True)
+    path = {"events": bad.events(0), "metrics": bad.metrics, "manifest": checkpoint / MANIFEST}[name]
+    make = {"fifo": _fifo, "zeros": _zeros, "folder": lambda path: path.mkdir(), "nested": _text("[" * 100_000)}
+    make.get(how, _text(WRONG[name]))(path)
+    out, err = listed()
+    assert "good" in out and "succeeded" in out
+    assert "Traceback" not in err
+
+
+def test_a_cluster_that_is_unknown_costs_one_line(slurm, listed):
+    makes("here", job_id="7")
+    record.write(makes("there"), JobRecord("8", cluster="alps", submitted_ns=1))
+    slurm.does(
+        "squeue", "case \"$*\" in *alps*) echo 'No cluster alps' >&2; exit 1;; esac; echo '7|RUNNING|node1|N/A|None'"
+    )
+    out, err = listed()
+    assert "running" in out and "there" in out
+    assert err == "paceline: squeue does not answer for cluster alps: states are those of the run folders\n"
+
+
+def test_control_characters_are_not_printed_raw(slurm, listed):
+    makes("a\x1b[31m\nb", status=0)
+    record.write(makes("c"), JobRecord("7", nodes="n\x1b]0;x\x07\x9b", submitted_ns=1))
+    slurm.answers("squeue", "7|RUNNING|node\x1b[1|N/A|No\x07ne\n")
+    out, _ = listed()
+    assert len(out.splitlines()) == 3
+    assert not any((ord(letter) < 32 and letter != "\n") or 127 <= ord(letter) < 160 for letter in out)
+    assert "a\\x1b[31m\\nb" in out
+
+
+def test_runs_that_a_profile_puts_elsewhere_are_listed(slurm, listed, tmp_path, monkeypatch):
+    profiles = tmp_path / ".paceline" / "profiles"
+    profiles.mkdir(parents=True)
+    (profiles / "site.toml").write_text(f'[paths]\nruns = "{tmp_path}/scratch"\n')
+    (profiles / "other.toml").write_text('[paths]\nruns = "$NOT_SET_HERE/runs"\n')
+    makes("far", status=0, folder=str(tmp_path / "scratch"), job_id="7")
+    slurm.answers("squeue", "")
+    out, err = listed()
+    assert ("far" in out, err) == (True, "")
+    found, _ = record.find("7", places=profile_files.run_folders())
+    assert found.root == tmp_path / "scratch" / "far"
+
+
+def test_a_record_is_as_readable_as_its_folder(tmp_path):
+    before = os.umask(0o027)
+    try:
+        record.write(RunDir(tmp_path), JobRecord("7"))
+    finally:
+        os.umask(before)
+    assert RunDir(tmp_path).job.stat().st_mode & 0o777 == 0o640

@@ -18,8 +18,9 @@ from paceline.errors import Finding
 from paceline.launcher.endings import Failure
 from paceline.launcher.position import Frame
 from paceline.launcher.resume import Checkpoint
-from paceline.rundir import MANIFEST, RunDir, shown
+from paceline.rundir import MANIFEST, RunDir, open_file, read_json, shown
 
+_MANIFEST_BYTES = 1 << 26  # it names every tensor
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -70,7 +71,7 @@ def _from_torch(content: dict[str, object]) -> Failure | None:
 def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[str, ...]:
     """Return the last lines of a log file that say something."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - limit_bytes))
             return last_lines(file.read().decode("utf-8", errors="replace"), lines=lines)
@@ -114,9 +115,9 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
 
 def _checkpoint(path: Path, number: int) -> Checkpoint | None:
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(path / MANIFEST, most_bytes=_MANIFEST_BYTES)
         return Checkpoint(shown(path), number, int(manifest["step"]), float(manifest.get("seconds", 0.0)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None  # not committed, or not ours
 
 

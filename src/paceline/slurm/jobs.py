@@ -22,9 +22,10 @@ from typing import Any
 
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.launcher import evidence
-from paceline.rundir import RUNS, RunDir, run_folders
-from paceline.slurm import lookup, record, told
+from paceline.rundir import RUNS, RunDir, open_file
+from paceline.slurm import lookup, profile_files, record, told
 from paceline.slurm.jobstate import JobState
+from paceline.slurm.quoting import printable
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Tale
 
@@ -77,19 +78,32 @@ def jobs(folder: Path | None, *, as_json: bool) -> int:
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(_no_folder(folder))
-    places = [folder] if folder is not None else run_folders()
-    runs = gather(*places)
-    known = lookup.states(job for _, job in runs if job is not None) if any(job for _, job in runs) else {}
-    if known is None:
-        print("paceline: squeue does not answer here: states are those of the run folders", file=sys.stderr)
-    rows = [row(run_dir, job, known or {}) for run_dir, job in runs]
+    runs = gather(*([folder] if folder is not None else profile_files.run_folders()))
+    known, silent = lookup.states(job for _, job in runs if job is not None)
+    for cluster in silent:
+        where = f"for cluster {cluster}" if cluster else "here"
+        _say(f"squeue does not answer {where}: states are those of the run folders")
+    rows = [each for run_dir, job in runs if (each := _row(run_dir, job, known)) is not None]
     if as_json:
         print(json.dumps([each.to_json() for each in rows], indent=1))
     elif rows:
         print(render(rows))
     else:
-        print(f"paceline: no runs in {folder or RUNS}", file=sys.stderr)
+        _say(f"no runs in {folder or RUNS}")
     return EXIT_OK
+
+
+def _say(text: str) -> None:
+    print(f"paceline: {printable(text)}", file=sys.stderr)
+
+
+def _row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row | None:
+    """Return what is told of one run; None, with a line on stderr, if its folder cannot be read."""
+    try:
+        return row(run_dir, job, known)
+    except Exception as error:  # the files may be anybody's; the other runs are listed all the same
+        _say(f"{run_dir.root} cannot be read: {type(error).__name__}: {error}")
+        return None
 
 
 def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
@@ -100,8 +114,11 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
             paths += [Path(entry.path) for entry in entries if entry.is_dir()]
     found = []
     for path in paths:
-        run_dir = RunDir(path)
-        job = record.read(run_dir)
+        run_dir, job = RunDir(path), None
+        try:
+            job = record.load(run_dir)
+        except (OSError, ValueError) as error:
+            _say(f"{run_dir.job} cannot be read: {error}")
         if job is not None or run_dir.plan().exists() or any(path.glob("plan.attempt-*.json")):
             found.append((_begun(run_dir, job), run_dir, job))
     return [(run_dir, job) for _, run_dir, job in sorted(found, key=lambda each: (each[0], each[1].root), reverse=True)]
@@ -180,14 +197,14 @@ def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
         return None
     try:
         return psutil.Process(pid).create_time() <= before_s + 1  # another one has the number by now
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
 
 
 def _figures(run_dir: RunDir) -> tuple[int | None, float | None]:
     """Return the last step and the last loss of what a run logged."""
     try:
-        with run_dir.metrics.open("rb") as file:
+        with open_file(run_dir.metrics) as file:
             head = file.readline(_TAIL_BYTES)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(len(head), size - _TAIL_BYTES))
@@ -206,7 +223,7 @@ def last_figures(head: str, lines: Sequence[str]) -> tuple[int | None, float | N
         head: Its first line.
         lines: Its last ones.
     """
-    columns = next(csv.reader([head]), [])
+    columns = _split(head)
     name = next((name for name in _LOSSES if name in columns), None) or next(
         (name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))), None
     )
@@ -228,12 +245,15 @@ def _last(columns: Sequence[str], lines: Sequence[str], name: str) -> float | No
 
 
 def _split(line: str) -> list[str]:
-    return next(csv.reader([line]), [])
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:  # NUL, in Python 3.10
+        return []
 
 
 def render(rows: Sequence[Row]) -> str:
     """Return the table."""
-    lines = [_COLUMNS, *(_cells(each) for each in rows)]
+    lines = [_COLUMNS, *(tuple(map(printable, _cells(each))) for each in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
     aligned = (
         "  ".join(
@@ -246,7 +266,6 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def _cells(each: Row) -> tuple[str, ...]:
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.since_s)) if each.since_s else "-"
     return (
         each.run,
         each.job or "-",
@@ -254,8 +273,15 @@ def _cells(each: Row) -> tuple[str, ...]:
         each.nodes or "-",
         "-" if each.step is None else str(each.step),
         "-" if each.loss is None else f"{each.loss:.4g}",
-        since,
+        _when(each.since_s),
     )
+
+
+def _when(at_s: float | None) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s)) if at_s else "-"
+    except (ValueError, OverflowError, OSError):  # no time of this world
+        return "-"
 
 
 def _no_folder(folder: Path) -> Finding:

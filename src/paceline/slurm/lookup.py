@@ -52,18 +52,20 @@ def full(job: JobRecord) -> JobState | None:
     return jobstate.from_sacct(commands.ask("sacct", *where, *shape, "-j", job.job_id) or "")
 
 
-def states(jobs: Iterable[JobRecord]) -> dict[tuple[str, str], JobState] | None:
-    """Return the states of many jobs by cluster and number; asks once for each cluster. None without an answer."""
+def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], list[str]]:
+    """Return the states of many jobs by cluster and number, and the clusters that do not answer; asks each once."""
     wanted: dict[str, list[str]] = {}
     for job in jobs:
         wanted.setdefault(job.cluster, []).append(job.job_id)
     found: dict[tuple[str, str], JobState] = {}
+    silent = []
     for cluster, ids in wanted.items():
         text = _table(cluster, ids)
         if text is None:
-            return None
-        found |= {(cluster, number): each for number, each in jobstate.from_squeue(text).items()}
-    return found
+            silent.append(cluster)
+        else:
+            found |= {(cluster, number): each for number, each in jobstate.from_squeue(text).items()}
+    return found, silent
 
 
 def _table(cluster: str, ids: Sequence[str]) -> str | None:

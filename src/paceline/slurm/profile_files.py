@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline import env
 from paceline.errors import Finding, UsageError, closest
+from paceline.rundir import EARLIER_RUNS, RUNS
 from paceline.slurm import profile
 from paceline.slurm.profile import Profile
 from paceline.wording import few
@@ -34,6 +36,16 @@ def read(path: Path, name: str) -> Profile:
         why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
         raise UsageError(Finding("profile-invalid", f"the profile cannot be read: {why}", where=str(path))) from None
     return profile.read(text, name=name, path=str(path), environ=env.snapshot())
+
+
+def run_folders() -> list[Path]:
+    """Return the folders that runs are in: those of the current folder, then those that profiles name."""
+    found = [RUNS, EARLIER_RUNS]
+    for path in (path for folder in _folders() for path in sorted(folder.glob("*.toml"))):
+        with contextlib.suppress(UsageError):  # that of another cluster may name what is not set on this one
+            runs = read(path, path.stem).runs
+            found += [Path(runs)] if runs else []
+    return list(dict.fromkeys(each for each in found if each.is_dir()))
 
 
 def find(name: str) -> Path:

@@ -8,6 +8,8 @@ import shlex
 # With surrogates: bytes of the command line that are no text.
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+# What a terminal would obey or hide: control characters, turns of the direction of writing, bytes that are no text.
+_UNSHOWN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN = re.compile(r"[\w@%+=:,./^-]+")
 
 
@@ -30,6 +32,11 @@ def _spell(byte: int) -> bytes:
     if byte in named:
         return named[byte]
     return bytes([byte]) if 0x20 <= byte < 0x7F else f"\\{byte:03o}".encode()
+
+
+def printable(text: str) -> str:
+    """Return a text of a file or of Slurm as one line that a terminal shows and does not obey."""
+    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def directive(name: str, value: str | None = None) -> str:

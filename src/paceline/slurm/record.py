@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.rundir import EARLIER_RUNS, RUNS, RunDir, write_whole
+from paceline.rundir import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
+from paceline.slurm.quoting import printable, word
 
 VERSION = 1
 
 UNFINISHED, NODE_LOST = "unfinished", "node-lost"
+# Slurm's commands are asked about these, so they must be what Slurm gives.
+_JOB_ID = re.compile(r"[0-9]{1,20}(_[0-9]{1,20})?")
+_CLUSTER = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,20 @@ class JobRecord:
                 for each in fields.pop("requeues", ())
             )
             earlier = tuple(str(each) for each in fields.pop("earlier_ids", ()))
-            return cls(**fields, earlier_ids=earlier, requeues=requeues)
-        except (KeyError, TypeError) as error:
+            made = cls(**fields, earlier_ids=earlier, requeues=requeues)
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the record of a job: {error}") from None
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
+        if not all(isinstance(text, str) for text in texts) or not isinstance(self.submitted_ns, int):
+            raise ValueError("not the record of a job: a value is of the wrong type")
+        if not all(_JOB_ID.fullmatch(number) for number in self.ids):
+            raise ValueError("not the record of a job: its number is not one")
+        if not _CLUSTER.fullmatch(self.cluster) or self.cluster.startswith("-"):
+            raise ValueError("not the record of a job: its cluster has no name")
 
     def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
         """Return the record of the job under a new number."""
@@ -109,10 +125,23 @@ def write(run_dir: RunDir, record: JobRecord) -> None:
     write_whole(run_dir.job, json.dumps(record.to_json(), indent=1) + "\n")
 
 
+def load(run_dir: RunDir) -> JobRecord | None:
+    """Return the record of a run's job, None if the run has none.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not a record.
+    """
+    try:
+        return JobRecord.from_json(read_json(run_dir.job))
+    except FileNotFoundError:
+        return None
+
+
 def read(run_dir: RunDir) -> JobRecord | None:
     """Return the record of a run's job, None if the run has none that can be read."""
     try:
-        return JobRecord.from_json(json.loads(run_dir.job.read_text(encoding="utf-8")))
+        return load(run_dir)
     except (OSError, ValueError):
         return None
 
@@ -153,10 +182,10 @@ def _no_job(run_dir: RunDir) -> Finding:
     there = run_dir.job.exists()
     return Finding(
         "slurm-job-unknown",
-        f"{run_dir.job} cannot be read" if there else f"the run of {run_dir.root} has no Slurm job",
-        where=str(run_dir.root),
-        evidence=() if there else (f"there is no {run_dir.job}: paceline submit writes one",),
-        fix=f"paceline explain {run_dir.root}",
+        printable(f"{run_dir.job} cannot be read" if there else f"the run of {run_dir.root} has no Slurm job"),
+        where=printable(str(run_dir.root)),
+        evidence=() if there else (printable(f"there is no {run_dir.job}: paceline submit writes one"),),
+        fix=f"paceline explain {word(str(run_dir.root))}",
     )
 
 
@@ -172,5 +201,5 @@ def _unknown(subject: str, places: Sequence[Path]) -> Finding:
         "slurm-job-unknown",
         what,
         where=str(runs.absolute()),
-        fix=f"paceline follow {near}" if near else "paceline jobs, in the folder that the job was submitted from",
+        fix=f"paceline follow {word(near)}" if near else "paceline jobs, in the folder that the job was submitted from",
     )

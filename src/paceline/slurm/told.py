@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
-from paceline.rundir import RunDir
+from paceline.rundir import RunDir, open_file
 
 # The last of a launcher's events stand here; its account of a thousand ranks is longer, that of a hundred is not.
 _TAIL_BYTES = 1 << 17
@@ -127,8 +127,8 @@ def _outcome(event: dict[str, Any]) -> Outcome:
     for values in event.get("findings", ()):
         try:
             findings.append(Finding.from_json(values))
-        except (ValueError, KeyError, TypeError):
-            continue  # of another version
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # of another version, or nobody's
     return Outcome(int(event.get("exit_status", 1)), tuple(findings), int(event.get("time_ns", 0)))
 
 
@@ -140,7 +140,7 @@ def _names(run_dir: RunDir) -> list[str]:
 def _events(path: Path) -> list[dict[str, Any]]:
     """Return the last events of a file, without lines that are cut off."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read().splitlines()
@@ -150,8 +150,17 @@ def _events(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict):
+        if isinstance(event, dict) and _is_event(event):
             events.append(event)
     return events
+
+
+def _is_event(event: dict[str, Any]) -> bool:
+    """Return whether the fields that are read here have their types: the file may be anybody's."""
+    numbers = [event.get(name, 0) for name in ("time_ns", "attempt", "exit_status", "launcher")]
+    lists = [event.get(name, []) for name in ("ends", "findings")]
+    if not all(isinstance(value, int) for value in numbers) or not all(isinstance(value, list) for value in lists):
+        return False
+    return all(isinstance(each, dict) and isinstance(each.get("steps", 0), int) for each in lists[0])
