@@ -502,6 +502,17 @@ def test_how_long_a_rank_had_before_it_was_killed(ended, seconds):
     assert ended.killed_after_s == seconds
 
 
+@pytest.mark.parametrize(
+    ("owner", "fix"),
+    [("Net", "session.recompute(model)"), ("DistributedDataParallel", "model.module.gradient_checkpointing_enable()")],
+)
+def test_a_method_of_hugging_face_on_a_module_that_lacks_it(owner, fix):
+    failure = raised("AttributeError", f"'{owner}' object has no attribute 'gradient_checkpointing_enable'")
+    finding = judge([end(0, failure=failure), end(1, failure=failure)]).finding
+    assert (finding.name, finding.evidence[0][:22]) == ("method-does-not-exist", "/home/me/train.py:12 i")
+    assert finding.fix.startswith(fix)
+
+
 def test_the_kernels_kill_of_a_loaders_worker_is_told():
     said = "DataLoader worker (pid 25027) is killed by signal: Killed. "
     finding = judge([end(0, oom_kills=1, failure=raised("RuntimeError", said))]).finding

@@ -294,6 +294,8 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
         if failure.type == "SystemExit"
         else (f"the whole traceback: less {shlex.quote(str(end.log))}")
     )
+    if lacking := _NO_METHOD.search(first_line):
+        fix = _instead_of(*lacking.groups())
     return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
 
 
@@ -321,7 +323,19 @@ def _name_of(failure: Failure, *, alone: bool) -> str:
     return "script-error-on-one-rank" if alone else "user-exception"
 
 
+# Methods of Hugging Face's models that save memory, as tutorials have them for any model.
+_NO_METHOD = re.compile(r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'")
+
+
+def _instead_of(owner: str, method: str) -> str:
+    """Return what to call where an object has no such method."""
+    if owner in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+        return f"model.module.{method}(), on the model inside"
+    return "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x) in its forward"
+
+
 _NAMES = (
+    (_NO_METHOD, "method-does-not-exist"),
     (_PORT_TAKEN, "port-in-use"),
     (_NO_STORE, "master-unreachable"),
     (_NOT_JOINED, "rendezvous-timeout"),
