@@ -72,7 +72,8 @@ def _run(**typed: Any) -> Deed:
     given = _given(OPTIONS, typed)
     if not typed["script"] and not typed["check_only"]:
         raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
-    inherited = env.torchrun_defaults()
+    given = slurm_place.reachable(env.snapshot(), given, address_of=nodeaddr.of_node)
+    inherited = slurm_place.reachable(env.snapshot(), env.torchrun_defaults(), address_of=nodeaddr.of_node)
     placed = slurm_place.place(
         env.snapshot(),
         given={**inherited, **given},

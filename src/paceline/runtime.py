@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline import nodeaddr
+from paceline import env, nodeaddr
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.world import World
 
@@ -97,8 +97,9 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     if world.world_size == 1 or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
-    # a node's name in Slurm need not resolve
-    head = nodeaddr.of_node(world.master_addr) if world.launcher == "slurm" else world.master_addr
+    # a node's name in Slurm need not resolve; a job script may have set MASTER_ADDR and RANK itself
+    of_slurm = world.launcher == "slurm" or (world.launcher == "torchrun" and env.read(env.JOB_ID))
+    head = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     address = f"[{head}]" if ":" in head else head
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",

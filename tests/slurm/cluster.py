@@ -124,6 +124,24 @@ class Cluster:
             return {}
         return {name: pid for name, pid in noted.items() if self._owns(pid)}
 
+    def processes(self) -> dict[int, str]:
+        """Return all daemons and steps of the cluster and what they have started; not shells that only point at it."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self._is_of(entry):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                pass  # it ended, or is a zombie
+        return found
+
+    def _is_of(self, entry: Path) -> bool:
+        environ = (entry / "environ").read_bytes().split(b"\0")
+        if f"SLURM_CONF={self.conf}".encode() not in environ:
+            return False
+        in_step = any(each.startswith(b"SLURMD_NODENAME=") for each in environ)
+        return in_step or (entry / "comm").read_text().strip() in (*DAEMONS, "slurmstepd")
+
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node, also of one whose slurmd was killed."""
         self._start(name, "/usr/sbin/slurmd", "-D", "-N", name, "-f", str(self.conf))
@@ -231,6 +249,8 @@ def stop(folder: Path) -> None:
             time.sleep(0.05)
     for child in _children:
         child.poll()
+    for pid in cluster.processes():  # steps, whose slurmd was killed or started twice
+        os.kill(pid, signal.SIGKILL)
     (cluster.folder / "pids.json").unlink(missing_ok=True)
 
 

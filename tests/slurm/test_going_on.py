@@ -12,6 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slurm
 CURVE = Path(__file__).parent / "scripts" / "curve_train.py"
+LIGHTNING = Path(__file__).parent / "scripts" / "lightning_saves.py"
 EPOCHS = 12
 STEPS = 6 * EPOCHS
 
@@ -91,11 +92,33 @@ def test_where_requeue_is_forbidden_it_is_submitted_again(site, uninterrupted):
 def test_a_preempted_job_goes_on(site, uninterrupted):
     """Slurm puts it back into the queue itself: it gives the job KillWait to end, and asks nobody."""
     job = site.submit("--nodes", 2, CURVE, EPOCHS, 1)
+    follower = site.start("paceline", "follow", job.run_dir)
     up(site)
     site.cluster.ask("scontrol", "requeue", job.number)
     ended = site.wait_for_state(job.number, "COMPLETED", "FAILED", timeout=80)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.out
+    followed = follower.wait()
+    assert followed.status == 0
+    assert re.search(rf"job {job.number} (is|was) queued again", followed.err), followed.err
     assert_went_on(job, uninterrupted, again=3)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("kind", "nodes"), [("requeue", 1), ("callback", 2)])
+def test_lightning_goes_on_after_the_signal_that_it_saves_at(site, kind, nodes):
+    job = site.submit("--nodes", nodes, LIGHTNING, kind)
+    script = (job.run_dir / "job.sh").read_text()
+    (signal_name,) = re.findall(r"^#SBATCH --signal=(\w+)@", script, re.M)
+    # this script may do either, which its text shows; what is typed counts
+    assert signal_name == "USR1"
+    for rank in range(nodes):
+        site.wait_for(site.folder / f"up-{rank}", timeout=60)
+    site.cluster.ask("scancel", f"--signal={'USR1' if kind == 'requeue' else 'TERM'}", job.number)
+    ended = site.wait_for_state(job.number, "COMPLETED", "FAILED", timeout=80)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.out
+    starts = [int(step) for step in re.findall(r"^starts at step (\d+)$", job.out, re.M)]
+    assert starts[0] == 0 and starts[1] >= 3, job.out
+    assert "trained to step 40" in job.out
 
 
 def lose(site, node, *, whole):

@@ -64,6 +64,35 @@ def test_srun_forgotten_is_said_at_once(site, kind):
     assert not list(site.folder.glob("up-*"))
 
 
+def test_the_line_to_paste_works_in_a_terminal_of_a_step(site):
+    """That step holds all of the job's CPUs; srun starts the shell on the second node too, without a terminal."""
+    training.write(site.folder, "raw")
+    (site.folder / "typed.sh").write_text(
+        "[ $SLURM_PROCID = 0 ] || exit 0\n"
+        'paceline run --nproc-per-node 2 train.py 2>said; eval "$(sed -n "s/^ *fix: //p" said)"\n'
+    )
+    line = f"srun --job-name={site.mark} --nodes=2 --pty bash typed.sh"
+    ended = site.run("script", "--quiet", "--return", "--command", line, "typescript")
+    assert ended.status == 0, ended.out
+    assert "--overlap" in (site.folder / "said").read_text()
+    training.assert_trained(site.folder, ranks=4)
+
+
+def test_a_head_whose_name_does_not_resolve_is_reached_as_slurm_reaches_it(site):
+    training.write(site.folder, "session")
+    script = "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\nsrun "
+    for command in (
+        "paceline run --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29517 --rdzv-id 1 train.py",
+        "bash -c 'MASTER_PORT=29519 RANK=$SLURM_PROCID WORLD_SIZE=2 LOCAL_RANK=0 python train.py --again'",
+    ):
+        (site.folder / "job.sh").write_text(script + command + "\n")
+        ended = site.run("salloc", f"--job-name={site.mark}", "--nodes=2", "--ntasks-per-node=1", "bash", "job.sh")
+        assert ended.status == 0, ended.err
+        training.assert_trained(site.folder, ranks=2)
+        for path in site.folder.glob("result-*"):
+            path.unlink()
+
+
 def test_the_line_to_paste_works(site):
     training.write(site.folder, "raw")
     text = 'paceline run --nproc-per-node 2 train.py 2>said; eval "$(sed -n "s/^ *fix: //p" said)"'

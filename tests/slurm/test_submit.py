@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -70,18 +71,41 @@ def test_scancel_leaves_no_process(site):
     assert job.wait()["JobState"] == "CANCELLED"
 
 
-def test_the_script_can_be_submitted_by_sbatch(site):
-    training.write(site.folder, "session")
-    script = site.folder / "job.sh"
-    dry = site.run("paceline", "submit", "--dry-run", "--nodes", 2, "--run-dir", "mine", "train.py")
-    assert dry.status == 0, dry.err
-    assert not (site.folder / "mine").exists()
-    script.write_text(dry.out)
-    (site.folder / "mine").mkdir()
-    number = site.run("sbatch", "--parsable", script).out.strip()
-    job = site.wait_for_state(number)
-    assert job["JobState"] == "COMPLETED", site.said(job)
-    training.assert_trained(site.folder, ranks=2)
+def test_a_printed_script_can_be_submitted_by_sbatch_once_at_a_time(site):
+    training.write(site.folder, "session", step="while rank == 0 and not os.path.exists('go'): time.sleep(0.1)")
+    ended = site.bash("paceline submit --dry-run --nodes 1 train.py > job.sh")
+    assert ended.status == 0, ended.err
+    assert not (site.folder / "paceline-runs").exists()
+    (command,) = re.findall(r"^#   (sbatch .*)$", (site.folder / "job.sh").read_text(), re.M)
+    first = site.bash(command).out.split()[-1]
+    while not list(site.folder.glob("paceline-runs/*/lease.json")):
+        time.sleep(0.1)
+    second = site.bash(command).out.split()[-1]
+    refused = site.wait_for_state(second)
+    assert refused["ExitCode"] == "2:0"
+    assert f"is in use by job {first}" in site.said(refused)
+    assert f" {first}  running" in site.run("paceline", "jobs").out
+    (site.folder / "go").touch()
+    followed = site.run("paceline", "follow", first)
+    assert followed.status == 0, followed
+    assert "trained by 1 ranks" in followed.out
+    training.assert_trained(site.folder, ranks=1)
+    (run_dir,) = (site.folder / "paceline-runs").iterdir()
+    assert (run_dir / "job.sh").read_text() == (site.folder / "job.sh").read_text()
+
+
+def test_what_ranks_are_told_of_their_time_is_what_slurm_leaves_them(site):
+    """KillWait is 5 s on this cluster, and --grace-s 60 is longer."""
+    stays = "signal.signal(signal.SIGTERM, lambda *_: None)\nif step == 3: leave(f'up-{rank}', 1); time.sleep(600)"
+    training.write(site.folder, "raw", settings="import signal", step=stays, epochs=6)
+    job = site.submit("--nodes", 2, "--grace-s", 60, "train.py")
+    for rank in range(2):
+        site.wait_for(site.folder / f"up-{rank}")
+    at = time.monotonic()
+    site.cluster.ask("scancel", job.number)
+    assert job.wait()["JobState"] == "CANCELLED"
+    assert "ranks have at least 5 s (Slurm's KillWait) to end by themselves" in job.out, job.out
+    assert time.monotonic() - at > 4
 
 
 @pytest.mark.parametrize(

@@ -368,3 +368,42 @@ NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 )
 def test_what_a_job_does_in_one_line(state, words):
     assert module.describe(state, again=None, now_s=NOON_S) == words
+
+
+AGAIN = "12|RUNNING|node[1-2]|2026-11-21T12:30:00|None\n"
+
+
+def test_that_slurm_queued_it_again_between_two_looks_is_said(run_dir, slurm, capfd):
+    slurm.answers("squeue", RUNS)
+    deeds = [(5, lambda: slurm.answers("squeue", AGAIN)), (20, lambda: slurm.answers("squeue", DONE))]
+    followed(run_dir, *deeds)
+    err = capfd.readouterr().err
+    assert err.count("job 12 was queued again\n") == 1
+    assert err.count("job 12 runs on node[1-2]") == 2
+
+
+def test_that_slurm_queued_it_again_before_anybody_watched_is_said(run_dir, slurm, capfd):
+    slurm.answers("squeue", HELD_BACK)
+    slurm.answers("scontrol", "JobId=12 JobName=x UserId=me(1) JobState=PENDING Restarts=1 Requeue=1")
+    done = [(20, lambda: slurm.answers("squeue", DONE)), (20, lambda: slurm.answers("scontrol", ""))]
+    followed(run_dir, *done)
+    assert "job 12 is queued again (BeginTime)" in capfd.readouterr().err
+
+
+def test_what_a_run_folder_says_is_quoted_and_printable(tmp_path, capfd):
+    folder = tmp_path / "x; touch broken-out\x1b[31m"
+    Follower(RunDir(folder), JOB).say_goodbye()
+    err = capfd.readouterr().err
+    assert "\x1b" not in err
+    assert f"paceline follow $'{tmp_path}/x; touch broken-out\\033[31m'" in err
+
+
+def test_the_output_of_a_later_job_is_shown_where_the_name_leads_to_it(run_dir, capfd):
+    output = module.Output(run_dir)
+    for number in ("12", "13"):
+        (run_dir.root / f"slurm-{number}.out").write_text(f"of job {number}\n")
+        run_dir.job_output.unlink(missing_ok=True)
+        run_dir.job_output.symlink_to(run_dir.root / f"slurm-{number}.out")
+        output.show()
+    output.close()
+    assert capfd.readouterr().out == "of job 12\nof job 13\n"

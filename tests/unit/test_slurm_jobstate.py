@@ -50,6 +50,7 @@ def test_scontrol_tells_one_job_in_full():
         restarts=1,
         requeue=True,
         excluded="node[3-4]",
+        limit_s=3600.0,
     )
 
 

@@ -144,6 +144,23 @@ def test_an_address_of_ipv6_in_an_endpoint():
     assert placed.values["rdzv_endpoint"] == "[fd00::1]:4"
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"master_addr": "node1", "nnodes": "2"}, {"master_addr": "node1.cluster", "nnodes": "2"}),
+        ({"rdzv_endpoint": "node1:29500"}, {"rdzv_endpoint": "node1.cluster:29500"}),
+        ({"rdzv_endpoint": "node1"}, {"rdzv_endpoint": "node1.cluster"}),
+        ({"rdzv_endpoint": "[fe80::1]:29500"}, {"rdzv_endpoint": "[fe80::1]:29500"}),
+        ({"rdzv_endpoint": "fe80::1"}, {"rdzv_endpoint": "fe80::1"}),
+        ({"master_addr": "node1", "no_slurm": True}, {"master_addr": "node1", "no_slurm": True}),
+    ],
+)
+def test_the_head_of_a_job_script_is_reached_as_slurm_reaches_it(given, expected):
+    assert slurm.reachable(step(), given, address_of=lambda name: f"{name}.cluster") == expected
+    assert slurm.reachable({}, given, address_of=lambda name: f"{name}.cluster") == given
+
+
 @pytest.mark.parametrize("nproc", ["2", "1", "", "gpu"])
 def test_several_launchers_on_a_node(nproc):
     error = refused(step(tasks="2(x2)", task=0), nproc_per_node=nproc)
@@ -171,8 +188,9 @@ def test_a_task_for_each_gpu_as_a_node_of_its_own():
 def test_a_job_of_two_nodes_without_srun(environ, given):
     finding = refused(environ, ("train file.py", "--lr", "0.1"), **given, nproc_per_node="2").finding
     assert finding.name == "missing-srun"
+    overlap = "--overlap " if "SLURM_PTY_PORT" in environ else ""
     assert finding.fix == (
-        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=8 "
+        f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {overlap}--cpus-per-task=8 "
         "paceline run --nproc-per-node=2 'train file.py' --lr 0.1"
     )
 

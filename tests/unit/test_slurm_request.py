@@ -210,6 +210,23 @@ def test_an_unknown_option_is_answered_with_the_one_that_is_meant(typed, fix):
     assert (error.finding.name, error.finding.fix) == ("option-unknown", fix)
 
 
+@pytest.mark.parametrize("typed", ["-n", "--ntasks=8", "--ntasks-per-node", "-a", "--array=0-3", "--wrap=x"])
+def test_what_is_proposed_for_an_option_of_sbatch_is_accepted(typed):
+    finding = request.unknown_option(typed).finding
+    assert "--sbatch" not in finding.fix
+    if "--nproc-per-node" in finding.fix:
+        assert dict(parse(nproc_per_node=finding.fix.split()[1]).handed)["nproc_per_node"] == "4"
+    else:
+        assert finding.fix.startswith(("for i in 0 1 2; do paceline submit", "leave it out"))
+
+
+@pytest.mark.parametrize("typed", ["--ntasks=8", "--ntasks-per-node=4", "--array=0-3"])
+def test_and_so_is_what_is_proposed_behind_sbatch(typed):
+    with pytest.raises(UsageError) as caught:
+        parse(sbatch=[typed])
+    assert caught.value.finding.fix == request.unknown_option(typed).finding.fix
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -468,3 +469,18 @@ def test_a_run_without_a_record_is_queued_again_too(tmp_path, slurm):
     call(run_dir, 75)
     assert record.read(run_dir).job_id == "12"
     assert slurm.calls[-1] == "scontrol requeue 12"
+
+
+def test_a_time_limit_that_is_shorter_than_the_start_is_named(run_dir, slurm, capsys):
+    entries = tuple(Requeue(0, 1, "unfinished") for _ in range(2))
+    record.write(run_dir, replace(JOB, requeues=entries))
+    ends(run_dir, status=75)
+    started = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - 65))
+    state = RUNS_NOW.format(requeue=1, out="") + f"StartTime={started} TimeLimit=00:02:00 "
+    slurm.does("scontrol", f"[ $1 != show ] || echo '{state}'")
+    run_dir.events(0).write_text(run_dir.events(0).read_text().replace('"steps": 30', '"steps": 0'))
+    assert call(run_dir, 75) == 0
+    err = capsys.readouterr().err
+    assert "saved nothing new: the job is not queued again" in err
+    assert "of its time limit, --time 00:02:00" in err
+    assert "this start ran for 00:01:0" in err

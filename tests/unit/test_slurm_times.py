@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launcher.slurm_times import Limits, parse_config, parse_job, parse_partition, shortest
+from paceline.launcher.slurm_times import Limits, parse_config, parse_job, parse_partition, parse_tracking, shortest
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,8 @@ def test_the_shortest_time_is_named(limits, expected):
 def test_what_slurm_prints_is_read():
     assert parse_config("JobAcctGatherType = x\nKillOnBadExit           = 0\nKillWait                = 30 sec\n") == 30
     assert parse_config("") is None
+    assert parse_tracking("ProctrackType           = proctrack/linuxproc\n")
+    assert not parse_tracking("ProctrackType           = proctrack/cgroup\n")
     assert parse_partition("PartitionName=gpu GraceTime=300 Hidden=NO") == 300
     assert parse_partition("PartitionName=gpu GraceTime=0 Hidden=NO") is None
     assert parse_job("gpu|1-02:00:10\n") == ("gpu", 93610)

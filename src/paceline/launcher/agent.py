@@ -81,8 +81,15 @@ class Agent(LocalElasticAgent):
         self.num_nodes = 1
         self.stopping = threading.Event()
 
-    def ask_to_stop(self, signum: signal.Signals) -> None:
-        """Let the loop hand a signal on to the ranks and end, on all nodes; from any thread."""
+    def ask_to_stop(self, signum: signal.Signals, *, reached_ranks: bool = False) -> None:
+        """Let the loop hand a signal on to the ranks and end, on all nodes; from any thread.
+
+        Args:
+            signum: The signal.
+            reached_ranks: The ranks of this node have got it already: its sender has sent it to them too.
+        """
+        if reached_ranks and self.group is not None:
+            self.group.reached_by = signum
         self._asked_to_stop = signum
         if self.board is not None:
             self.board.stop(signum)

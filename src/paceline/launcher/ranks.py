@@ -146,6 +146,7 @@ class RankGroup(PContext):
         self._on_failure = on_failure
         self._is_hurried = is_hurried  # whether somebody wants all ranks of all nodes ended at once
         self._closed = False
+        self.reached_by = 0  # the signal that the ranks have got already, from Slurm
         self._in_kernel: dict[int, float] = {}  # since when a local rank that is to end has been in state D
 
     def start(self) -> None:
@@ -429,7 +430,8 @@ class RankGroup(PContext):
     def _signal_living(self, signum: int, why: str) -> None:
         for local in self.attempt.living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
-            self._machinery.starter.signal(local, signum, group=self._machinery.task.method == "exec")
+            if signum != self.reached_by:  # a second one would interrupt the save that the first one began
+                self._machinery.starter.signal(local, signum, group=self._machinery.task.method == "exec")
 
     def _kill(self) -> None:
         """Kill whatever is left of the ranks and of what they started, and see them go."""

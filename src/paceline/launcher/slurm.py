@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, UsageError
@@ -152,6 +153,28 @@ def place(
     )
 
 
+def reachable(
+    environ: Mapping[str, str], given: Mapping[str, Any], *, address_of: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return options in which the first node is named so that it can be reached: job scripts take its name in Slurm.
+
+    Args:
+        environ: The environment.
+        given: Options as typed or inherited.
+        address_of: Returns how a node is reached, given its name in Slurm.
+    """
+    options = dict(given)
+    if not environ.get(env.JOB_ID) or options.get("no_slurm"):
+        return options
+    if options.get("master_addr"):
+        options["master_addr"] = address_of(str(options["master_addr"]))
+    head, colon, port = str(options.get("rdzv_endpoint") or "").partition(":")
+    if head and ":" not in port and not head.startswith("["):
+        found = address_of(head)
+        options["rdzv_endpoint"] = (f"[{found}]" if ":" in found else found) + colon + port
+    return options
+
+
 def _values(
     step: Step, environ: Mapping[str, str], given: Mapping[str, object], address_of: Callable[[str], str]
 ) -> dict[str, str]:
@@ -239,7 +262,9 @@ def _without_step(
     if str(given.get("node_rank") or "0") != "0":
         # brought to this node by other means than srun
         return Placed(said=f"Slurm job {job} seen, not used (--node-rank)")
-    line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program))
+    # the terminal of `srun --pty` is a step that holds all that the job has
+    shares = environ.get(env.STEP_ID, "").isdigit() and int(environ[env.STEP_ID]) < _NO_STEP
+    line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program), overlap=shares)
     raise UsageError(
         Finding(
             "missing-srun",
@@ -260,9 +285,16 @@ def _cpus(environ: Mapping[str, str]) -> int:
         return 0
 
 
-def srun(num_nodes: int, *, words: str, cpus: int = 0) -> str:
-    """Return the line that starts one ``paceline run`` on each node."""
-    tasks = f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 "
+def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) -> str:
+    """Return the line that starts one ``paceline run`` on each node.
+
+    Args:
+        num_nodes: How many there are.
+        words: The command.
+        cpus: CPUs of each task; 0 leaves them to Slurm.
+        overlap: The step shares its nodes with another one.
+    """
+    tasks = f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 " + "--overlap " * overlap
     return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
 
 

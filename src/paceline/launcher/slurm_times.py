@@ -23,11 +23,13 @@ class Limits:
         kill_wait_s: KillWait: from SIGTERM at a time limit or scancel to SIGKILL; None if unknown.
         grace_s: GraceTime of the partition: what a preempted job has; None if unknown or not set.
         ends_s: When the time limit ends the job, on the monotonic clock; None if unknown or unlimited.
+        signals_all: Slurm sends a signal to all processes of a step, ranks too, and not to its tasks alone.
     """
 
     kill_wait_s: float | None = None
     grace_s: float | None = None
     ends_s: float | None = None
+    signals_all: bool = False
 
 
 def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
@@ -55,6 +57,11 @@ def parse_config(text: str) -> float | None:
     return float(match[1]) if match else None
 
 
+def parse_tracking(text: str) -> bool:
+    """Return whether signals reach all processes, from ``scontrol show config``; with cgroups tasks alone get them."""
+    return bool(re.search(r"^ProctrackType\s*=\s*proctrack/linuxproc", text, re.M))
+
+
 def parse_partition(text: str) -> float | None:
     """Return GraceTime from ``scontrol show partition``; None if there is none."""
     match = re.search(r"\bGraceTime=(\d+)", text)
@@ -79,9 +86,9 @@ class Watcher:
     def _ask(self, job: str) -> None:
         partition, left_s = parse_job(_output("squeue", "--noheader", "--job", job, "--format", "%P|%L"))
         ends_s = time.monotonic() + left_s if left_s else None
-        kill_wait_s = parse_config(_output("scontrol", "show", "config"))
+        config = _output("scontrol", "show", "config")
         grace_s = parse_partition(_output("scontrol", "--oneliner", "show", "partition", partition or "no-partition"))
-        self.limits = Limits(kill_wait_s, grace_s, ends_s)
+        self.limits = Limits(parse_config(config), grace_s, ends_s, parse_tracking(config))
 
 
 def _output(*words: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.launcher import options as launch
-from paceline.slurm.option_table import INSTEAD, NEVER, ON_NODE_LOSS, OWN
+from paceline.slurm.option_table import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.quoting import CONTROL
 
 UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)
@@ -76,7 +76,8 @@ def require_free(name: str, value: str, *, shown: str) -> None:
         UsageError: It does, or a job of submit cannot have it.
     """
     if name in NEVER:
-        raise contradicted(f"{shown}: a job of paceline submit has no --{name}: {NEVER[name]}", f"leave out {shown}")
+        fix = NEVER_FIX.get(name, f"leave out {shown}")
+        raise contradicted(f"{shown}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
     if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")

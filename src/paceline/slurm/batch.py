@@ -29,7 +29,7 @@ class Place:
         output: What the job prints goes there.
         paceline: The command that submits, which the job's script uses too.
         when: The time, as people write it.
-        printed: The script is not submitted but printed: whoever submits it has no run folder yet.
+        printed: The script is printed, not submitted: its job makes the run folder.
     """
 
     folder: str
@@ -152,7 +152,7 @@ def _start(request: Request, place: Place) -> list[str]:
 
 
 def _record(request: Request, place: Place) -> str:
-    """Return the options by which a script that nobody has submitted for its user keeps a record of its own."""
+    """Return the options by which the job of a printed script keeps its record."""
     if not place.printed:
         return ""
     ends = " --on-node-loss fail" if request.on_node_loss == "fail" else ""

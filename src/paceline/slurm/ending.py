@@ -9,6 +9,7 @@ from paceline.errors import EXIT_FAILED, Finding
 from paceline.launcher.account import Report
 from paceline.launcher.block import MOST_LINES
 from paceline.slurm.jobstate import JobState
+from paceline.slurm.quoting import printable, word
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome
 
@@ -39,7 +40,7 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
         script: The job script, to submit it again.
     """
     name = f"job {record.job_id}" + (f" ({record.name})" if record.name else "")
-    again = f"to submit it again: sbatch {script}"
+    again = f"to submit it again: sbatch {word(script)}"
     where = f"{job.nodes} ({log})" if job and job.nodes else log
     if job is None:
         return Finding(
@@ -70,7 +71,7 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
     meaning, fix = _MEANING.get(job.state, (f"ended in state {job.state}", "{again}"))
     if job.state == "CANCELLED" and not job.nodes:
         meaning = "was cancelled before it started"
-    fix = fix.format(again=again, job=record.job_id, log=log)
+    fix = fix.format(again=again, job=record.job_id, log=word(log))
     return Finding("slurm-job-ended", f"{name} {meaning}", where=where, evidence=evidence, fix=fix)
 
 
@@ -87,14 +88,14 @@ def _said(job: JobState) -> str:
 
 def report(finding: Finding, *, folder: str) -> Report:
     """Return the block of a finding, like that of a run that failed."""
-    first, *rest = finding.render().splitlines()
+    first, *rest = finding.render().split("\n")
     head = f"{finding.what}   [{finding.code} {finding.name}]" if first else first
     room = MOST_LINES - len(rest) - 2
     if room < 0:  # the evidence follows the place
         place = 1 + bool(finding.where)
         rest = [*rest[:place], *rest[place - room :]]
     last = f"exit status {EXIT_FAILED} · run folder {folder}"
-    return Report(EXIT_FAILED, [head, *rest, last], [finding])
+    return Report(EXIT_FAILED, [printable(line) for line in (head, *rest, last)], [finding])
 
 
 def retell(outcome: Outcome, *, folder: str) -> Report:
@@ -103,4 +104,4 @@ def retell(outcome: Outcome, *, folder: str) -> Report:
     if outcome.exit_status == 0:
         return Report(0, [f"the run has succeeded · run folder {folder}"])
     lines = [line for finding in outcome.findings[:1] for line in finding.render().splitlines()]
-    return Report(outcome.exit_status, [*lines, last], list(outcome.findings))
+    return Report(outcome.exit_status, [printable(line) for line in (*lines, last)], list(outcome.findings))

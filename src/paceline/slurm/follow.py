@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launcher import evidence
-from paceline.rundir import RunDir
-from paceline.slurm import ending, lookup, record, told, waiting
+from paceline.rundir import RUNS, RunDir
+from paceline.slurm import ending, lookup, profile_files, record, told, waiting
 from paceline.slurm.jobstate import COMPLETED, COMPLETING, RUNNING, JobState
 from paceline.slurm.output import Output
+from paceline.slurm.quoting import printable, word
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome
 
@@ -39,7 +40,10 @@ def follow(subject: str | RunDir) -> int:
     Raises:
         UsageError: There is no such run, or it has no Slurm job.
     """
-    run_dir, job = record.find(str(subject.root) if isinstance(subject, RunDir) else subject)
+    if isinstance(subject, RunDir):
+        run_dir, job = record.find(str(subject.root))
+    else:
+        run_dir, job = record.find(subject, places=profile_files.run_folders() or [RUNS])
     follower = Follower(run_dir, job)
     try:
         return follower.run()
@@ -51,7 +55,7 @@ def follow(subject: str | RunDir) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
+    print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -122,7 +126,9 @@ class Follower:
     def say_goodbye(self) -> None:
         """Say that the job does not end because nobody watches."""
         job = self._job.job_id
-        _say(f"job {job} goes on; to watch it again: paceline follow {self._run_dir.root}; to end it: scancel {job}")
+        on = f"-M {self._job.cluster} " if self._job.cluster else ""
+        again = f"paceline follow {word(str(self._run_dir.root))}"
+        _say(f"job {job} goes on; to watch it again: {again}; to end it: scancel {on}{job}")
 
     def _look(self, now: float) -> int | None:
         """Ask Slurm and the folder how the job does; returns the exit status if it has ended."""
@@ -170,7 +176,13 @@ class Follower:
 
     def _tell(self, state: JobState) -> None:
         """Say what the job does now, if it is something else than before."""
-        self._has_run = self._has_run or not state.waits or bool(self._job.requeues) or state.restarts > 0
+        if self._told is None and state.waits and not self._has_run:
+            # squeue does not tell whether Slurm has queued it again before anybody watched
+            full = lookup.full(self._job)
+            self._has_run = full is not None and full.restarts > 0
+        self._has_run = self._has_run or not state.waits or bool(self._job.requeues)
+        if self._told is not None and _has_started_anew(self._told, state):
+            _say(f"job {state.job_id} was queued again{self._how_far()}")
         words = describe(state, again=self._how_far() if self._has_run else None, now_s=time.time())
         if words and not (self._told and _much_the_same(self._told, state)):
             _say(words)
@@ -252,11 +264,20 @@ def describe(state: JobState, *, again: str | None, now_s: float) -> str:
     return f"{name} is {state.state.lower()}{on}"
 
 
+def _has_started_anew(one: JobState, other: JobState) -> bool:
+    """Return whether a job runs that ran before, and was queued between two looks."""
+    if one.state != RUNNING or other.state != RUNNING or one.start_s is None or other.start_s is None:
+        return False
+    return other.start_s > one.start_s
+
+
 def _much_the_same(one: JobState, other: JobState) -> bool:
     """Nothing to say anew: the expected start of a job that waits moves a little all the time."""
     if (one.state, one.reason, one.nodes) != (other.state, other.reason, other.nodes):
         return False
-    if not other.waits or other.start_s is None:
+    if not other.waits:
+        return not _has_started_anew(one, other)
+    if other.start_s is None:
         return True
     return one.start_s is not None and abs(one.start_s - other.start_s) < _MOVED_S
 

@@ -44,6 +44,7 @@ class JobState:
         restarts: How often it was queued again under this number.
         requeue: Whether it may be queued again; None where that is not told.
         excluded: Nodes that it must not have.
+        limit_s: Its time limit; None where that is not told, or there is none.
     """
 
     job_id: str
@@ -56,6 +57,7 @@ class JobState:
     restarts: int = 0
     requeue: bool | None = None
     excluded: str = ""
+    limit_s: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -112,6 +114,7 @@ def from_scontrol(text: str) -> JobState | None:
         restarts=int(values.get("Restarts", "0") or 0),
         requeue=values["Requeue"] == "1" if "Requeue" in values else None,
         excluded=_told(values.get("ExcNodeList", "")),
+        limit_s=_limit(values.get("TimeLimit", "")),
     )
 
 
@@ -156,6 +159,15 @@ def _told(text: str) -> str:
 def _exit(text: str) -> tuple[int | None, int]:
     match = re.fullmatch(r"(\d+):(\d+)", text.strip())
     return (int(match[1]), int(match[2])) if match else (None, 0)
+
+
+def _limit(text: str) -> float | None:
+    """Return the seconds of ``1-12:00:00``, None for ``UNLIMITED``."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text.strip())
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _seconds(text: str) -> float | None:

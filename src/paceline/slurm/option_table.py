@@ -78,7 +78,7 @@ NEVER: Mapping[str, str] = {
     "ntasks-per-gpu": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-socket": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-core": "there is one task on each node, and it starts the ranks of the node",
-    "array": "the jobs of an array would share one run folder; submit each of them",
+    "array": "the jobs of an array would share one run folder; each is submitted by itself",
     "chdir": "the job works in the folder that it is submitted from",
     "open-mode": "a job that is queued again appends to its output",
     "wrap": "the script is written by paceline",
@@ -86,4 +86,10 @@ NEVER: Mapping[str, str] = {
     "help": "it starts nothing",
     "usage": "it starts nothing",
     "version": "it starts nothing",
+}
+# What does instead of them; the others are left out.
+NEVER_FIX: Mapping[str, str] = {
+    "ntasks": "--nproc-per-node 4   (the ranks of each node)",
+    "ntasks-per-node": "--nproc-per-node 4   (the ranks of each node)",
+    "array": 'for i in 0 1 2; do paceline submit ... train.py --seed "$i"; done',
 }

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.errors import Finding, UsageError, closest
 from paceline.launcher import options as launch
 from paceline.slurm import asking
-from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, ON_NODE_LOSS, OWN
+from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.profile import Profile
 from paceline.slurm.quoting import CONTROL
 
@@ -301,9 +301,13 @@ def unknown_option(typed: str) -> UsageError:
     name = word.lstrip("-").replace("_", "-")
     known = [option.long for option in (*OWN, *HANDED)]
     meant = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
+    what = f"paceline submit has no option {word}"
     theirs, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
     if name in meant:
         fix = f"--{meant[name]}"
+    elif theirs in NEVER:
+        fix = NEVER_FIX.get(theirs, "leave it out")
+        what += f": {NEVER[theirs]}"
     elif theirs in INSTEAD:
         fix = INSTEAD[theirs]
     elif theirs == name or len(name) == 1:
@@ -311,7 +315,6 @@ def unknown_option(typed: str) -> UsageError:
     else:
         near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
         fix = f"did you mean {near}?" if near else ""
-    what = f"paceline submit has no option {word}"
     return UsageError(
         Finding("option-unknown", what, where="command line", fix=fix or "paceline submit --help lists them")
     )

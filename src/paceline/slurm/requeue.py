@@ -23,6 +23,7 @@ from paceline.slurm import commands, lookup, record, refusal, told
 from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
 from paceline.slurm.quoting import word
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
+from paceline.slurm.request import clock
 from paceline.slurm.told import Tale
 from paceline.world import expand_nodelist
 
@@ -101,6 +102,7 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
         tale=tale,
         last_step=last.step if last else None,
         nodelist=env.read(env.JOB_NODELIST) or "",
+        limit=_limit_words(now, time.time()),
     )
     if decision.finding is not None:
         _show(decision.finding)
@@ -108,7 +110,9 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
         _carry_out(run_dir, job, decision, now=now)
 
 
-def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, nodelist: str) -> Decision:
+def decide(
+    status: int, *, job: JobRecord, tale: Tale, last_step: int | None, nodelist: str, limit: str = ""
+) -> Decision:
     """Decide whether a job is queued again. Pure.
 
     Args:
@@ -117,6 +121,7 @@ def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, no
         tale: What the run has told of its last start.
         last_step: Steps of the last checkpoint, None if there is none.
         nodelist: The job's nodes as Slurm writes them.
+        limit: How long this start ran, and its time limit, in words; empty where they are not known.
     """
     why = _why(status, job, tale)
     if not why:
@@ -128,7 +133,7 @@ def decide(status: int, *, job: JobRecord, tale: Tale, last_step: int | None, no
     # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
     elsewhere = status == EXIT_UNFINISHED and last_step is None and tale.steps != 0
     if not elsewhere and _times_from(job, step) >= _FRUITLESS:
-        return Decision(finding=_no_progress(why, job, step))
+        return Decision(finding=_no_progress(why, job, step, limit))
     return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
 
 
@@ -171,7 +176,13 @@ def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _no_progress(why: str, job: JobRecord, step: int) -> Finding:
+def _limit_words(now: JobState | None, now_s: float) -> str:
+    if now is None or now.start_s is None or now.limit_s is None:
+        return ""
+    return f"this start ran for {clock(max(0, now_s - now.start_s))} of its time limit, --time {clock(now.limit_s)}"
+
+
+def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     fruitless, starts = _times_from(job, step), len(job.requeues) + 1
     if not step and fruitless == len(job.requeues) and not job.requeues[0].elsewhere:
         fruitless += 1  # the first start had saved nothing either
@@ -186,7 +197,10 @@ def _no_progress(why: str, job: JobRecord, step: int) -> Finding:
         "slurm-job-ended",
         f"the run {cause}, and {which} saved nothing new: the job is not queued again, it would go round for ever",
         where=f"job {job.job_id}",
-        evidence=(f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),),
+        evidence=(
+            f"{starts} starts, last checkpoint: " + (f"step {step}" if step else "none"),
+            *([limit] if limit and why == UNFINISHED else []),
+        ),
         fix=fix,
     )
 
