@@ -99,5 +99,7 @@ def test_a_script_that_was_printed_keeps_its_own_record(tmp_path, monkeypatch, c
     found = record.read(run_dir)
     assert (found.job_id, found.on_node_loss, found.requeues) == ("12", "fail", ())
     assert run_dir.job_script.read_text() == "#!/bin/bash\n"
+    slurm_says(monkeypatch, "COMPLETED")
+    monkeypatch.setenv(env.JOB_ID, "13")
     reserve.reserve(run_dir.root, "13", script=script)
     assert record.read(run_dir).ids == ("12", "13"), "queued again under another number it goes on with the record"

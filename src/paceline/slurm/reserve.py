@@ -47,7 +47,8 @@ def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_lo
     elif known is not None and known.job_id != job_id:
         record.write(run_dir, known.under(job_id))
     if script is not None:
-        _keep(run_dir, script)
+        with contextlib.suppress(OSError):  # the run does not need them
+            _keep(run_dir, script)
 
 
 def _keep(run_dir: RunDir, script: Path) -> None:

@@ -62,10 +62,12 @@ def look(text: str, *, script: str) -> Saving:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a dotted name; empty for other nodes."""
+    """Return the last part of a dotted name, or the name of a function; empty for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
-    return node.id if isinstance(node, ast.Name) else node.name if isinstance(node, ast.FunctionDef) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.name if isinstance(node, ast.FunctionDef) else ""
 
 
 def _imported(nodes: list[ast.AST]) -> Iterator[str]:
