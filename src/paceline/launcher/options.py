@@ -78,6 +78,7 @@ class Options:
     on_hang: str = "stop"
     check_finite: bool = False
     check_replicas: int = 0  # optimizer steps; 0: never
+    accelerate_config: str | None = None
     no_slurm: bool = False
     run_dir: str | None = None
     json: bool = False
@@ -157,7 +158,16 @@ def parse(
         "preferred": tuple((name, source) for name, (_, source) in preferred.items()),
         "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
-    for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
+    for name in (
+        "local_addr",
+        "log_dir",
+        "logs_specs",
+        "run_dir",
+        "accelerate_config",
+        "master_addr",
+        "rdzv_id",
+        "role",
+    ):
         if raw.get(name):
             values[name] = raw[name]
     for name in ("rdzv_backend", "rdzv_endpoint", "event_log_handler"):

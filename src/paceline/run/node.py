@@ -225,6 +225,8 @@ class Node:
             self._console.say(
                 planning.describe(self._plan, self._options, address=endpoint, run_dir=shown(self.run_dir.root))
             )
+            for warning in self._plan.warnings:
+                self._console.say(warning.render())
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._console.say(_detail_warning().render())
         if not self._options.no_slurm:

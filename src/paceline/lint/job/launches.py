@@ -71,11 +71,12 @@ class Launch:
 
 def find(story: Story) -> list[Launch]:
     """Return the launches among the programs that a script starts."""
-    found = (_recognise(call, story.symbols) for call in story.calls)
+    found = (recognise(call, story.symbols) for call in story.calls)
     return list(islice((launch for launch in found if launch is not None), MOST_LAUNCHES))
 
 
-def _recognise(call: Call, symbols: Symbols) -> Launch | None:
+def recognise(call: Call, symbols: Symbols) -> Launch | None:
+    """Return the launch that a program is, or None."""
     args, name = list(call.args), call.name
     second = args[1].text if len(args) > 1 else ""
     if name in ("torchrun", "torchrun.py", "torchrun_main"):
