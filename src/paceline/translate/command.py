@@ -102,7 +102,8 @@ def _split(line: str) -> list[str]:
         raise _refused("parentheses with blanks in them are split", fix="put the $(...) into a variable first")
     operator = next((word for word in words if _OPERATOR.fullmatch(word)), None)
     if operator is not None:
-        raise _refused(f"{operator} joins several commands, or redirects one", fix="translate one command at a time")
+        what = f"{operator} joins several commands, or redirects one"
+        raise _refused(what, fix=f"translate one command, without {operator} and what belongs to it")
     return words
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import Finding, UsageError
 from paceline.launcher.accelerate.settings import HEAD, Settings, settle
 from paceline.lint.job.launcher_options import FABRIC
 
@@ -102,13 +103,33 @@ def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, fi
     )
 
 
+def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
+    """Translate ``accelerate launch`` where the configuration's path is a variable, and so cannot be read.
+
+    Raises:
+        UsageError: Options of the line change what the ranks get from the configuration.
+    """
+    settings = settle(typed, None)
+    if settings.environment != settle({}, None).environment:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"other options change what ranks get from {file}, and its content is not known",
+                where="command line",
+                fix=f"write the path of the configuration for {file}",
+            )
+        )
+    return Translated({"accelerate_config": file, **settings.options}, notes=settings.notes)
+
+
 def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
     """Return the options that are to be typed beside a configuration that gives others."""
     others = {name: value for name, value in options.items() if name not in _MEETING and named.get(name) != value}
     meeting = {name: value for name, value in options.items() if name in _MEETING}
     if meeting == {name: value for name, value in named.items() if name in _MEETING}:
         return others
-    return {**others, "nnodes": "1", **meeting}
+    one_node = {"nnodes": "1"} if "nnodes" in named else {}
+    return {**others, **one_node, **meeting}
 
 
 def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:

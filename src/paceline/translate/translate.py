@@ -28,7 +28,11 @@ def translate(words: Sequence[str]) -> Line:
 
 def _translated(command: Command) -> Translated:
     if command.kind == "accelerate launch":
-        return _accelerate(command.options, env.snapshot())
+        file = command.options.get("config_file", "")
+        typed = {name: value for name, value in command.options.items() if name != "config_file"}
+        if command.unexpanded and "$" in file:
+            return launchers.accelerate_with_variable(typed, file)
+        return _accelerate(typed, file, env.snapshot())
     if command.kind == "fabric run":
         return launchers.fabric(command.options, command.arguments)
     if command.kind == "deepspeed":
@@ -44,11 +48,9 @@ def _translated(command: Command) -> Translated:
     )
 
 
-def _accelerate(options: Mapping[str, str], environ: Mapping[str, str]) -> Translated:
-    typed = {name: value for name, value in options.items() if name != "config_file"}
-    file = options.get("config_file")
+def _accelerate(typed: Mapping[str, str], file: str, environ: Mapping[str, str]) -> Translated:
     default = config_file.default_path(environ)
-    if file is None and default.is_file() and "cpu" not in typed:
+    if not file and default.is_file() and "cpu" not in typed:
         file = str(default)
-    config = config_file.read(Path(file)) if file is not None else None
+    config = config_file.read(Path(file)) if file else None
     return launchers.accelerate(typed, config, file=file or "accelerate's configuration")

@@ -19,6 +19,9 @@ FSDP = """{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "mixe
 "num_processes": 8, "num_machines": 2, "main_process_ip": "head"}"""
 
 
+ZERO3 = """{"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}, "num_processes": 4}"""
+
+
 @pytest.fixture(autouse=True)
 def no_default_configuration(monkeypatch, tmp_path):
     """What this machine's user has configured does not count."""
@@ -250,6 +253,48 @@ def test_numbers_that_are_variables_are_kept(typed, expected):
     line = translate([typed])
     assert flat(line) == expected
     assert ("counts all nodes" in "".join(line.notes)) == ("$((" in typed)
+
+
+# As they stand in public job scripts and documentation, with other names; the lines that come out were read once.
+PUBLIC = r"""
+$ ACCELERATE_LOG_LEVEL=info accelerate launch --config_file zero3.yaml scripts/run_sft.py configs/sft.yaml
+ACCELERATE_LOG_LEVEL=info paceline run --accelerate-config zero3.yaml scripts/run_sft.py configs/sft.yaml
+$ accelerate launch --config_file $config_file $ROOT/src/run.py --resume ${resume:-""} --layers ${layers}
+paceline run --accelerate-config "$config_file" "$ROOT/src/run.py" --resume "${resume:-}" --layers "${layers}"
+$ CUDA_VISIBLE_DEVICES=0,1 accelerate launch --config_file zero3.yaml --num_processes $N --main_process_port $PORT a.py
+CUDA_VISIBLE_DEVICES=0,1 paceline run --accelerate-config zero3.yaml --nproc-per-node "$N" --master-port "$PORT"
+a.py
+$ accelerate launch --num_machines=1 --num_processes=2 --machine_rank=0 train.py config=a.yaml experiment.name="x"
+paceline run --nproc-per-node 2 train.py config=a.yaml experiment.name=x
+$ WANDB_MODE=offline accelerate launch --num_machines=${W} --num_processes=${N} --same_network --machine_rank=${RANK} \
+  --main_process_ip=${MASTER_ADDR} --main_process_port=${MASTER_PORT} train_ar.py config=b.yaml
+WANDB_MODE=offline paceline run --nnodes "${W}" --node-rank "${RANK}" --master-addr "${MASTER_ADDR}"
+--master-port "${MASTER_PORT}" train_ar.py config=b.yaml
+$ accelerate launch --num_machines=1 --num_processes=1 --gpu_ids=6 --main_process_port=36730 --dynamo_backend="no" \
+  --mixed_precision="bf16" lora.py --resolution=256 --random_flip
+ACCELERATE_MIXED_PRECISION=bf16 CUDA_VISIBLE_DEVICES=6 paceline run --nproc-per-node 1 --master-port 36730 lora.py
+--resolution=256 --random_flip
+$ deepspeed --num_gpus 1 --num_nodes 2 --hostfile $H --no_ssh --node_rank=$R --master_addr $M --master_port=12345 g.py
+paceline run --nproc-per-node 1 --nnodes 2 --node-rank "$R" --master-addr "$M" --master-port 12345 g.py
+$ torchrun --nnodes=1 --nproc_per_node="${n}" --rdzv_id="${j}" --rdzv_backend=c10d --rdzv_endpoint=localhost:1238 a.py
+paceline run --nnodes 1 --nproc-per-node "${n}" --rdzv-id "${j}" --rdzv-backend c10d --rdzv-endpoint localhost:1238
+a.py
+$ fabric run model train.py --config_path c.yaml --devices=8 --accelerator=cuda --precision="bf16-true" --main-port=524
+LT_CLI_USED=1 LT_ACCELERATOR=cuda LT_DEVICES=8 LT_NUM_NODES=1 LT_PRECISION=bf16-true paceline run --nproc-per-node 8
+--master-port 524 train.py --config_path c.yaml
+"""
+
+
+@pytest.mark.parametrize("pair", PUBLIC.strip().removeprefix("$ ").split("\n$ "), ids=lambda pair: pair[:40])
+def test_a_line_from_public_material(pair, tmp_path):
+    (tmp_path / "zero3.yaml").write_text(ZERO3)
+    typed, expected = pair.replace("\\\n", "").split("\n", 1)
+    assert flat(translate([typed])) == " ".join(expected.splitlines())
+
+
+def test_a_configuration_that_is_not_known_cannot_be_added_to():
+    with pytest.raises(UsageError, match="content is not known"):
+        translate(["accelerate launch --config_file $C --mixed_precision bf16 t.py"])
 
 
 # ---------------------------------------------------------------------------------------------- refusals

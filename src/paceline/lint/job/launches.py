@@ -85,9 +85,9 @@ def recognise(call: Call, symbols: Symbols) -> Launch | None:
         return _launcher("composer" if name == "composer" else "deepspeed", args[1:], call)
     if name == "accelerate-launch":
         return _launcher("accelerate launch", args[1:], call)
-    if (name, second) in (("accelerate", "launch"), ("fabric", "run"), ("paceline", "run")):
+    if (name, second) in (("accelerate", "launch"), ("paceline", "run")):
         return _launcher(f"{name} {second}", args[2:], call)
-    if name == "lightning" and second == "run" and len(args) > 2:
+    if name in ("fabric", "lightning") and second == "run" and len(args) > 2:
         return _launcher("fabric run", args[3:] if args[2].text == "model" else args[2:], call)
     if _PYTHON.match(name):
         return _python(args, call)
