@@ -35,20 +35,31 @@ def told(ended):
     return json.loads(line)
 
 
+def test_a_named_configuration_gives_ranks_their_variables_and_their_number(command):
+    config = command.folder / "c.yaml"
+    config.write_text(FSDP)
+    ended = command.run("--accelerate-config", config, command.script(TELL))
+    num_ranks, variables = told(ended)
+    assert num_ranks == "2"
+    assert (variables["ACCELERATE_MIXED_PRECISION"], variables["FSDP_VERSION"]) == ("bf16", "2")
+    assert f"accelerate: mixed precision bf16, FSDP2 ({config})" in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.peers
 @needs("accelerate")
 def test_a_named_configuration_tells_ranks_what_accelerate_launch_tells_them(command):
     script = command.script(TELL)
     config = command.folder / "c.yaml"
     config.write_text(FSDP)
-    there = command.run("launch", "--config_file", config, script, program="accelerate")
+    there = command.run("launch", "--config_file", config, script, program="accelerate", timeout=80)
     here = command.run("--accelerate-config", config, script)
     assert told(here) == told(there)
-    assert told(here)[0] == "2"
-    assert f"accelerate: mixed precision bf16, FSDP2 ({config})" in here.err
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.peers
 @pytest.mark.parametrize(
     ("module", "line"),
@@ -66,7 +77,7 @@ def test_a_named_configuration_tells_ranks_what_accelerate_launch_tells_them(com
 def test_a_translated_line_tells_ranks_what_the_line_itself_tells_them(command, module, line):
     command.script(TELL)
     first, *words = shlex.split(line)
-    there = command.run(*words, program=first)
+    there = command.run(*words, program=first, timeout=80)
     translated = subprocess.run(
         [BIN / "paceline", "translate", "--", *shlex.split(line)],
         capture_output=True,
