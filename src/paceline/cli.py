@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -89,11 +89,13 @@ def _run(**typed: Any) -> Deed:
         address_of=nodeaddr.of_node,
         in_terminal=env.in_terminal(),
     )
+    decided = {**placed.values, **inherited, **given}
+    configured = _configured(given.get("accelerate_config"), decided)
     asked = launch.parse(
         typed["script"],
         tuple(typed["arguments"]),
         typed=given,
-        inherited=inherited,
+        inherited={**configured, **inherited},
         placed=placed,
         preferences=preferences.read(env.snapshot()),
     )
@@ -104,6 +106,15 @@ def _run(**typed: Any) -> Deed:
         return run.run(asked)
 
     return deed
+
+
+def _configured(file: str | None, decided: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that a configuration of accelerate gives, where one is named."""
+    from paceline.launcher.accelerate import choice, config_file
+
+    if file in (None, config_file.NONE):
+        return {}
+    return choice.layout(config_file.settings_of(file), decided=decided)
 
 
 def _submit(**typed: Any) -> Deed:
@@ -353,6 +364,32 @@ def _requeue(run: Path, status: int) -> Deed:
         from paceline.slurm import requeue
 
         return requeue.requeue(run, status=status)
+
+    return deed
+
+
+@cli.command("translate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@_JSON
+def _translate(command: tuple[str, ...], as_json: bool) -> Deed:
+    """Print the line of paceline run that does what another launcher's line does, with the environment it needs.
+
+    COMMAND is a line of torchrun, accelerate launch, fabric run or deepspeed, also behind srun, env or the like; or
+    all of it in single quotes, so that $VARIABLES stay as they are. What has no counterpart is said on stderr.
+
+    \b
+    paceline translate -- accelerate launch --mixed_precision bf16 --num_processes 4 train.py
+    paceline translate 'srun torchrun --nnodes 2 --node-rank $SLURM_NODEID train.py --lr 0.1'
+    """
+
+    def deed() -> int:
+        from paceline import translate
+
+        line = translate.translate(command)
+        print(json.dumps(line.to_json(), indent=1) if as_json else line.text)
+        for note in () if as_json else line.notes:
+            print(f"note: {note}", file=sys.stderr)
+        return EXIT_OK
 
     return deed
 

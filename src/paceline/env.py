@@ -143,6 +143,13 @@ JOB_RESTARTS = _variable("SLURM_RESTART_COUNT", "read: how often this job was qu
 SBATCH_PARTITION = _variable("SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition")
 SBATCH_ACCOUNT = _variable("SBATCH_ACCOUNT", "read by submit, as by sbatch: default of --account")
 SBATCH_TIME = _variable("SBATCH_TIMELIMIT", "read by submit, as by sbatch: default of --time")
+HUGGING_FACE_HOME = _variable(
+    "HF_HOME", "read: accelerate/default_config.yaml is there", "huggingface in the folder of XDG_CACHE_HOME"
+)
+CACHE_HOME = _variable("XDG_CACHE_HOME", "read: where huggingface/accelerate/default_config.yaml is", "~/.cache")
+PYTHON_PATH = _variable(
+    "PYTHONPATH", "gets the working folder too if accelerate's configuration asks for DeepSpeed, as accelerate does"
+)
 CONFIG_HOME = _variable(
     "XDG_CONFIG_HOME", "read: where paceline/config.toml and paceline/profiles of this user are", "~/.config"
 )

@@ -38,7 +38,7 @@ WITHOUT_TORCH = (
     "paceline.launcher.worker",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for room in ("catalogue", "variables", "explain", "lint", "doctor", "slurm")
+        for room in ("catalogue", "variables", "explain", "lint", "doctor", "slurm", "translate")
         for path in sorted((ROOT / "paceline" / room).rglob("*.py"))
     ),
 )

@@ -44,6 +44,7 @@ FLOORS = {
     "scaling": 2,
     "run": 3,
     "slurm": 3,
+    "translate": 3,
     "inline": 3,
     "session": 3,
     "trainer": 3,
@@ -56,9 +57,10 @@ SAME_FLOOR = {
     ("__main__", "entry"),
     ("entry", "cli"),
     ("run", "slurm"),  # a launcher in a step asks Slurm about a node that is silent
+    ("translate", "slurm"),  # lines to paste are quoted in one way
     ("trainer", "session"),  # a loop on Session's public members
 }
-LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "cli"}
+LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "translate", "cli"}
 
 
 def room(module: str) -> str:

@@ -144,6 +144,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
     Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
+    Option(
+        "accelerate_config",
+        "set what accelerate launch --config_file FILE would set; default accelerate's default configuration, if the "
+        "script imports accelerate; none takes nothing",
+        ours=True,
+        metavar="FILE|none",
+    ),
     Option("no_slurm", "take nothing from Slurm: nodes, node rank and head are as typed", flag=True, ours=True),
     Option("run_dir", "folder of this run, default paceline-runs/<time>-<script>", ours=True, metavar="DIR"),
     Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),

@@ -29,7 +29,7 @@ from paceline.launcher.slurm import Placed
 _BY_NAME = {option.name: option for option in OPTIONS}
 # Options that take any text.
 _TEXTS = (
-    *("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "role"),
+    *("local_addr", "log_dir", "logs_specs", "run_dir", "accelerate_config", "master_addr", "role"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id"),
 )
 
@@ -83,6 +83,7 @@ class Options:
     on_hang: str = "stop"
     check_finite: bool = False
     check_replicas: int = 0  # optimizer steps; 0: never
+    accelerate_config: str | None = None
     no_slurm: bool = False
     run_dir: str | None = None
     json: bool = False

@@ -46,7 +46,8 @@ class Plan:
         hang: How long ranks may be without progress, in words.
         keep_alive_s: How often nodes say that they live (c10d).
         last_call_s: How long to wait for more nodes once the least number is there (c10d).
-        warnings: Of options that have no effect on this machine.
+        accelerate: What is taken from a configuration of accelerate, in words.
+        warnings: What is printed below the plan.
     """
 
     nproc: Choice
@@ -61,6 +62,7 @@ class Plan:
     hang: Choice
     keep_alive_s: int
     last_call_s: int
+    accelerate: str = ""
     warnings: tuple[Finding, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -318,6 +320,8 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
         parts.append(f"{plan.hang.value} ({plan.hang.reason})")
     if plan.start_method.reason:
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
+    if plan.accelerate:
+        parts.append(plan.accelerate)
     if options.placed.said:
         parts.insert(1, options.placed.said)
     return " · ".join([*parts, run_dir])

@@ -17,6 +17,7 @@ from paceline.launcher.plan import Plan
 from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
 from paceline.run import checkup
 from paceline.run.conductor import Conductor
+from paceline.run.configured import configure
 
 _SLOW_IMPORT_S = 2.0  # after so long a person wonders
 
@@ -36,7 +37,9 @@ def run(options: Options) -> int:
     if options.check_only:
         return checkup.run(options, _conduct_function)
     source = script.read(options)
+    configured = configure(options, source)
     options, plan = _plan(options, source)
+    plan = replace(plan, accelerate=configured.summary, warnings=(*plan.warnings, *configured.warnings))
     task = RankTask(
         local_rank=0,
         kind=_kind(options),

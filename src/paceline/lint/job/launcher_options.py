@@ -36,6 +36,11 @@ class Table:
         return found[0] if len(found) == 1 else ""
 
 
+def prefixed(prefix: str, text: str) -> frozenset[str]:
+    """Return the words of a text, each behind a prefix."""
+    return frozenset(prefix + name for name in text.split())
+
+
 _TORCHRUN_VALUES = names(
     "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method"
     " event_log_handler role log_dir redirects tee local_ranks_filter node_rank master_addr master_port local_addr"
@@ -57,7 +62,9 @@ TORCHRUN = Table(
 PACELINE = Table(
     _TORCHRUN_FLAGS | names("check check_only no_check check_finite no_probe nccl_debug no_slurm json"),
     _TORCHRUN_VALUES
-    | names("grace_s max_time roll_call_timeout node_timeout hang_timeout on_hang check_replicas run_dir"),
+    | names(
+        "grace_s max_time roll_call_timeout node_timeout hang_timeout on_hang check_replicas run_dir accelerate_config"
+    ),
     TORCHRUN.short,
     _TORCHRUN_SAYS,
     prefixes=False,
@@ -68,7 +75,7 @@ ACCELERATE = Table(
         " use_deepspeed use_fsdp dynamo_use_regional_compilation use_parallelism_config"
         " use_megatron_lm same_network module"
         " no_python fp8_use_autocast_during_eval tpu_cluster no_tpu_cluster tpu_use_sudo downcast_bf16 use_xpu"
-        " use_mps_device fp8_enable_fsdp_float8_all_gather fp8_pad_inner_dim debug ipex use_tpu"
+        " use_mps_device debug ipex use_tpu"
     ),
     names(
         "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode"
@@ -77,7 +84,32 @@ ACCELERATE = Table(
         " offload_param_device offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps"
         " gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile deepspeed_exclusion_filter"
         " deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names fp8_backend fp8_format"
-        " mpirun_hostfile mpirun_ccl"
+        " mpirun_hostfile mpirun_ccl aws_access_key_id aws_secret_access_key"
+    )
+    | names(
+        "fsdp_version fsdp_offload_params fsdp_min_num_params fsdp_sharding_strategy fsdp_reshard_after_forward"
+        " fsdp_auto_wrap_policy fsdp_transformer_layer_cls_to_wrap fsdp_backward_prefetch fsdp_state_dict_type"
+        " fsdp_forward_prefetch fsdp_use_orig_params fsdp_cpu_ram_efficient_loading fsdp_sync_module_states"
+        " fsdp_activation_checkpointing fsdp_activation_checkpointing_offload"
+    )
+    | prefixed(
+        "megatron_lm_",
+        "tp_degree use_custom_fsdp no_load_optim eod_mask_loss overlap_cpu_optimizer_d2h_h2d no_save_optim"
+        " optimizer_cpu_offload use_precision_aware_optimizer decoder_last_pipeline_num_layers pp_degree"
+        " num_micro_batches sequence_parallelism recompute_activations use_distributed_optimizer gradient_clipping"
+        " recompute_granularity recompute_method recompute_num_layers attention_backend expert_model_parallel_size"
+        " context_parallel_size attention_dropout hidden_dropout attention_softmax_in_fp32"
+        " expert_tensor_parallel_size calculate_per_token_loss use_rotary_position_embeddings",
+    )
+    | prefixed(
+        "fp8_",
+        "margin interval amax_history_len amax_compute_algo override_linear_precision opt_level"
+        " enable_fsdp_float8_all_gather pad_inner_dim",
+    )
+    | prefixed(
+        "parallelism_config_",
+        "dp_replicate_size dp_shard_size tp_size cp_size cp_backend cp_comm_strategy sp_size sp_backend sp_seq_length"
+        " sp_seq_length_is_variable sp_attn_implementation",
     ),
     {"m": "module", "q": "quiet", "t": "tee", "h": "help"},
     {

@@ -71,11 +71,12 @@ class Launch:
 
 def find(story: Story) -> list[Launch]:
     """Return the launches among the programs that a script starts."""
-    found = (_recognise(call, story.symbols) for call in story.calls)
+    found = (recognise(call, story.symbols) for call in story.calls)
     return list(islice((launch for launch in found if launch is not None), MOST_LAUNCHES))
 
 
-def _recognise(call: Call, symbols: Symbols) -> Launch | None:
+def recognise(call: Call, symbols: Symbols) -> Launch | None:
+    """Return the launch that a program is, or None."""
     args, name = list(call.args), call.name
     second = args[1].text if len(args) > 1 else ""
     if name in ("torchrun", "torchrun.py", "torchrun_main"):
@@ -84,9 +85,9 @@ def _recognise(call: Call, symbols: Symbols) -> Launch | None:
         return _launcher("composer" if name == "composer" else "deepspeed", args[1:], call)
     if name == "accelerate-launch":
         return _launcher("accelerate launch", args[1:], call)
-    if (name, second) in (("accelerate", "launch"), ("fabric", "run"), ("paceline", "run")):
+    if (name, second) in (("accelerate", "launch"), ("paceline", "run")):
         return _launcher(f"{name} {second}", args[2:], call)
-    if name == "lightning" and second == "run" and len(args) > 2:
+    if name in ("fabric", "lightning") and second == "run" and len(args) > 2:
         return _launcher("fabric run", args[3:] if args[2].text == "model" else args[2:], call)
     if _PYTHON.match(name):
         return _python(args, call)
