@@ -199,6 +199,8 @@ CODES = {
     "slurm-job-unknown": "JOB044",
     "profile-invalid": "JOB045",
     "array-with-fixed-run-folder": "JOB046",
+    "variable-expanded-too-early": "JOB047",
+    "env-synced-by-every-task": "JOB048",
     "set-epoch-missing": "SCR001",
     "sampler-missing": "SCR002",
     "shuffle-with-sampler": "SCR003",
@@ -216,4 +218,5 @@ CODES = {
     "deprecated-name": "SCR015",
     "script-syntax-error": "SCR016",
     "workers-not-persistent": "SCR017",
+    "download-on-every-rank": "SCR018",
 }

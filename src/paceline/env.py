@@ -139,6 +139,9 @@ JOB_RESTARTS = _variable("SLURM_RESTART_COUNT", "read: how often this job was qu
 SBATCH_PARTITION = _variable("SBATCH_PARTITION", "read by submit, as by sbatch: default of --partition")
 SBATCH_ACCOUNT = _variable("SBATCH_ACCOUNT", "read by submit, as by sbatch: default of --account")
 SBATCH_TIME = _variable("SBATCH_TIMELIMIT", "read by submit, as by sbatch: default of --time")
+SLURM_CONF = _variable(
+    "SLURM_CONF", "read by lint: whether a job of this cluster has to ask for memory and GPUs", "/etc/slurm/slurm.conf"
+)
 CONFIG_HOME = _variable(
     "XDG_CONFIG_HOME", "read: where paceline/config.toml and paceline/profiles of this user are", "~/.config"
 )

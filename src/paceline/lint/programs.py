@@ -1,0 +1,108 @@
+"""The hand that finds the training scripts that a job starts, near the job script or among the files that were given.
+
+A job names its script relative to a folder that is only known when it is submitted. So the likely folders are tried,
+and where they hold different files of the name none is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from paceline.lint.job.case import Case
+from paceline.lint.job.launches import Launch
+from paceline.lint.job.values import constant
+
+MOST_PROGRAMS = 8
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# Folders above the job script that may be the one from which it is submitted: project/scripts/slurm/train.sbatch.
+_ABOVE = 3
+
+
+def started(case: Case, given: Sequence[str]) -> dict[str, str]:
+    """Return the training scripts that a job starts, by what its launches call them.
+
+    Args:
+        case: The job script.
+        given: Files that were given with it; one of them that fits is taken before any other.
+    """
+    found: dict[str, str] = {}
+    for launch in case.training:
+        if launch.program and launch.program not in found and len(found) < MOST_PROGRAMS:
+            path = _find(case, launch, given)
+            if path:
+                found[launch.program] = path
+    return found
+
+
+def _find(case: Case, launch: Launch, given: Sequence[str]) -> str:
+    names = _names(launch)
+    for name in names:
+        fitting = [path for path in given if _ends_with(path, name)]
+        if fitting:
+            return fitting[0] if len(fitting) == 1 else ""
+    if case.name == "-":
+        return ""
+    for name in names:
+        paths = {os.path.realpath(path): path for path in _candidates(case, launch, name) if os.path.isfile(path)}
+        if paths:
+            return os.path.normpath(next(iter(paths.values()))) if len(paths) == 1 else ""
+    return ""
+
+
+def _names(launch: Launch) -> list[str]:
+    """What the file may be called: the path as it is written, from behind what is not known in it."""
+    program = launch.program
+    if not constant(program):
+        program = re.split("[\U000f0000-\U000ffffd]", program)[-1].lstrip("/")
+        if "/" not in launch.program or not program:
+            return []
+    if program.endswith(".py"):
+        return [program]
+    if _MODULE.fullmatch(program):
+        path = program.replace(".", "/")
+        return [f"{path}.py", f"{path}/__main__.py"]
+    return [program] if "/" in program else []
+
+
+def _ends_with(path: str, name: str) -> bool:
+    """Whether a file that was given may be the one that the job means: as much of both paths as there is agrees."""
+    pairs = zip(reversed(_parts(path)), reversed(_parts(name)), strict=False)
+    return path.endswith(".py") and all(one == other for one, other in pairs)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".", "..")]
+
+
+def _candidates(case: Case, launch: Launch, name: str) -> Iterator[str]:
+    if os.path.isabs(name):
+        yield name
+    for base in _bases(case):
+        for folder in _folders(case, launch):
+            yield os.path.join(base, folder, name.lstrip("/"))
+
+
+def _bases(case: Case) -> Iterator[str]:
+    """Folders from which the job may be submitted."""
+    yield "."
+    folder = os.path.dirname(case.name)
+    for _ in range(_ABOVE if folder else 1):
+        yield folder
+        above = os.path.dirname(folder)
+        if above == folder:
+            return
+        folder = above
+
+
+def _folders(case: Case, launch: Launch) -> Iterator[str]:
+    """Where the script has changed to: the ends of that path, since its beginning may be another machine's."""
+    asked = case.job.directives.last("chdir")
+    path = os.path.join(asked.value if asked else "", launch.call.folder)
+    known = re.split("[\U000f0000-\U000ffffd]|~", path)[-1]
+    parts = _parts(known)
+    if known == path and os.path.isabs(path):
+        yield path
+    for start in range(len(parts) + 1):
+        yield os.path.join("", *parts[start:])
