@@ -1,4 +1,4 @@
-"""What a training script expects of the job that starts it. Data only: filled by ``python``, judged by ``job``."""
+"""What a script expects of the job that starts it. Data only: filled by ``python``, judged by ``job``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class Program:
-    """What a training script expects of its start. What is not certain is left out.
+    """What a script expects of its start. What is not certain is left out.
 
     Attributes:
         name: The path of the script.

@@ -15,6 +15,8 @@ from paceline.lint.job.launches import Launch
 from paceline.lint.job.values import constant
 
 MOST_PROGRAMS = 8
+# A script that nobody asked to judge must not delay the answer.
+MOST_BYTES = 256 * 1024
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Folders above the job script that may be the one from which it is submitted: project/scripts/slurm/train.sbatch.
 _ABOVE = 3
@@ -31,7 +33,7 @@ def started(case: Case, given: Sequence[str]) -> dict[str, str]:
     for launch in case.training:
         if launch.program and launch.program not in found and len(found) < MOST_PROGRAMS:
             path = _find(case, launch, given)
-            if path:
+            if path and os.path.getsize(path) <= MOST_BYTES:
                 found[launch.program] = path
     return found
 
@@ -47,8 +49,13 @@ def _find(case: Case, launch: Launch, given: Sequence[str]) -> str:
     for name in names:
         paths = {os.path.realpath(path): path for path in _candidates(case, launch, name) if os.path.isfile(path)}
         if paths:
-            return os.path.normpath(next(iter(paths.values()))) if len(paths) == 1 else ""
+            return _shown(case, next(iter(paths.values()))) if len(paths) == 1 else ""
     return ""
+
+
+def _shown(case: Case, path: str) -> str:
+    """A path in the form of the job's: relative to this folder, or from the root."""
+    return os.path.normpath(path) if os.path.isabs(case.name) else os.path.relpath(path)
 
 
 def _names(launch: Launch) -> list[str]:
@@ -85,15 +92,14 @@ def _candidates(case: Case, launch: Launch, name: str) -> Iterator[str]:
 
 
 def _bases(case: Case) -> Iterator[str]:
-    """Folders from which the job may be submitted."""
-    yield "."
-    folder = os.path.dirname(case.name)
-    for _ in range(_ABOVE if folder else 1):
-        yield folder
-        above = os.path.dirname(folder)
-        if above == folder:
-            return
-        folder = above
+    """Folders from which the job may be submitted: this one if the job is in it, and those around the job."""
+    if not os.path.isabs(case.name) and not os.path.normpath(case.name).startswith(".."):
+        yield os.getcwd()
+    folder = os.path.dirname(os.path.abspath(case.name))
+    for _ in range(_ABOVE):
+        if os.path.dirname(folder) != folder:  # never the root
+            yield folder
+        folder = os.path.dirname(folder)
 
 
 def _folders(case: Case, launch: Launch) -> Iterator[str]:

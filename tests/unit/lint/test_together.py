@@ -61,6 +61,9 @@ def found(folder, text, program, *, name="train.py"):
         ("devices=args.devices", "srun python train.py --devices 4", {"tasks": 4}, []),
         ("devices=args.devices", "srun python train.py --devices=4", {"tasks": 2}, MISMATCH),
         ("devices=args.devices", "srun python train.py --devices $N", {}, []),
+        ("devices=args.devices", 'srun python train.py --data "$DATA"', {}, MISMATCH),
+        ("devices=args.devices", "srun python train.py $OPTIONS", {}, []),
+        ('devices=int(os.environ["WORLD_SIZE"])', "torchrun --nproc_per_node=4 train.py", {}, []),
         ("devices=args.devices", 'srun python train.py "$@"', {}, []),
         ("devices=config.devices", "srun python train.py", {}, []),
         ('devices=int(os.environ["SLURM_GPUS_ON_NODE"])', "srun python train.py", {}, MISMATCH),
@@ -120,6 +123,7 @@ ALONE = "torchrun --standalone --nproc_per_node=4 train.py"
         (f"from slurm_env import setup\n{JOINS}", "srun python train.py", {"tasks": 4}, []),
         ('dist.init_process_group("nccl", rank=r, world_size=n)', "srun python train.py", {"tasks": 4}, []),
         ('rank = int(os.environ["RANK"])', "srun python train.py", {"tasks": 4}, ["error rank-env-missing"]),
+        (f'os.environ.setdefault("RANK", "0")\n{JOINS}', "srun python train.py", {"tasks": 4}, []),
         ('rank = int(os.environ.get("RANK", 0))', "srun python train.py", {"tasks": 4}, []),
         (ADOPTS, "srun python train.py", {"tasks": 4}, ["error rank-env-missing"]),
         (ADOPTS, "srun python train.py", {"gpus": 1}, []),
@@ -203,13 +207,22 @@ def test_a_script_is_found_above_the_folder_of_the_job(tmp_path, monkeypatch):
 
 
 def test_of_two_files_of_the_name_none_is_taken_unless_one_is_given(tmp_path, monkeypatch):
-    for folder, devices in (("jobs", 2), ("src", 1)):
-        (tmp_path / folder).mkdir()
+    for folder, devices in (("jobs", 2), (".", 1)):
+        (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "train.py").write_text(LIGHTNING.format(f"devices={devices}"))
     (tmp_path / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
+    monkeypatch.chdir(tmp_path)
+    assert lint(["jobs/a.sbatch"]).findings == []
+    assert [f.name for f in lint(["jobs/a.sbatch", "jobs/train.py"]).findings] == ["slurm-ntasks-mismatch"]
+
+
+def test_a_script_of_the_name_in_a_folder_that_is_not_the_jobs_is_left_alone(tmp_path, monkeypatch):
+    for folder in ("jobs", "src"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "src" / "train.py").write_text(LIGHTNING.format("devices=2"))
+    (tmp_path / "jobs" / "a.sbatch").write_text(job("srun python train.py"))
     monkeypatch.chdir(tmp_path / "src")
-    assert lint(["../jobs/a.sbatch"]).findings == []
-    assert [f.name for f in lint(["../jobs/a.sbatch", "../jobs/train.py"]).findings] == ["slurm-ntasks-mismatch"]
+    assert lint(["../jobs/a.sbatch"]).findings == lint([str(tmp_path / "jobs" / "a.sbatch")]).findings == []
 
 
 def test_the_finding_shows_the_line_of_the_script(tmp_path, monkeypatch):

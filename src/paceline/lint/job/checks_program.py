@@ -11,6 +11,8 @@ from paceline.lint.job.started import ranks_of, resolve, visible_gpus
 from paceline.lint.job.values import BATCH
 from paceline.lint.program import ALL_CPUS, Place, Program, Runner
 
+_RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK"})
+
 
 def _pairs(case: Case) -> Iterator[tuple[Launch, Program]]:
     for launch in case.training:
@@ -23,7 +25,7 @@ def _pairs(case: Case) -> Iterator[tuple[Launch, Program]]:
 
 
 def lightning_ranks(case: Case) -> Iterator[Finding]:
-    """Lightning's Trainer or Fabric is told other numbers than the job starts."""
+    """Lightning's Trainer or Fabric asks for other numbers than the job starts."""
     for launch, program in _pairs(case):
         runner = program.runner
         if runner is None or launch.kind == "fabric run":
@@ -43,7 +45,7 @@ def _under_launcher(case: Case, launch: Launch, program: Program, runner: Runner
         return
     yield case.finding(
         "world-size-mismatch",
-        f"{launch.kind} starts {_times(*ranks)}, and the {runner.title} is told {_times(devices, nodes)}",
+        f"{launch.kind} starts {_times(*ranks)}, and the {runner.title} asks for {_times(devices, nodes)}",
         line=case.line_of(launch, "--nproc", launch.kind.split()[0]),
         more=[case.line_of(launch, "--nnodes", "--nproc")],
         why=_alone(runner, devices, nodes) or "Lightning refuses: the product does not match the world size",
@@ -76,13 +78,13 @@ def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -
         return  # Slurm sets no number of tasks then, and Lightning starts the processes itself
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     if step is None and (devices, nodes) == (1, 1):
-        return  # one process on one GPU, as it is told
+        return  # one process on one GPU, as asked for
     if devices and per_node and devices != per_node:
         yield _devices(case, launch, program, devices=devices, tasks=per_node, nodes=nodes or 1)
     elif step is not None and (total := spread.tasks) and total > 1 and not _per_node_given(case, launch):
         yield _not_given(case, launch, program, per_node or 1)
     if nodes and on and nodes != on and case.job.nodes_given:
-        yield _nodes(case, launch, program, told=nodes, nodes=on)
+        yield _nodes(case, launch, program, requested=nodes, nodes=on)
 
 
 def _devices(case: Case, launch: Launch, program: Program, *, devices: int, tasks: int, nodes: int) -> Finding:
@@ -92,11 +94,11 @@ def _devices(case: Case, launch: Launch, program: Program, *, devices: int, task
     count = f"{tasks} task{'s' if tasks > 1 else ''}"
     return case.finding(
         "slurm-ntasks-mismatch",
-        f"the {runner.title} is told devices={devices}, and {starts} {count} on a node",
+        f"the {runner.title} has devices={devices}, and {starts} {count} on a node",
         line=case.directive_line("ntasks-per-node", "ntasks", "nodes"),
         more=[case.line_of(launch, launch.script)],
         why=_alone(runner, devices, nodes)
-        or "under Slurm each task is one rank: Lightning refuses, or waits for ranks that are never started",
+        or "under Slurm each task is one rank: Lightning refuses to start, or trains with fewer ranks",
         fix=f"#SBATCH --ntasks-per-node={devices}"
         + ("" if launch.call.step is not None else ", and srun before the command")
         + f", or devices={tasks}",
@@ -105,12 +107,12 @@ def _devices(case: Case, launch: Launch, program: Program, *, devices: int, task
     )
 
 
-def _nodes(case: Case, launch: Launch, program: Program, *, told: int, nodes: int) -> Finding:
+def _nodes(case: Case, launch: Launch, program: Program, *, requested: int, nodes: int) -> Finding:
     assert program.runner is not None
     runner = program.runner
     return case.finding(
         "slurm-ntasks-mismatch",
-        f"the {runner.title} is told num_nodes={told}, and the job has {nodes} node{'s' if nodes > 1 else ''}",
+        f"the {runner.title} has num_nodes={requested}, and the job has {nodes} node{'s' if nodes > 1 else ''}",
         line=case.directive_line("nodes"),
         more=[case.line_of(launch, launch.script)],
         why="Lightning compares it with Slurm's number and refuses to start",
@@ -145,17 +147,23 @@ def _not_given(case: Case, launch: Launch, program: Program, tasks: int) -> Find
 def ranks_untold(case: Case) -> Iterator[Finding]:
     """The script takes its rank from a launcher's variables, and the job starts it without a launcher."""
     for launch, program in _pairs(case):
-        step = launch.call.step
-        told = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK"} & set(launch.call.env)
-        if launch.spawns or told or case.story.sourced or (step is not None and (step.kind != "srun" or step.vague)):
+        if launch.spawns or _may_set_ranks(case, launch):
             continue
         ranks = ranks_of(case, launch)
-        tasks = ranks[0] * ranks[1] if ranks else None
+        tasks = ranks[0] * ranks[1] if ranks else 1
         if program.needs_ranks is not None:
             why = "torch ends with: environment variable RANK expected, but not set (or KeyError)"
             yield _untold(case, launch, (program, program.needs_ranks), why)
-        elif program.adopts_ranks is not None and tasks and tasks > 1 and "mpi" not in (step.options if step else {}):
+        elif program.adopts_ranks is not None and tasks > 1:
             yield _untold(case, launch, (program, program.adopts_ranks), f"each of the {tasks} tasks trains alone")
+
+
+def _may_set_ranks(case: Case, launch: Launch) -> bool:
+    """Whether something before the script may set the variables of a rank."""
+    step = launch.call.step
+    if case.story.sourced or _RANK_VARIABLES & set(launch.call.env):
+        return True
+    return step is not None and (step.kind != "srun" or step.vague or "mpi" in step.options)
 
 
 def _untold(case: Case, launch: Launch, beside: tuple[Program, Place], why: str) -> Finding:
@@ -178,13 +186,13 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
         ranks = ranks_of(case, launch)
         if program.spawns is None or ranks is None or ranks[0] < 2:
             continue
-        made = resolve(case, launch, program.spawns[0])
-        if not made or made < 2:
+        spawned = resolve(case, launch, program.spawns[0])
+        if not spawned or spawned < 2:
             continue
         starter = launch.kind if launch.spawns else "srun"
         yield case.finding(
             "double-launch",
-            f"{starter} starts {ranks[0]} processes on a node, and each of them spawns {made}",
+            f"{starter} starts {ranks[0]} processes on a node, and each of them spawns {spawned}",
             line=case.line_of(launch, "--nproc", launch.script),
             why="processes fight over GPUs, ports and ranks",
             fix=f"python {launch.script}  (once on a node), or remove mp.spawn from the script",
@@ -199,35 +207,41 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
 def loader_workers(case: Case) -> Iterator[Finding]:
     """The script's loader workers need more CPUs than its ranks have."""
     for launch, program in _pairs(case):
-        cpus, made = case.shape(launch).cpus, case.processes(launch)
-        several = launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1)
-        if program.workers is None or cpus is None or made is None or several or made > cpus:
+        shape, processes = case.shape(launch), case.processes(launch)
+        shares_tasks = launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1)
+        if program.workers is None or shape.cpus is None or processes is None or shares_tasks:
             continue
-        found, at = program.workers
-        each = resolve(case, launch, found)
-        tasks = case.shape(launch).tasks_per_node or 1
-        if found.kind == ALL_CPUS and made * tasks > 1:
-            said = f"each of {made * tasks} processes on a node starts a loader worker for every CPU of the node"
-        elif each and each * made > cpus:
-            said = f"{made} process{'es' if made > 1 else ''} with {each} loader workers each on {cpus} CPUs"
-            said = said.replace("on 1 CPUs", "on 1 CPU")
+        number, place = program.workers
+        per_process = resolve(case, launch, number)
+        if number.kind == ALL_CPUS and processes * (shape.tasks_per_node or 1) > 1:
+            summary, fix = _all_cpus(processes * (shape.tasks_per_node or 1), processes)
+        elif per_process and per_process * processes > shape.cpus >= processes:
+            summary, fix = _too_many_workers(processes, per_process, shape.cpus)
         else:
             continue
-        room = max(1, cpus // made - 1)
         yield case.finding(
             "workers-exceed-cpus",
-            said,
+            summary,
             line=case.directive_line("cpus-per-task"),
             more=[case.line_of(launch, launch.script)],
-            why="workers that share a CPU are no faster, and the GPUs wait",
-            fix=f"#SBATCH --cpus-per-task={(each + 1) * made}, or num_workers={room}"
-            if each
-            else f"num_workers=len(os.sched_getaffinity(0)) // {made} - 1"
-            if made > 1
-            else "num_workers=len(os.sched_getaffinity(0)) - 1",
+            why="workers that share a CPU are not faster, and the GPUs wait",
+            fix=fix,
             severity="warning",
-            beside=(program, at),
+            beside=(program, place),
         )
+
+
+def _all_cpus(on_node: int, in_task: int) -> tuple[str, str]:
+    summary = f"each of {on_node} processes on a node starts a loader worker for every CPU of the node"
+    share = f" // {in_task}" if in_task > 1 else ""
+    return summary, f"num_workers=len(os.sched_getaffinity(0)){share} - 1"
+
+
+def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str, str]:
+    starters = f"{processes} process{'es' if processes > 1 else ''}"
+    summary = f"{starters} with {per_process} loader workers each on {cpus} CPU{'s' if cpus > 1 else ''}"
+    fewer = max(1, cpus // processes - 1)
+    return summary, f"#SBATCH --cpus-per-task={(per_process + 1) * processes}, or num_workers={fewer}"
 
 
 def meeting_replaced(case: Case) -> Iterator[Finding]:
@@ -282,12 +296,12 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
                 beside=(program, at),
             )
         elif kind == "local" and not launch.spawns and spread.gpus_per_task and ranks[0] > spread.gpus_per_task:
-            asked = case.job.directives.last("gpus-per-task")
+            directive = case.job.directives.last("gpus-per-task")
             yield case.finding(
                 "gpus-per-task-with-local-rank",
                 f"--gpus-per-task={spread.gpus_per_task} shows each task GPUs from number 0 on,"
                 " and the script selects one by its local rank",
-                line=asked.line if asked else launch.call.line,
+                line=directive.line if directive else launch.call.line,
                 more=[launch.call.line],
                 why="cuda:1 and above do not exist for the task: invalid device ordinal",
                 fix=f"#SBATCH --gpus-per-node={ranks[0]} in its place, or srun --gpu-bind=none",

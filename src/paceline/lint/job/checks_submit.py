@@ -12,7 +12,7 @@ from paceline.lint.job.story import Submitted
 from paceline.lint.job.values import constant
 
 _DOLLAR = re.compile(r"\\(?P<escaped>[\\$`])|\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))")
-# What this shell computes by itself.
+# Arithmetic that this shell computes.
 _COMPUTED = re.compile(r"(?<!\\)\$\(\([^\n]*?\)\)")
 _SLURM = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)")
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.MULTILINE)

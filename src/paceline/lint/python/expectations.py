@@ -29,9 +29,10 @@ _DEPTH = 4
 _OWN_LAUNCHERS = frozenset({"dp", "ddp_spawn", "ddp_fork", "ddp_notebook", "single_device", "xla"})
 _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+")
 # A module of the user's own with such a name may set the variables of a rank.
-_MAY_SET_RANKS = re.compile(r"slurm|idr|dist|env|cluster|launch|mpi", re.I)
+_MAY_SET_RANKS = re.compile(r"slurm|idr|dist|env|cluster|launch|mpi|submitit|^ray\b", re.I)
 _PERHAPS = (ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda, ast.ClassDef, ast.match_case)
 _TELLS_RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
+_WRITES_ENVIRONMENT = frozenset({"os.environ.setdefault", "os.environ.update", "os.putenv"})
 _RANK_OF = {"RANK": "global", "SLURM_PROCID": "global", "LOCAL_RANK": "local", "SLURM_LOCALID": "local"}
 _TRAINERS = frozenset({"transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer"})
 
@@ -139,7 +140,7 @@ def _devices(script: Script, call: ast.Call, *, open_ended: bool) -> Number | No
     if isinstance(value, str) and "," in value:
         return Number(CONSTANT, len([part for part in value.split(",") if part.strip()]))
     found = number(script, given)
-    # an argument whose default is no number may be "auto" or a list as well
+    # an argument whose default is not a number may be "auto" or a list as well
     return found if found is None or found.kind != CONSTANT or found.value else None
 
 
@@ -192,6 +193,8 @@ def _from_environment(call: ast.Call) -> bool:
 def _may_tell(script: Script) -> bool:
     """Whether the script, or a module that it imports, may set the variables of a rank itself."""
     if any(name in _TELLS_RANKS for name, _ in _settings(script)):
+        return True
+    if any(script.full(call.func) in _WRITES_ENVIRONMENT for call in script.calls):
         return True
     if any(isinstance(node, ast.Constant) and "SLURM" in str(node.value) for node in script.nodes):
         return True

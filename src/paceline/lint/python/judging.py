@@ -56,7 +56,7 @@ def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
         name: Its path as typed.
 
     Returns:
-        The findings as of ``judge``, and the expectations; None if the text is no training script.
+        The findings as of ``judge``, and the expectations; None if the text is not a training script.
     """
     script = read(source, name)
     if isinstance(script, Finding):
