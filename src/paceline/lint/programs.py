@@ -1,4 +1,4 @@
-"""The hand that finds the training scripts that a job starts, near the job script or among the files that were given.
+"""Finds the training scripts that a job starts, near the job script or among the files that were given.
 
 A job names its script relative to a folder that is only known when it is submitted. So the likely folders are tried,
 and where they hold different files of the name none is taken.
@@ -84,11 +84,22 @@ def _parts(path: str) -> list[str]:
 
 
 def _candidates(case: Case, launch: Launch, name: str) -> Iterator[str]:
-    if os.path.isabs(name):
-        yield name
     for base in _bases(case):
+        if os.path.isabs(name):
+            yield from _elsewhere(base, name)
+            continue
         for folder in _folders(case, launch):
-            yield os.path.join(base, folder, name.lstrip("/"))
+            yield os.path.join(base, folder, name)
+
+
+def _elsewhere(base: str, name: str) -> Iterator[str]:
+    """A path from the root, and the same file where the project lies in another place: its folder has the same name."""
+    yield name
+    parts = _parts(name)
+    for start in range(len(parts) - 1):
+        yield os.path.join(base, *parts[start:])
+    if parts[-2:-1] == [os.path.basename(base)]:
+        yield os.path.join(base, parts[-1])
 
 
 def _bases(case: Case) -> Iterator[str]:
@@ -104,11 +115,11 @@ def _bases(case: Case) -> Iterator[str]:
 
 def _folders(case: Case, launch: Launch) -> Iterator[str]:
     """Where the script has changed to: the ends of that path, since its beginning may be another machine's."""
-    asked = case.job.directives.last("chdir")
-    path = os.path.join(asked.value if asked else "", launch.call.folder)
-    known = re.split("[\U000f0000-\U000ffffd]|~", path)[-1]
-    parts = _parts(known)
-    if known == path and os.path.isabs(path):
+    directive = case.job.directives.last("chdir")
+    path = os.path.join(directive.value if directive else "", launch.call.folder)
+    shown = re.split("[\U000f0000-\U000ffffd]|~", path)[-1]
+    parts = _parts(shown)
+    if shown == path and os.path.isabs(path):
         yield path
     for start in range(len(parts) + 1):
         yield os.path.join("", *parts[start:])

@@ -35,8 +35,8 @@ class Site:
 
 def here() -> Site:
     """Read the configuration of Slurm on this machine."""
-    given = env.read(env.SLURM_CONF)
-    for path in (given,) if given else _PLACES:
+    configured = env.read(env.SLURM_CONF)
+    for path in (configured,) if configured else _PLACES:
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 return describe(file.read(_MOST_BYTES))
@@ -51,16 +51,16 @@ def describe(text: str) -> Site:
     settings: dict[str, str] = {}
     whole, default = set(), ""
     for line in lines:
-        found = {name.lower(): value for name, value in _SETTING.findall(line)}
-        name = found.get("partitionname")
+        line_settings = {name.lower(): value for name, value in _SETTING.findall(line)}
+        name = line_settings.get("partitionname")
         if name is None:
-            settings.update(found)
+            settings.update(line_settings)
             continue
-        if found.get("oversubscribe", found.get("shared", "")).upper().startswith("EXCLUSIVE"):
+        if line_settings.get("oversubscribe", line_settings.get("shared", "")).upper().startswith("EXCLUSIVE"):
             whole.add(name)
-        if found.get("default", "").upper() == "YES":
+        if line_settings.get("default", "").upper() == "YES":
             default = name
-        settings.update({key: value for key, value in found.items() if key.startswith("defmem")})
+        settings.update({key: value for key, value in line_settings.items() if key.startswith("defmem")})
     shares = settings.get("selecttype", "select/cons_tres") != "select/linear"
     defaults = [value for key, value in settings.items() if key.startswith("defmem") and value.strip("0")]
     return Site(

@@ -184,13 +184,17 @@ def test_a_download_by_every_rank_is_a_hint(tmp_path):
         ("srun python ${PROJECT}/src/train.py", "src/train.py"),
         ("SCRIPT=train.py\nsrun python $SCRIPT", "train.py"),
         ("srun bash -c 'cd src && python train.py'", "src/train.py"),
+        ("srun python /home/me/project/src/train.py", "src/train.py"),
     ],
 )
 def test_the_script_is_found(tmp_path, start, name):
     assert found(tmp_path, job(start), LIGHTNING.format("devices=2"), name=name) == MISMATCH
 
 
-@pytest.mark.parametrize("start", ["srun python $SCRIPT", "srun python other.py", "srun python -m train.main"])
+@pytest.mark.parametrize(
+    "start",
+    ["srun python $SCRIPT", "srun python other.py", "srun python /opt/other/train.py", "srun python -m train.main"],
+)
 def test_what_is_not_there_is_not_judged(tmp_path, start):
     assert found(tmp_path, job(start), LIGHTNING.format("devices=2")) == []
 
