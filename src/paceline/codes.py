@@ -207,6 +207,8 @@ CODES = {
     "profile-invalid": "JOB045",
     "array-with-fixed-run-folder": "JOB046",
     "not-saved-at-stop": "JOB047",
+    "variable-expanded-too-early": "JOB048",
+    "env-synced-by-every-task": "JOB049",
     "set-epoch-missing": "SCR001",
     "sampler-missing": "SCR002",
     "shuffle-with-sampler": "SCR003",
@@ -224,4 +226,5 @@ CODES = {
     "deprecated-name": "SCR015",
     "script-syntax-error": "SCR016",
     "workers-not-persistent": "SCR017",
+    "download-on-every-rank": "SCR018",
 }

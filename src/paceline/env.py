@@ -150,6 +150,9 @@ CACHE_HOME = _variable("XDG_CACHE_HOME", "read: where huggingface/accelerate/def
 PYTHON_PATH = _variable(
     "PYTHONPATH", "gets the working folder too if accelerate's configuration asks for DeepSpeed, as accelerate does"
 )
+SLURM_CONF = _variable(
+    "SLURM_CONF", "read by lint: whether a job of this cluster has to ask for memory and GPUs", "/etc/slurm/slurm.conf"
+)
 CONFIG_HOME = _variable(
     "XDG_CONFIG_HOME", "read: where paceline/config.toml and paceline/profiles of this user are", "~/.config"
 )

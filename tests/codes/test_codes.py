@@ -1,9 +1,9 @@
 """For every code a page, an input that triggers it, one that looks alike and does not, and how it is printed.
 
 A folder for each name: ``yes.*`` and ``no.*`` are told apart by who judges them, a log by ``explain``, a script by
-``lint``, recorded facts by ``doctor``. Of a log the first finding counts, because that is the answer. ``golden.txt`` is
-the rendering of the finding; after a wanted change write all of them with
-``python -m pytest tests/codes --update-goldens``, and read the difference.
+``lint``, recorded facts by ``doctor``; a ``slurm.conf`` beside them is the cluster's. Of a log the first finding
+counts, because that is the answer. ``golden.txt`` is the rendering of the finding; after a wanted change write all of
+them with ``python -m pytest tests/codes --update-goldens``, and read the difference.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ def example(name, which):
     found = sorted((HERE / name).glob(f"{which}.*"))
     assert len(found) == 1, f"tests/codes/{name} has {len(found)} files {which}.*"
     return found[0]
+
+
+def at(name, monkeypatch):
+    """Go to an example; its cluster is the one of its ``slurm.conf``, if it has one, and no other."""
+    monkeypatch.chdir(HERE / name)
+    monkeypatch.setenv("SLURM_CONF", str(HERE / name / "slurm.conf"))
 
 
 def findings(path):
@@ -78,7 +84,7 @@ def test_every_code_has_a_page(name):
 
 @pytest.mark.parametrize("name", CODES)
 def test_every_code_is_found_in_its_example(name, request, monkeypatch):
-    monkeypatch.chdir(HERE / name)
+    at(name, monkeypatch)
     path = example(name, "yes")
     finding = named(path, name)
     assert finding is not None, f"found instead: {[each.name for each in findings(path)]}"
@@ -91,7 +97,7 @@ def test_every_code_is_found_in_its_example(name, request, monkeypatch):
 
 @pytest.mark.parametrize("name", CODES)
 def test_no_code_is_found_in_its_counterexample(name, monkeypatch):
-    monkeypatch.chdir(HERE / name)
+    at(name, monkeypatch)
     path = example(name, "no")
     assert path.suffix == example(name, "yes").suffix
     assert named(path, name) is None

@@ -14,6 +14,7 @@ from representative import representative_tests
 
 LIMIT = 500
 ANSWER_S = 0.3
+JOB = str(Path(__file__).parents[1] / "codes" / "download-on-every-rank" / "yes.sbatch")
 PROFILE = str(Path(__file__).parents[2] / "examples" / "profiles" / "two-sockets.toml")
 
 
@@ -37,6 +38,7 @@ def processor_s(*command):
         ["explain", "NET001"],
         ["explain", "nonsense"],
         ["lint", __file__],
+        ["lint", JOB],
         ["lint", "no-such-file.py"],
         ["lint", "--all"],
         ["submit", "--dry-run", "--nodes", "2", "--profile", PROFILE, "--sbatch", "--constraint=a100", __file__],

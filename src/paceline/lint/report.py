@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.errors import EXIT_MISUSE, SEVERITIES, Finding, status_of
 from paceline.lint.ignore import line_of
+from paceline.lint.program import Program
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Judged:
         name: The file as it was given.
         findings: Its findings.
         unreadable: True if it could not be judged.
+        program: What a training script expects of its start.
     """
 
     name: str
     findings: tuple[Finding, ...]
     unreadable: bool = False
+    program: Program | None = None
 
 
 @dataclass(frozen=True)

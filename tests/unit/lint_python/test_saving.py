@@ -39,7 +39,17 @@ if __name__ == "__main__":
     mp.spawn(work, args=(model,), nprocs=2)
     {outside}
 """
+ENGINE = """
+import deepspeed
+import torch
+
+engine, optimizer, _, _ = deepspeed.initialize(model=net, config="ds.json")
+for x, y in loader:
+    engine.backward(engine(x))
+    engine.step()
+"""
 EVERY_RANK = [
+    ("with DeepSpeed", ENGINE + 'torch.save(net.state_dict(), "net.pt")', ENGINE + 'engine.save_checkpoint("checkpoints")'),
     ("plain", RAW + SAVE, RAW + "if rank == 0:\n    " + SAVE),
     ("own file", RAW + SAVE, RAW + SAVE.replace('"model.pt"', 'f"model-{rank}.pt"')),
     ("own file by name", RAW + SAVE, RAW + 'path = f"model-{rank}.pt"\n' + SAVE.replace('"model.pt"', "path")),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from paceline.errors import Finding
@@ -14,6 +14,8 @@ from paceline.lint.job.sbatch_options import names
 from paceline.lint.job.story import Call, Setting, Story
 from paceline.lint.job.tree import Script
 from paceline.lint.job.values import BATCH, Symbols
+from paceline.lint.program import Place, Program
+from paceline.lint.site import Site
 
 _HOSTFILE = re.compile(r"(host|machine|node)s?_?(file|list_file)", re.I)
 _LIGHTNING = re.compile(r"lightning|litgpt|\bpl\b|\bTrainer\([^)\n]*\b(devices|num_nodes)=", re.I)
@@ -37,6 +39,8 @@ class Case:
         story: What it does.
         launches: What it starts.
         dos_line: First line that ends as on Windows, 0 if none does.
+        site: What is known of the cluster.
+        programs: The training scripts that it starts and that could be read, by what its launches call them.
     """
 
     name: str
@@ -46,6 +50,8 @@ class Case:
     story: Story
     launches: list[Launch]
     dos_line: int = 0
+    site: Site = field(default_factory=Site)
+    programs: Mapping[str, Program] = field(default_factory=dict)
 
     @property
     def symbols(self) -> Symbols:
@@ -70,10 +76,14 @@ class Case:
         fix: str = "",
         severity: str = "error",
         more: Iterable[int] = (),
+        beside: tuple[Program, Place] | None = None,
     ) -> Finding:
-        """Return a finding at a line, with that line and perhaps others as evidence."""
+        """Return a finding at a line, with that line, others and a line of the program as evidence."""
         lines = sorted({*more, line})
         evidence = tuple(f"{at}: {self.text(at)}" for at in lines if self.text(at))
+        if beside is not None:
+            program, place = beside
+            evidence += (f"{program.name}:{place.line}: {place.text}",)
         return Finding(name, what, where=self.place(line), evidence=evidence, why=why, fix=fix, severity=severity)
 
     def line_of(self, launch: Launch, *texts: str) -> int:
@@ -107,6 +117,10 @@ class Case:
         """Return the processes that one start of the launcher makes on a node."""
         return processes(launch, self.shape(launch), self.symbols)
 
+    def program(self, launch: Launch) -> Program | None:
+        """Return what the launch's training script expects, if the script could be read."""
+        return self.programs.get(launch.program)
+
     def severity(self, launch: Launch) -> str:
         """Return ``error``, or ``warning`` for what the batch script starts only under some condition."""
         return "warning" if launch.call.maybe and launch.call.place == BATCH else "error"
@@ -133,6 +147,11 @@ class Case:
     def code(self) -> str:
         """The script without the lines that are comments."""
         return "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
+
+    @cached_property
+    def outer_lines(self) -> list[str]:
+        """The lines of the script itself, without the texts that it writes or submits."""
+        return [line for at, line in enumerate(self.lines, 1) if at not in self.script.data_lines]
 
     @cached_property
     def names_hosts(self) -> bool:

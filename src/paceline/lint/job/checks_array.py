@@ -19,7 +19,7 @@ _SAME_FOR_ALL = frozenset(
 def fixed_run_folder(case: Case) -> Iterator[Finding]:
     """All elements of an array train in one run folder: they load and overwrite each other's checkpoints."""
     array = case.job.directives.last("array")
-    if array is None or not _has_several(array.value):
+    if array is None or not _at_once(array.value):
         return
     for launch in case.training:
         folder = _folder(case, launch)
@@ -35,8 +35,10 @@ def fixed_run_folder(case: Case) -> Iterator[Finding]:
             )
 
 
-def _has_several(value: str) -> bool:
-    return any(letter in value.partition("%")[0] for letter in "-,")
+def _at_once(value: str) -> bool:
+    """Whether several elements may run at one time; ``1-9%1`` is a chain in which each continues the one before it."""
+    elements, _, most = value.partition("%")
+    return any(letter in elements for letter in "-,") and most.strip() != "1"
 
 
 def _folder(case: Case, launch: Launch) -> str:

@@ -21,6 +21,11 @@ _CONDA_READY = re.compile(
     r"|\b(module|ml)\b.*(conda|mamba|forge|python)",
     re.I,
 )
+# Tools that install before they run: what does it beforehand, and what switches it off.
+_SYNCS = {
+    "uv": (re.compile(r"\buv\s+(sync|run|pip)\b"), re.compile(r"--(no-sync|isolated|no-project)\b")),
+    "pixi": (re.compile(r"\bpixi\s+(install|run)\b"), re.compile(r"--(no-install|as-is)\b")),
+}
 _INTERFACE = re.compile(r"=?[a-z]+[a-z0-9]*\d[a-z0-9.]*", re.ASCII)
 _ONLY_TUNES = re.compile(r"CHANNELS|RINGS|THREADS|BUFF|CHUNK|THRESHOLD|CTAS")
 
@@ -44,6 +49,33 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
                 fix=f"srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 bash -c '{case.text(call.line)} ...'",
             )
             return
+
+
+def environment_synced(case: Case) -> Iterator[Finding]:
+    """``uv run`` or ``pixi run`` in the tasks of several nodes: each brings the one environment up to date first."""
+    for launch in case.launches:
+        call = launch.call
+        tool = next((name for name in call.wrappers if name in _SYNCS), "")
+        nodes = case.shape(launch).nodes
+        if not tool or call.step is None or nodes is None or nodes < 2 or "UV_NO_SYNC" in call.env:
+            continue
+        done, off = _SYNCS[tool]
+        before = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
+        own = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
+        if off.search(own) or any(done.search(line) for line in before) or _NODE_LOCAL.search(case.code):
+            continue
+        yield case.finding(
+            "env-synced-by-every-task",
+            f"{tool} run brings the environment up to date in the tasks of {nodes} nodes at the same time",
+            line=case.line_of(launch, f"{tool} run"),
+            more=[case.directive_line("nodes")],
+            why="they install into one folder, and locks are not reliable on shared file systems: packages go missing",
+            fix="uv sync  (before srun), and srun ... uv run --no-sync ..."
+            if tool == "uv"
+            else "pixi install  (before srun), and srun ... pixi run --as-is ...",
+            severity="warning",
+        )
+        return
 
 
 def conda_activate(case: Case) -> Iterator[Finding]:
@@ -111,11 +143,11 @@ def network_settings(case: Case) -> Iterator[Finding]:
 
 def variables(case: Case) -> Iterator[Finding]:
     """Variables of NCCL and torch that nobody reads, that have another name now, or that contradict each other."""
-    try:
-        from paceline.variables import judge_settings
-    except ImportError:
-        return
     exported = {s.name: s for s in case.story.settings if s.exported and isinstance(s.value, str)}
+    if not exported:
+        return
+    from paceline.variables import judge_settings  # its tables take a third of the time of a job without variables
+
     found = dict(islice(exported.items(), MOST_SETTINGS))
     # what is not known is shown as it is written: with its dollar, by which only the name is judged
     settings = {name: case.show(str(setting.value)) for name, setting in found.items()}
@@ -130,6 +162,7 @@ def variables(case: Case) -> Iterator[Finding]:
 
 CHECKS = (
     environment_on_one_node,
+    environment_synced,
     conda_activate,
     network_settings,
     variables,

@@ -210,7 +210,7 @@ def _range(text: str) -> int | None:
 
 
 def missing_requests(case: Case) -> Iterator[Finding]:
-    """No time, memory, GPUs or partition is asked for, where a training starts."""
+    """No time, memory, GPUs or partition is asked for; of the last three only where the cluster is known to need it."""
     job = case.job
     if not job.directives.any or not case.training or job.mixed:
         return
@@ -219,11 +219,14 @@ def missing_requests(case: Case) -> Iterator[Finding]:
         yield case.finding("time-missing", "no time limit is asked for", line=line, severity="hint",
                            why="the partition's default may be short, and a job without a limit starts later",
                            fix="#SBATCH --time=1-00:00:00")  # fmt: skip
-    if not job.memory_asked and not job.exclusive:
+    asked = job.directives.last("partition")
+    if job.exclusive or (asked.value if asked else case.site.partition) in case.site.whole_nodes:
+        return
+    if not job.memory_asked and case.site.limits_memory:
         yield case.finding("mem-missing", "no memory is asked for", line=line, severity="hint",
                            why="the default is often a few GB for each CPU, and too little ends the job",
                            fix="#SBATCH --mem=0  (all of a node that is not shared), or --mem=64G")  # fmt: skip
-    if not job.gpus_asked and not job.exclusive and any(launch.spawns for launch in case.training):
+    if not job.gpus_asked and case.site.binds_gpus and any(launch.spawns for launch in case.training):
         yield case.finding("gpus-not-requested", "no GPUs are asked for", line=line, severity="hint",
                            why="without --gres or --gpus-per-node the processes see no GPU on most clusters",
                            fix="#SBATCH --gpus-per-node=4")  # fmt: skip

@@ -191,7 +191,8 @@ def cpus_too_few(case: Case) -> Iterator[Finding]:
                 fix=f"#SBATCH --cpus-per-task={8 * made}",
                 severity="warning",
             )
-        yield from _workers(case, launch, cpus, made)
+        if not (program := case.program(launch)) or program.workers is None:
+            yield from _workers(case, launch, cpus, made)
 
 
 def _workers(case: Case, launch: Launch, cpus: int, made: int) -> Iterator[Finding]:

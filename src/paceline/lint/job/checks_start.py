@@ -41,7 +41,9 @@ def missing_srun(case: Case) -> Iterator[Finding]:
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
                 severity=case.severity(launch),
             )
-        elif not launch.spawns and _one_task_per_gpu(case) and not case.hides_slurm:
+        elif (
+            not launch.spawns and _one_task_per_gpu(case) and not case.hides_slurm and not _spawns_itself(case, launch)
+        ):
             yield case.finding(
                 "missing-srun",
                 f"{job.ntasks} tasks are asked for, but {_called(launch)} starts once, without srun",
@@ -51,6 +53,11 @@ def missing_srun(case: Case) -> Iterator[Finding]:
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
                 severity=case.severity(launch) if _told_devices(launch) else "warning",
             )
+
+
+def _spawns_itself(case: Case, launch: Launch) -> bool:
+    program = case.program(launch)
+    return program is not None and program.spawns is not None
 
 
 def _told_devices(launch: Launch) -> int:
@@ -185,6 +192,9 @@ def slurm_ntasks_mismatch(case: Case) -> Iterator[Finding]:
     for launch in case.training:
         if launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
+        program = case.program(launch)
+        if program is not None and (program.runner is not None or program.spawns is not None):
+            continue  # the script itself says what it starts, and is judged by that
         yield from _against_devices(case, launch) or _against_gpus(case, launch)
         yield from _against_nodes(case, launch)
 

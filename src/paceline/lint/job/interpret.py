@@ -6,6 +6,7 @@ a body of a loop is walked once with the variables that it changes unknown.
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from functools import partial
 
 from paceline.lint.job.conditions import decide
 from paceline.lint.job.shell import parse
-from paceline.lint.job.story import Call, Setting, Story
+from paceline.lint.job.story import Call, Setting, Story, Submitted
 from paceline.lint.job.tree import Assign, Case, Function, Group, If, Loop, Node, Script, Simple
 from paceline.lint.job.values import BATCH, NODE, Arg, Expander, Symbol, Symbols, Value, constant
 from paceline.lint.job.words import Word
@@ -73,6 +74,7 @@ class _Walker:
         self.files: dict[str, tuple[str, int]] = {}
         self.ended = False
         self.export_all = False
+        self.folder = ""
 
     # the tree
 
@@ -102,9 +104,10 @@ class _Walker:
         if isinstance(node, Simple):
             self._branch(lambda: self._simple(node, frame)) if maybe else self._simple(node, frame)
         elif isinstance(node, Group):
-            ended = self.ended
+            ended, folder = self.ended, self.folder
             self._branch(lambda: self.walk(node.body, frame)) if maybe else self.walk(node.body, frame)
             self.ended = ended if node.subshell or maybe else self.ended
+            self.folder = folder if node.subshell else self.folder
         elif isinstance(node, If):
             self._if(node, frame)
         elif isinstance(node, Loop):
@@ -260,8 +263,10 @@ class _Walker:
         elif name in ("read", "mapfile", "readarray", "getopts", "printf"):
             self._filled(name, texts, frame, node.line)
             return name != "printf"
+        elif name in ("cd", "pushd"):
+            self.folder = os.path.join(self.folder, texts[0] if texts else "~")
         else:
-            return name in ("cd", "shift", "module", "ml", "ulimit", "shopt", "true", "false", ":", "pwd", "umask")
+            return name in ("shift", "module", "ml", "ulimit", "shopt", "true", "false", ":", "pwd", "umask")
         return True
 
     def _source(self, texts: list[str], frame: _Frame) -> None:
@@ -291,6 +296,8 @@ class _Walker:
         body = next((word for sign, word in node.redirects if sign == "<<"), None)
         self._remember(args, node, body)
         peeled = peel(args)
+        if peeled.args and base_name(peeled.args[0].text) == "sbatch":
+            self._submit(peeled.args, node, body)
         inner = replace(frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line)
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
@@ -305,6 +312,16 @@ class _Walker:
         elif peeled.args:
             self._call(peeled.args, env, inner, node)
 
+    def _submit(self, args: list[Arg], node: Simple, body: Word | None) -> None:
+        if body is not None:
+            quoted = all(part.kind == "text" for part in body.parts) and body.literal == body.raw
+            options = any(arg.text.startswith("-") for arg in args[1:])
+            self.story.submitted.append(Submitted("heredoc", body.raw, body.line, quoted, options))
+        for before, word in zip([None, *node.words], node.words, strict=False):
+            if word.raw.startswith("--wrap=") or (before is not None and before.raw == "--wrap"):
+                quoted = all(part.kind == "text" for part in word.parts)
+                self.story.submitted.append(Submitted("wrap", word.raw, word.line, quoted, True))
+
     def _call(self, args: list[Arg], env: dict[str, Value], frame: _Frame, node: Simple) -> None:
         if args[0].text.startswith("-") and self.story.calls:
             # a line of options by itself: the command before it was cut short
@@ -313,7 +330,7 @@ class _Walker:
         end = max(node.end_line, line)
         call = Call(
             tuple(args), line, end, frame.place, frame.step, env, frame.maybe, frame.looped, frame.background,
-            frame.wrappers,
+            frame.wrappers, folder=self.folder,
         )  # fmt: skip
         self.story.calls.append(call)
 
@@ -352,6 +369,7 @@ class _Walker:
         walker = _Walker(self.story, expander, set(env), self.budget)
         walker.functions = self.functions
         walker.files = self.files
+        walker.folder = self.folder
         walker.walk(tree.nodes, frame)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 
 from paceline.errors import SEVERITIES, Finding
@@ -11,19 +13,24 @@ from paceline.lint.job.checks_array import CHECKS as ARRAY
 from paceline.lint.job.checks_environment import CHECKS as ENVIRONMENT
 from paceline.lint.job.checks_head import CHECKS as HEAD
 from paceline.lint.job.checks_meeting import CHECKS as MEETING
+from paceline.lint.job.checks_program import CHECKS as PROGRAM
 from paceline.lint.job.checks_resources import CHECKS as RESOURCES
 from paceline.lint.job.checks_shell import CHECKS as SHELL
 from paceline.lint.job.checks_start import CHECKS as START
+from paceline.lint.job.checks_submit import CHECKS as SUBMIT
+from paceline.lint.job.checks_submit import inner_script
 from paceline.lint.job.directives import parse as parse_directives
 from paceline.lint.job.interpret import interpret
 from paceline.lint.job.launches import find
 from paceline.lint.job.shell import parse
 from paceline.lint.job.values import Symbols, clean
+from paceline.lint.program import Program
+from paceline.lint.site import Site
 
 # A file with more than this of one mistake is no script that somebody wrote.
 MOST_OF_ONE_KIND = 50
 
-CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT, *ARRAY)
+CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT, *ARRAY, *PROGRAM, *SUBMIT)
 
 
 def read(source: str, name: str) -> Case:
@@ -47,10 +54,25 @@ def judge(source: str, name: str) -> list[Finding]:
     Returns:
         Findings by line, each name once per line.
     """
-    case = read(source, name)
+    return judge_case(read(source, name), {})
+
+
+def judge_case(case: Case, programs: Mapping[str, Program], site: Site | None = None) -> list[Finding]:
+    """Return the mistakes of a job script that was read, judged together with the scripts that it starts.
+
+    Args:
+        case: The job script.
+        programs: What those scripts expect, by what the launches of the job call them.
+        site: What is known of the cluster.
+    """
+    case = replace(case, programs=programs, site=site or Site())
     found: dict[tuple[str, str], Finding] = {}
     for check in CHECKS:
         for finding in islice(check(case), MOST_OF_ONE_KIND):
+            found.setdefault((finding.name, finding.where), finding)
+    for submitted in case.story.submitted:
+        inner = inner_script(case, submitted)
+        for finding in judge(inner, case.name) if inner else ():
             found.setdefault((finding.name, finding.where), finding)
     return sorted(found.values(), key=_order)
 

@@ -233,6 +233,11 @@ class Shape:
     gpus_per_task: int | None
     cpus: int | None
 
+    @property
+    def tasks(self) -> int | None:
+        """All tasks of the step, None if unknown."""
+        return self.nodes * self.tasks_per_node if self.nodes and self.tasks_per_node else None
+
 
 def shape(job: Job, step: Step | None) -> Shape:
     """Return how a step spreads over the job; the batch shell itself is one task on one node."""

@@ -25,6 +25,7 @@ class Call:
         background: True if the script goes on beside it.
         wrappers: Names of what stood before it: ``apptainer``, ``uv``, ``time``.
         chained: Truncated by a broken continuation: further arguments stand on the next line.
+        folder: Where the script has changed to by ``cd``, empty if it has not.
     """
 
     args: tuple[Arg, ...]
@@ -38,6 +39,7 @@ class Call:
     background: bool = False
     wrappers: tuple[str, ...] = ()
     chained: bool = False
+    folder: str = ""
 
     @property
     def name(self) -> str:
@@ -66,6 +68,25 @@ class Setting:
     maybe: bool
 
 
+@dataclass(frozen=True)
+class Submitted:
+    """A job script inside the script, handed to ``sbatch``.
+
+    Attributes:
+        kind: ``heredoc``, or ``wrap`` for the text of ``--wrap``.
+        text: As it is written.
+        line: Its first line.
+        quoted: True if the shell that submits it expands nothing in it.
+        options: True if options stand on the command line, which override those of the script.
+    """
+
+    kind: str
+    text: str
+    line: int
+    quoted: bool
+    options: bool
+
+
 @dataclass
 class Story:
     """What a script does, as far as it can be told.
@@ -79,6 +100,7 @@ class Story:
         waits: True if the script waits for what runs beside it.
         nounset: True under ``set -u``.
         broken: Lines whose backslash is followed by blanks, in scripts inside the script.
+        submitted: Job scripts that the script hands to ``sbatch``.
     """
 
     symbols: Symbols
@@ -89,3 +111,4 @@ class Story:
     waits: bool = False
     nounset: bool = False
     broken: list[int] = field(default_factory=list)
+    submitted: list[Submitted] = field(default_factory=list)

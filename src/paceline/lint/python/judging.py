@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from paceline.errors import Finding
+from paceline.lint.program import Program
 from paceline.lint.python import collectives, data, devices, evaluation, names, optimisation, saving
+from paceline.lint.python.expectations import expectations
 from paceline.lint.python.reading import read
 from paceline.lint.python.script import Script
 
@@ -29,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     optimisation.learning_rate_not_scaled,
     names.method_does_not_exist,
     names.deprecated_name,
+    names.names_not_judged,
 )
 
 
@@ -42,10 +45,27 @@ def judge(source: str, name: str) -> list[Finding]:
     Returns:
         The findings; one alone if the text is not Python.
     """
+    return examine(source, name)[0]
+
+
+def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
+    """Return what is wrong with a training script, and what it expects of the job that starts it.
+
+    Args:
+        source: The text of the file.
+        name: Its path as typed.
+
+    Returns:
+        The findings as of ``judge``, and the expectations; None if the text is not a training script.
+    """
     script = read(source, name)
     if isinstance(script, Finding):
-        return [script]
+        return [script], None
     if script is None:
-        return []
+        return [], None
+    return _findings(script), expectations(script)
+
+
+def _findings(script: Script) -> list[Finding]:
     found = {(finding.name, finding.where): finding for check in CHECKS for finding in check(script)}
     return sorted(found.values(), key=lambda finding: int(finding.where.rpartition(":")[2]))

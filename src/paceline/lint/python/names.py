@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import sys
 from collections.abc import Iterator
 
 from paceline.errors import Finding, closest
@@ -243,6 +245,31 @@ def _old_functions(script: Script) -> Iterator[Finding]:
             why="current PyTorch does not have it" if gone else "it warns today and may go in a later release",
             fix=f"use {today}",
             severity="warning" if gone else "hint",
+        )
+
+
+def names_not_judged(script: Script) -> Iterator[Finding]:
+    """Names that come from ``import *``: what they are is not known, so what is done with them is not judged."""
+    stars = [node for node in script.nodes if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    foreign = [node for node in stars if (node.module or "").partition(".")[0] not in sys.stdlib_module_names]
+    if not foreign:
+        return
+    bound = {*script.imports, *script.functions, *script.classes, *dir(builtins)}
+    for node in script.nodes:
+        bound |= parameters(node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    called = [call.func.id for call in script.calls if isinstance(call.func, ast.Name)]
+    unknown = list(dict.fromkeys(name for name in called if name not in bound))
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        yield script.finding(
+            "input-unreadable",
+            foreign[0],
+            f"not judged: {', '.join(unknown[:3])}{more}, which may come from this import *",
+            why="what a name stands for cannot be seen from this file",
+            fix=f"from {'.' * foreign[0].level}{foreign[0].module or ''} import {', '.join(unknown[:3])}",
+            severity="hint",
         )
 
 

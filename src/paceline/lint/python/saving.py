@@ -23,7 +23,7 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
     Silent where the path holds the rank, where the code or all callers of its function stand behind a rank condition,
     and where the file does not itself set up several ranks.
     """
-    if not makes(script, "ddp", "fsdp") and "horovod" not in script.roots:
+    if not makes(script, "ddp", "fsdp", "engine") and "horovod" not in script.roots:
         return
     for call in script.calls:
         if script.full(call.func) != "torch.save":

@@ -1,0 +1,71 @@
+"""What the cluster of this machine makes a job ask for, as its ``slurm.conf`` says; unknown where there is none.
+
+Clusters that give whole nodes, or memory and GPUs without a request, refuse the advice to ask. So it is given only
+where this file shows that it holds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline import env
+
+_PLACES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+_MOST_BYTES = 4 * 1024 * 1024
+_SETTING = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is known of a cluster.
+
+    Attributes:
+        limits_memory: True if a job that asks for no memory gets a default share, and no more.
+        binds_gpus: True if a job gets the GPUs that it asks for, and no others.
+        whole_nodes: Partitions whose nodes are given as a whole.
+        partition: The default partition.
+    """
+
+    limits_memory: bool = False
+    binds_gpus: bool = False
+    whole_nodes: frozenset[str] = frozenset()
+    partition: str = ""
+
+
+def here() -> Site:
+    """Read the configuration of Slurm on this machine."""
+    configured = env.read(env.SLURM_CONF)
+    for path in (configured,) if configured else _PLACES:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return describe(file.read(_MOST_BYTES))
+        except OSError:
+            continue
+    return Site()
+
+
+def describe(text: str) -> Site:
+    """Return what a ``slurm.conf`` says of the requests of a job."""
+    lines = [line.partition("#")[0].strip() for line in text.replace("\\\n", " ").splitlines()]
+    settings: dict[str, str] = {}
+    whole, default = set(), ""
+    for line in lines:
+        line_settings = {name.lower(): value for name, value in _SETTING.findall(line)}
+        name = line_settings.get("partitionname")
+        if name is None:
+            settings.update(line_settings)
+            continue
+        if line_settings.get("oversubscribe", line_settings.get("shared", "")).upper().startswith("EXCLUSIVE"):
+            whole.add(name)
+        if line_settings.get("default", "").upper() == "YES":
+            default = name
+        settings.update({key: value for key, value in line_settings.items() if key.startswith("defmem")})
+    shares = settings.get("selecttype", "select/cons_tres") != "select/linear"
+    defaults = [value for key, value in settings.items() if key.startswith("defmem") and value.strip("0")]
+    return Site(
+        limits_memory=shares and "memory" in settings.get("selecttypeparameters", "").lower() and bool(defaults),
+        binds_gpus=shares and "gpu" in settings.get("grestypes", "").split(","),
+        whole_nodes=frozenset(whole),
+        partition=default,
+    )
