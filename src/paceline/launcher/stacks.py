@@ -13,7 +13,7 @@ import linecache
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def _look_at(
     return Look(
         frames,
         answer.get("recorded", {}),
-        worker=_worker_place(pid) if in_data and not quiet else "",
+        worker=worker_place(pid, _frame) if in_data and not quiet else "",
         guard=_guard(frames),
         cpu_s=cpu_s,
         io_bytes=io_bytes,
@@ -115,11 +115,11 @@ def _look_at(
         switches=_switches(status),
         socket_bytes=socket_bytes,
         answer=answer,
-        others_idle=bool(threads) and all(_is_idle(thread["frames"]) for thread in threads if not thread["main"]),
+        others_idle=bool(threads) and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
     )
 
 
-def _is_idle(frames: Sequence[Sequence[Any]]) -> bool:
+def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
     """Return whether a thread can call no collective for the script: it is a library's, and not in one now."""
     in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
     return not in_collective and not any(is_users(file) for file, *_ in frames)
@@ -202,7 +202,11 @@ def _size(file: Path) -> int:
 
 def _frames(stack: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
     """Return the frames of the script: what is above it is the launcher that the rank was forked from."""
-    frames = [_frame(*entry) for entry in stack]
+    return below_launcher([_frame(*entry) for entry in stack])
+
+
+def below_launcher(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames from the first of the user's on."""
     first = next((place for place, frame in enumerate(frames) if frame.user), 0)
     return tuple(frames[first:])
 
@@ -222,8 +226,13 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-def _worker_place(pid: int) -> str:
-    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for."""
+def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
+    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for.
+
+    Args:
+        pid: The rank.
+        read_frame: Makes a frame of file, line and function.
+    """
     import psutil
 
     deadline = time.monotonic() + _WORKERS_S
@@ -231,7 +240,7 @@ def _worker_place(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
     for worker in workers:
-        stack = children.stack(worker, _frame, limit_s=deadline - time.monotonic())
+        stack = children.stack(worker, read_frame, limit_s=deadline - time.monotonic())
         # a forked worker's stack begins with that of the rank that forked it
         inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
         place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
