@@ -13,6 +13,7 @@ CODES = {
     "script-missing": "USE004",
     "script-not-python": "USE005",
     "input-unreadable": "USE006",
+    "no-ranks-found": "USE007",
     "torch-missing": "ENV001",
     "platform-unsupported": "ENV002",
     "folder-not-writable": "ENV003",

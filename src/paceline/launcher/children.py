@@ -53,7 +53,9 @@ def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any
         return [], "there was no time left to ask py-spy"
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
+        )
         return json.loads(done.stdout) if done.returncode == 0 else [], _first_line(done.stderr)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return [], f"py-spy: {error}"
@@ -72,7 +74,7 @@ def main_thread(pid: int, found: Sequence[dict[str, Any]]) -> list[tuple[str, in
     """
     main = [thread for thread in found if thread.get("os_thread_id") == pid]
     named = [thread for thread in found if thread.get("thread_name") == "MainThread"]
-    chosen = next(iter([*main, *named, *found]), {"frames": []})
+    chosen: dict[str, Any] = next(iter([*main, *named, *found]), {"frames": []})
     return frames_of(chosen)
 
 

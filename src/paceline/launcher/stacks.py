@@ -119,6 +119,31 @@ def _look_at(
     )
 
 
+def is_blocked(before: Look, now: Look) -> bool:
+    """Return whether a rank waits in a collective and nothing of it has moved between two looks.
+
+    Everything has to be known for that: the stack, the count of times that the kernel has let the main thread run, and
+    the bytes on its sockets.
+    """
+    has_answers = bool(before.answer and now.answer and now.frames)
+    has_counts = now.switches >= 0 and now.socket_bytes >= 0
+    if not has_answers or not has_counts:
+        return False
+    may_call_more = not now.others_idle or now.answer["p2p"]
+    if may_call_more or now.state != "S":
+        return False
+    inside = "torch/distributed/" in now.frames[-1].file or position.classify(now.frames[-1:])[0] in position.WAITING
+    return (
+        inside
+        and bool(now.answer["pending"])
+        and before.frames == now.frames
+        and before.switches == now.switches
+        and before.socket_bytes == now.socket_bytes
+        and before.answer["pending"] == now.answer["pending"]
+        and before.answer["recent"] == now.answer["recent"]
+    )
+
+
 def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
     """Return whether a thread can call no collective for the script: it is a library's, and not in one now."""
     in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]

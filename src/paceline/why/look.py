@@ -1,0 +1,296 @@
+"""Looks at the ranks of this host several times, from outside: nothing is attached, stopped or signalled.
+
+Stacks come from py-spy, which reads the memory of a process without stopping it (``--nonblocking``); states, times and
+sockets from the kernel. This module collects; ``account`` and ``judge`` decide.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import Finding
+from paceline.launcher import children, fork_deadlock, stacks, witness, worker_processes
+from paceline.launcher.fork_deadlock import WorkerLook
+from paceline.launcher.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
+from paceline.launcher.proof import Call, Stand
+from paceline.launcher.stacks import Look
+from paceline.launcher.worker import is_users
+from paceline.launcher.worker_processes import ChildProcess
+from paceline.why import account, processes, recorder
+from paceline.why.account import Account
+from paceline.why.processes import RankProcess
+
+_TOGETHER = 8  # so many times does py-spy run at once
+_MOST_LOOKS = 6
+# Of another Python than ours, whose folders this one does not know.
+_LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at one rank.
+
+    Attributes:
+        at_s: When, by the monotonic clock.
+        look: What was seen.
+        process: The process itself, None if it has ended.
+        children: Its children.
+        error: Why there is no stack; empty if there is one.
+    """
+
+    at_s: float
+    look: Look
+    process: ChildProcess | None
+    children: tuple[ChildProcess, ...] = ()
+    error: str = ""
+
+
+def watch_ranks(
+    ranks: Sequence[RankProcess], *, seconds: float, progress: Callable[[float], None] = lambda share: None
+) -> list[Account]:
+    """Look at ranks for some seconds; return an account of each, and of those of this host that have ended.
+
+    Args:
+        ranks: On this host.
+        seconds: Between the first look and the last.
+        progress: Called with the share of the time that has passed.
+    """
+    rounds = max(2, min(_MOST_LOOKS, round(seconds) + 1))
+    samples: list[list[Sample]] = []
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        for number in range(rounds):
+            at_s = start_s + seconds * number / (rounds - 1)
+            time.sleep(max(0.0, at_s - time.monotonic()))
+            samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
+            progress(number / (rounds - 1))
+        seen = [list(each) for each in zip(*samples, strict=True)]
+        accounts = _with_nccl(ranks, list(pool.map(_account, ranks, seen)))
+    return [*accounts, *_ended(ranks, processes.find())]
+
+
+def _sample(ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_recorder: bool) -> list[Sample]:
+    ports = {int(port) for rank in ranks if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()}
+    # the store is asked now and then whatever the ranks do
+    looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
+    return list(pool.map(lambda rank: _one(rank, looks[rank.pid], with_recorder=with_recorder), ranks))
+
+
+def _one(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
+    error = ""
+    if not look.frames:
+        found, error = children.threads(rank.pid)
+        look = _with_stacks(rank.pid, look, found)
+    if with_recorder and not look.answer:
+        look = _with_recorder(rank, look)
+    process = worker_processes.look(rank.pid)
+    return Sample(time.monotonic(), look, process, worker_processes.collect(rank.pid), error)
+
+
+def _with_stacks(pid: int, look: Look, found: Sequence[dict[str, Any]]) -> Look:
+    read_frame = _frame_reader(pid)
+    frames = [read_frame(*frame) for frame in children.main_thread(pid, found)]
+    others = [thread for thread in found if thread.get("os_thread_id") != pid]
+    idle = bool(found) and all(stacks.is_idle(children.frames_of(thread)) for thread in others)
+    return replace(look, frames=stacks.below_launcher(frames), others_idle=idle)
+
+
+def _with_recorder(rank: RankProcess, look: Look) -> Look:
+    dumped = recorder.dump(rank.identity)
+    if not dumped:
+        return look
+    members = recorder.members(dumped, world_size=rank.identity.world_size)
+    answer = witness.describe(recorder.entries(dumped), members=members, threads=[])
+    return replace(look, answer=answer, recorded=answer["recorded"])
+
+
+def _frame_reader(pid: int) -> Callable[[str, int, str], Frame]:
+    """Return what makes a frame; a path that is relative there begins at the folder of that process."""
+    try:
+        folder = os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        folder = ""
+
+    def read_frame(file: str, line: int, function: str) -> Frame:
+        path = file if file.startswith("<") else os.path.join(folder, file)
+        user = is_users(path) and not _LIBRARY.search(path)
+        return Frame(path, line, function, code=linecache.getline(path, line).strip(), user=user)
+
+    return read_frame
+
+
+def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
+    """Return what several looks at a rank amount to."""
+    told, first, last = rank.identity, samples[0], samples[-1]
+    looks = [sample.look for sample in samples]
+    seconds = last.at_s - first.at_s
+    base = Account(
+        told.run,
+        told.world_size,
+        job=told.job,
+        started_by=rank.started_by,
+        launcher=rank.launcher,
+        script=rank.script,
+        seconds=seconds,
+    )
+    if last.process is None or last.process.has_ended:  # while it was looked at
+        return replace(base, position=Position(told.rank, socket.gethostname(), ended=True), motion=account.RUNNING)
+    motion = account.motion(looks, seconds=seconds)
+    return replace(
+        base,
+        position=_position(rank, samples, motion),
+        stand=_stand(told.rank, first.look, last.look),
+        motion=motion,
+        places=_places(told.rank, looks),
+        facts=_facts(first, last),
+        error="" if last.look.frames else last.error,
+        deadlock=_deadlock(rank, samples),
+    )
+
+
+def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> list[Account]:
+    """Ask NCCL about each run on this host that has loaded it, and let the first rank tell."""
+    found = list(accounts)
+    asked: set[str] = set()
+    for place, rank in enumerate(ranks):
+        if (
+            rank.identity.run not in asked
+            and accounts[place].motion != account.RUNNING
+            and processes.has_loaded(rank.pid, "libnccl")
+        ):
+            asked.add(rank.identity.run)
+            found[place] = replace(found[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
+    return found
+
+
+def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Position:
+    look, told = samples[-1].look, rank.identity
+    seconds = samples[-1].at_s - samples[0].at_s
+    recorded = look.recorded
+    in_data = classify(look.frames)[0] == DATA
+    gpu = not recorded and motion == account.IN_PLACE and account.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
+    states = {sample.look.state for sample in samples}
+    return Position(
+        told.rank,
+        socket.gethostname(),
+        idle_s=seconds if motion != account.RUNNING else 0.0,
+        late=True,
+        late_alone=True,
+        still=motion == account.STILL,
+        frames=look.frames,
+        worker=stacks.worker_place(rank.pid, _frame_reader(rank.pid)) if in_data else "",
+        guard=stacks.at(look.frames).guard,
+        call="waits for its GPU" if gpu else recorded.get("call", ""),
+        seq=recorded.get("seq", -1),
+        group=recorded.get("group", ""),
+        timeout_s=recorded.get("timeout_s", 0.0),
+        flying=gpu or recorded.get("flying", False),
+        pid=rank.pid,
+        state=look.state if states in ({STOPPED}, {UNKILLABLE}) else "",
+        moving=account.bytes_moved([sample.look for sample in samples]),
+    )
+
+
+def _stand(rank: int, before: Look, now: Look) -> Stand:
+    if not now.answer:
+        return Stand(rank)
+    return Stand(
+        rank,
+        blocked=stacks.is_blocked(before, now),
+        pending=tuple(Call(*values) for values in now.answer["pending"]),
+        recent=tuple(Call(*values) for values in now.answer["recent"]),
+        whole=now.answer["whole"],
+        members=now.answer["members"],
+    )
+
+
+def _places(rank: int, looks: Sequence[Look]) -> tuple[str, ...]:
+    spots = (Position(rank, frames=look.frames).spot for look in looks if look.frames)
+    return tuple(dict.fromkeys(spots))
+
+
+def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
+    if last.process is None:
+        return ()
+    return (last.process.doing(first.process), *worker_processes.describe_all(last.children))
+
+
+def _has_gpu(pid: int) -> bool:
+    """Whether a process has opened a GPU of NVIDIA's or AMD's."""
+    try:
+        handles = os.listdir(f"/proc/{pid}/fd")
+        targets = (os.readlink(f"/proc/{pid}/fd/{handle}") for handle in handles)
+        return any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in targets)
+    except OSError:
+        return False
+
+
+def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
+    """Return that a worker of a rank which waits for its loader is deadlocked in its fork, if that is proven."""
+    in_data = all(classify(sample.look.frames)[0] == DATA for sample in samples)
+    if not in_data:
+        return None
+    earlier = {worker.pid: worker for worker in samples[0].children}
+    for worker in samples[-1].children:
+        if worker.pid in earlier:
+            before = _worker_look(rank, samples[0], earlier[worker.pid], waits_s=0.0)
+            now = _worker_look(rank, samples[-1], worker, waits_s=samples[-1].at_s - samples[0].at_s)
+            if before is not None and now is not None and fork_deadlock.is_proven(before, now):
+                return _explained(rank.pid, now)
+    return None
+
+
+def _worker_look(rank: RankProcess, sample: Sample, worker: ChildProcess, *, waits_s: float) -> WorkerLook | None:
+    if sample.process is None:
+        return None
+    return WorkerLook(rank.identity.rank, socket.gethostname(), waits_s, sample.process, worker, sample.at_s)
+
+
+def _explained(pid: int, now: WorkerLook) -> Finding:
+    finding = fork_deadlock.explain(now)
+    same_python = os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(sys.executable)
+    if same_python:  # which is whose version the explanation names
+        return finding
+    by_hand = f"which lock it is: py-spy dump --native --pid {now.worker.pid}"
+    fix = 'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver" never'
+    return replace(finding, evidence=(finding.evidence[0], by_hand), fix=fix)
+
+
+def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Account]:
+    """Return accounts of ranks of this host that are no longer there while their launcher and others are.
+
+    Args:
+        ranks: Those that were looked at.
+        now: All that are there now: a launcher may have been starting them.
+    """
+    found = []
+    for launcher in {rank.launcher for rank in ranks}:
+        one = next(rank for rank in ranks if rank.launcher == launcher)
+        looked_at = {rank.identity.local_rank for rank in ranks if rank.launcher == launcher}
+        there = {rank.identity.local_rank for rank in now if rank.launcher == launcher}
+        for number in sorted(missing(looked_at | there, one) if there else ()):
+            told = one.identity
+            rank = told.rank - told.local_rank + number
+            position = Position(rank, socket.gethostname(), ended=True)
+            gone = Account(told.run, told.world_size, told.job, one.started_by, launcher, one.script)
+            found.append(replace(gone, position=position, stand=Stand(rank, ended=True), motion=account.STILL))
+    return found
+
+
+def missing(local_ranks: Collection[int], one: RankProcess) -> set[int]:
+    """Return the local ranks that a launcher has started and that are not there; none where it does not say how many.
+
+    Args:
+        local_ranks: Those that are there.
+        one: Any of them.
+    """
+    return set(range(one.identity.local_world_size)) - set(local_ranks) if one.identity.local_rank >= 0 else set()
