@@ -62,9 +62,15 @@ def judge(accounts: Sequence[Account]) -> Verdict:
         return _stopped(accounts)
     if not all(account.is_visible for account in living):
         return Verdict(UNSEEN, _unseen(living))
-    if all(account.motion == RUNNING for account in living):
+    if _is_moving(living):
         return Verdict(MOVING, _moving(living))
     return _apart(accounts, living)
+
+
+def _is_moving(living: Sequence[Account]) -> bool:
+    """Whether some rank runs, and every other one does too or receives what it waits for."""
+    some_run = any(account.motion == RUNNING for account in living)
+    return some_run and all(account.motion == RUNNING or account.position.moving for account in living)
 
 
 def _proven(accounts: Sequence[Account], positions: Sequence[Position]) -> Finding | None:
@@ -164,7 +170,9 @@ def _not_looked_at(accounts: Sequence[Account]) -> list[int]:
 
 def _moving(living: Sequence[Account]) -> Notice:
     seconds = max(account.seconds for account in living)
-    return Notice(f"the run is moving: no rank stayed in one place for {seconds:.0f} s", _lines(living))
+    if all(account.motion == RUNNING for account in living):
+        return Notice(f"the run is moving: no rank stayed in one place for {seconds:.0f} s", _lines(living))
+    return Notice("the run is moving: ranks run, and bytes move on the sockets of the others", _lines(living))
 
 
 def _waits(waits: Sequence[Account], absent: Sequence[Account], living: Sequence[Account]) -> Notice:

@@ -69,7 +69,7 @@ def choose(named: Mapping[int, Identity], parents: Mapping[int, int]) -> list[in
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
     """Yield the processes above a process, its parent first."""
     seen = {pid}
-    while (pid := parents.get(pid, 0)) > 1 and pid not in seen:
+    while (pid := parents.get(pid, 0)) > 0 and pid not in seen:
         seen.add(pid)
         yield pid
 
