@@ -19,7 +19,7 @@ from faults.stage import START_S
 from paceline.launcher import children
 
 SECONDS = 5
-PLACE = r"train\.py:\d+"
+PLACE = r"\btrain\.py:\d+"
 
 pytestmark = [
     pytest.mark.timeout(2 * START_S + 30),
@@ -182,18 +182,17 @@ def test_a_rank_that_has_ended_early(stage):
         epochs=1,
     )
     launcher = launched(stage, "broke-2", nproc_per_node=3)
-    assert_hangs(stage, launcher, "rank-ended-early", "rank 2 .*has ended", "ranks 0-1", "init_process_group")
+    assert_hangs(stage, launcher, "rank-ended-early", "rank 2 .*has ended", "ranks 0-1", "_group, " + PLACE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epoch", ["dist.all_reduce(torch.ones(1))", "dist.barrier()"])
-def test_unequal_batches(stage, epoch):
+def test_unequal_batches(stage):
     stage.script(
         settings="shared = False\nlength = 48 if rank == 1 else 64",
-        epoch=f"if rank == 1:\n    broke()\n{epoch}",
+        epoch="if rank == 1:\n    broke()\ndist.barrier()",
     )
     launcher = launched(stage, "broke-1")
-    assert_hangs(stage, launcher, "uneven-inputs", "rank 1 left the loop of train.py", "rank 0 is still in")
+    assert_hangs(stage, launcher, "uneven-inputs", r"rank 1 left the loop of train.py:\d+-\d+, and rank 0 is still in")
 
 
 @pytest.mark.slow

@@ -1,47 +1,59 @@
 """Why a run stands that paceline has not started: who waits for whom, and in which line.
 
 ``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` look at them from outside, ``account`` and
-``judge`` decide, ``gather`` reaches other hosts. Nothing in the run changes: no signal is sent, nothing is attached.
+``judge`` decide, ``gather`` reaches other hosts. Nothing in the run changes: nothing is attached, and no signal is
+sent unless the user names one that ranks write their stacks for.
 Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.errors import Finding, SetupError
-from paceline.why import gather, processes
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.why import gather, processes, signalled
+from paceline.why.gather import Way
 from paceline.why.report import Report, make
 
 __all__ = ["Report", "collect", "why"]
 
 
-def why(words: Sequence[str], *, seconds: float) -> Report:
+def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:
     """Return what holds up the runs that words name; all of this user's on this host without words.
 
     Args:
         words: Process ids, numbers of Slurm jobs, hosts, or files that ``--collect`` has written.
         seconds: How long ranks are looked at.
+        signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
 
     Raises:
         SetupError: There are no ranks to look at.
         UsageError: A word means nothing, or a file cannot be read.
     """
-    gathered = gather.gather(words, seconds=seconds, progress=_progress())
+    gathered = gather.gather(words, _way(seconds, signal, _progress()))
     if not gathered.accounts:
         raise SetupError(_none_found(words, gathered.missed))
     return make(gathered.accounts, gathered.missed)
 
 
-def collect(words: Sequence[str], *, seconds: float) -> str:
+def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
     """Return what is known of ranks on this host as one line, for ``why`` on another host.
 
     Args:
         words: Process ids; without any, all ranks of this user.
         seconds: How long ranks are looked at.
+        signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
     """
-    return gather.write(gather.gather(words, seconds=seconds, progress=lambda share: None))
+    return gather.write(gather.gather(words, _way(seconds, signal, lambda share: None)))
+
+
+def _way(seconds: float, signal: str, progress: Callable[[float], None]) -> Way:
+    if signal and not signalled.number_of(signal):
+        what = f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may end a rank"
+        raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
+    return Way(seconds, signal, progress)
 
 
 def _progress() -> Callable[[float], None]:
@@ -74,6 +86,7 @@ def _about(pid: int) -> str:
         return ""
     if not processes.is_own(pid):
         return f"process {pid} belongs to another user (id {owner}): sudo env PATH=$PATH paceline why {pid}"
-    if "paceline" in processes.command(pid):
+    words = processes.command(pid)
+    if processes.is_paceline(words):
         return f"process {pid} is paceline's own: a run of `paceline run` is watched by its launcher, which prints it"
-    return f"process {pid} has no rank's variables: {processes.command(pid)}"
+    return f"process {pid} has no rank's variables: {shlex.join(words)[:80]}"

@@ -11,6 +11,7 @@ from paceline.errors import Finding
 from paceline.launcher.position import Frame, Position
 from paceline.launcher.proof import Stand
 from paceline.launcher.stacks import Look
+from paceline.why.loops import Nest
 
 # Whether a rank has moved: nothing of it has; it was seen in one place only, and ran or received bytes; in several
 # places, or it has begun another collective.
@@ -43,6 +44,7 @@ class Account:
         error: Why no stack of it is visible; empty if one is.
         deadlock: Its DataLoader worker is proven to be deadlocked in its fork.
         nccl: What NCCL's RAS says is wrong, lines.
+        loops: The user's frames of its stack, outermost first, and the loops around them.
     """
 
     run: str
@@ -60,6 +62,7 @@ class Account:
     error: str = ""
     deadlock: Finding | None = None
     nccl: tuple[str, ...] = ()
+    loops: tuple[Nest, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -86,9 +89,14 @@ class Account:
                 "places": tuple(values["places"]),
                 "facts": tuple(values["facts"]),
                 "nccl": tuple(values["nccl"]),
+                "loops": tuple(_nest(each) for each in values["loops"]),
                 "deadlock": values["deadlock"] and Finding.from_json(values["deadlock"]),
             }
         )
+
+
+def _nest(values: Mapping[str, Any]) -> Nest:
+    return Nest(**{**values, "loops": tuple((first, last) for first, last in values["loops"])})
 
 
 def motion(looks: Sequence[Look], *, seconds: float) -> str:
@@ -100,9 +108,10 @@ def motion(looks: Sequence[Look], *, seconds: float) -> str:
     """
     first, last = looks[0], looks[-1]
     calls = {(look.recorded.get("group"), look.recorded.get("seq")) for look in looks if look.recorded}
-    if len(calls) > 1 or any(look.frames != first.frames for look in looks):
+    seen = [look.frames for look in looks if look.frames]
+    if len(calls) > 1 or any(frames != seen[0] for frames in seen):
         return RUNNING
-    if not first.frames:  # nothing but the kernel's counts is known
+    if not seen:  # nothing but the kernel's counts is known
         return STILL if _is_idle(first, last, seconds) else RUNNING
     return STILL if _is_idle(first, last, seconds) and not bytes_moved(looks) else IN_PLACE
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.slurm import commands
-from paceline.why import look, processes
+from paceline.why import look, processes, signalled
 from paceline.why.account import Account
 from paceline.why.processes import RankProcess
 
@@ -39,51 +39,61 @@ class Gathered:
     missed: tuple[str, ...] = ()
 
 
-def gather(words: Sequence[str], *, seconds: float, progress: Callable[[float], None]) -> Gathered:
+@dataclass(frozen=True)
+class Way:
+    """How ranks are looked at.
+
+    Attributes:
+        seconds: How long.
+        signal: Name of the signal that makes a rank write its stack; empty to send none.
+        progress: Called with the share of the time that has passed, on this host.
+    """
+
+    seconds: float
+    signal: str = ""
+    progress: Callable[[float], None] = lambda share: None
+
+
+def gather(words: Sequence[str], way: Way) -> Gathered:
     """Return accounts of the ranks that words name; of all of this user's on this host without words.
 
     Args:
         words: Process ids, numbers of Slurm jobs, hosts, or files that ``--collect`` has written.
-        seconds: How long ranks are looked at.
-        progress: Called with the share of the time that has passed, on this host.
+        way: How ranks are looked at.
 
     Raises:
         UsageError: A word is none of these, or a file cannot be read.
         SetupError: Processes are not visible here.
     """
-    tasks = [_task(word, seconds=seconds, progress=progress) for word in words or ("",)]
+    tasks = [_task(word, way) for word in words or ("",)]
     with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts are looked at at the same time
         parts = list(pool.map(lambda task: task(), tasks))
     latest = {(each.run, each.rank): each for part in parts for each in part.accounts}
     return Gathered(list(latest.values()), tuple(line for part in parts for line in part.missed))
 
 
-def _task(word: str, *, seconds: float, progress: Callable[[float], None]) -> Callable[[], Gathered]:
+def _task(word: str, way: Way) -> Callable[[], Gathered]:
     """Return what collects the ranks that one word names."""
     if os.path.isfile(word):
         return lambda: Gathered(read(Path(word)))
     if not word or word in (socket.gethostname(), "localhost"):
-        return lambda: here(seconds=seconds, progress=progress)
+        return lambda: Gathered(_watch(_visible(), way))
     if word.isdigit():
         ranks = _of_process(int(word))
         if ranks:
-            return lambda: Gathered(look.watch_ranks(ranks, seconds=seconds, progress=progress))
-        return lambda: _of_job(word, seconds=seconds)
+            return lambda: Gathered(_watch(ranks, way))
+        return lambda: _of_job(word, way)
     if not _HOST.fullmatch(word):
         what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
         raise UsageError(Finding("option-invalid", what, where="command line", fix="paceline why --help"))
-    return lambda: _by_ssh(word, seconds=seconds)
+    return lambda: _by_ssh(word, way)
 
 
-def here(*, seconds: float, progress: Callable[[float], None] = lambda share: None) -> Gathered:
-    """Look at all ranks of this user on this host.
-
-    Args:
-        seconds: How long.
-        progress: Called with the share of the time that has passed.
-    """
-    ranks = _visible()
-    return Gathered(look.watch_ranks(ranks, seconds=seconds, progress=progress) if ranks else [])
+def _watch(ranks: Sequence[RankProcess], way: Way) -> list[Account]:
+    if not ranks:
+        return []
+    signum = signalled.number_of(way.signal) if way.signal else 0
+    return look.watch_ranks(ranks, seconds=way.seconds, signum=signum, progress=way.progress)
 
 
 def _visible() -> list[RankProcess]:
@@ -100,7 +110,7 @@ def _of_process(pid: int) -> list[RankProcess]:
 # Other hosts
 
 
-def _of_job(job: str, *, seconds: float) -> Gathered:
+def _of_job(job: str, way: Way) -> Gathered:
     """Look at the nodes of a Slurm job, by a step that shares what the job has."""
     listed = commands.query("squeue", "-h", "-j", job, "-o", "%D")
     nodes = listed.out.split()[:1]
@@ -108,25 +118,26 @@ def _of_job(job: str, *, seconds: float) -> Gathered:
         said = (listed.err.strip().splitlines() or ["it is not running"])[-1]
         return Gathered([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {said}",))
     step = ("srun", "--overlap", f"--jobid={job}", f"--nodes={nodes[0]}", f"--ntasks={nodes[0]}", "--ntasks-per-node=1")
-    answer = commands.tell(*step, *_collector(seconds), timeout_s=seconds + _REMOTE_S, environ=commands.outside())
+    answer = commands.tell(*step, *_collector(way), timeout_s=way.seconds + _REMOTE_S, environ=commands.outside())
     found = _parse_lines(answer.out)
     accounts = [account for account in found.accounts if account.job == job]
     missed = () if answer.status == 0 else (f"srun --overlap --jobid={job}: {_last_line(answer.err)}",)
     return Gathered(accounts, (*found.missed, *missed))
 
 
-def _by_ssh(host: str, *, seconds: float) -> Gathered:
+def _by_ssh(host: str, way: Way) -> Gathered:
     """Look at another host, where paceline has to be installed at the same place."""
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-    line = shlex.join(_collector(seconds))
-    answer = commands.tell("ssh", *options, host, line, timeout_s=seconds + _REMOTE_S)
+    line = shlex.join(_collector(way))
+    answer = commands.tell("ssh", *options, host, line, timeout_s=way.seconds + _REMOTE_S)
     found = _parse_lines(answer.out)
     missed = () if answer.status == 0 else (f"{host}: {_last_line(answer.err)}",)
     return Gathered(found.accounts, (*found.missed, *missed))
 
 
-def _collector(seconds: float) -> tuple[str, ...]:
-    return (sys.executable, "-m", "paceline", "why", "--collect", "--seconds", f"{seconds:g}")
+def _collector(way: Way) -> tuple[str, ...]:
+    signal = ("--signal", way.signal) if way.signal else ()
+    return (sys.executable, "-m", "paceline", "why", "--collect", "--seconds", f"{way.seconds:g}", *signal)
 
 
 def _last_line(err: str) -> str:

@@ -12,13 +12,12 @@ these:
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Finding, Notice
 from paceline.launcher import locate, proof, waiting
-from paceline.launcher.position import DATA, STOPPED, Frame, Position
+from paceline.launcher.position import DATA, STOPPED, Position
 from paceline.why.account import RUNNING, STILL, Account
 from paceline.why.loops import left_loop
 from paceline.wording import few_lines, named
@@ -112,7 +111,7 @@ def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
 
 def _likely(accounts: Sequence[Account]) -> Finding | None:
     positions = [account.position for account in accounts]
-    uneven = None if any(position.guard for position in positions) else _uneven(positions)
+    uneven = None if any(position.guard for position in positions) else _uneven(accounts)
     finding = locate.judge(positions, uneven=uneven)
     return _for_others(finding) if finding is not None else None
 
@@ -122,38 +121,24 @@ def _for_others(finding: Finding) -> Finding:
     return replace(finding, fix=_FIXES.get(finding.name, finding.fix))
 
 
-def _uneven(positions: Sequence[Position]) -> Finding | None:
+def _uneven(accounts: Sequence[Account]) -> Finding | None:
     """Name ranks that have left a loop which others are still in; all of them wait."""
-    for behind in positions:
-        for ahead in positions:
-            lines = _loop_between(behind, ahead)
-            if lines is not None and behind.waits and ahead.waits:
-                return _left(behind, ahead, lines, positions)
+    waits = [account for account in accounts if account.position.waits]
+    for behind in waits:
+        for ahead in waits:
+            loop = left_loop(behind.loops, ahead.loops)
+            if loop is not None:
+                return _left(behind.position, ahead.position, loop, [account.position for account in waits])
     return None
 
 
-def _loop_between(behind: Position, ahead: Position) -> tuple[int, int] | None:
-    """Return the loop that one rank is in and the other has left, in a function that both are in."""
-    for inner in _users(behind):
-        for outer in _users(ahead):
-            if (inner.file, inner.function) == (outer.file, outer.function):
-                source = "".join(linecache.getlines(inner.file))
-                return left_loop(source, inside=inner.line, after=outer.line)
-    return None
-
-
-def _users(position: Position) -> list[Frame]:
-    return [frame for frame in reversed(position.frames) if frame.user]
-
-
-def _left(behind: Position, ahead: Position, lines: tuple[int, int], positions: Sequence[Position]) -> Finding:
-    file = behind.place.rpartition(":")[0]
-    still = named(position.rank for position in positions if position.place == behind.place)
-    gone = named(position.rank for position in positions if position.place == ahead.place)
+def _left(behind: Position, ahead: Position, loop: tuple[str, int, int], waits: Sequence[Position]) -> Finding:
+    still = [position.rank for position in waits if position.place == behind.place]
+    gone = named(position.rank for position in waits if position.place == ahead.place)
+    file, first, last = loop
     return Finding(
         "uneven-inputs",
-        f"{gone} left the loop of {file}:{lines[0]}-{lines[1]} that {still} {'is' if still[4] == ' ' else 'are'} still "
-        f"in: {ahead.doing}; {behind.doing}",
+        f"{gone} left the loop of {file}:{first}-{last}, and {named(still)} {_are(still)} still in it",
         where=gone,
         why="each waits in a collective that the other does not call",
         fix="give all ranks the same number of batches (DistributedSampler, drop_last, or session.loader)",

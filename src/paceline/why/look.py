@@ -25,8 +25,9 @@ from paceline.launcher.proof import Call, Stand
 from paceline.launcher.stacks import Look
 from paceline.launcher.worker import is_users
 from paceline.launcher.worker_processes import ChildProcess
-from paceline.why import account, processes, recorder
+from paceline.why import account, processes, recorder, signalled
 from paceline.why.account import Account
+from paceline.why.loops import Nest, nest
 from paceline.why.processes import RankProcess
 
 _TOGETHER = 8  # so many times does py-spy run at once
@@ -55,13 +56,18 @@ class Sample:
 
 
 def watch_ranks(
-    ranks: Sequence[RankProcess], *, seconds: float, progress: Callable[[float], None] = lambda share: None
+    ranks: Sequence[RankProcess],
+    *,
+    seconds: float,
+    signum: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> list[Account]:
     """Look at ranks for some seconds; return an account of each, and of those of this host that have ended.
 
     Args:
         ranks: On this host.
         seconds: Between the first look and the last.
+        signum: What a rank whose stack is not visible is sent at the end, so that it writes it; 0 for nothing.
         progress: Called with the share of the time that has passed.
     """
     rounds = max(2, min(_MOST_LOOKS, round(seconds) + 1))
@@ -73,6 +79,8 @@ def watch_ranks(
             time.sleep(max(0.0, at_s - time.monotonic()))
             samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
             progress(number / (rounds - 1))
+        if signum:
+            samples[-1] = list(pool.map(lambda rank, sample: _asked(rank, sample, signum), ranks, samples[-1]))
         seen = [list(each) for each in zip(*samples, strict=True)]
         accounts = _with_nccl(ranks, list(pool.map(_account, ranks, seen)))
     return [*accounts, *_ended(ranks, processes.find())]
@@ -96,8 +104,18 @@ def _one(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
     return Sample(time.monotonic(), look, process, worker_processes.collect(rank.pid), error)
 
 
+def _asked(rank: RankProcess, sample: Sample, signum: int) -> Sample:
+    """Return a sample with the stack that the rank has written itself, where no other one is visible."""
+    if sample.look.frames or sample.look.state == STOPPED:
+        return sample
+    found, error = signalled.ask(rank.pid, signum)
+    read_frame = _frame_reader(_folder(rank.pid))
+    frames = stacks.below_launcher([read_frame(*frame) for frame in found])
+    return replace(sample, look=replace(sample.look, frames=frames), error=f"{sample.error}; {error}")
+
+
 def _with_stacks(pid: int, look: Look, found: Sequence[dict[str, Any]]) -> Look:
-    read_frame = _frame_reader(pid)
+    read_frame = _frame_reader(_folder(pid))
     frames = [read_frame(*frame) for frame in children.main_thread(pid, found)]
     others = [thread for thread in found if thread.get("os_thread_id") != pid]
     idle = bool(found) and all(stacks.is_idle(children.frames_of(thread)) for thread in others)
@@ -113,12 +131,16 @@ def _with_recorder(rank: RankProcess, look: Look) -> Look:
     return replace(look, answer=answer, recorded=answer["recorded"])
 
 
-def _frame_reader(pid: int) -> Callable[[str, int, str], Frame]:
-    """Return what makes a frame; a path that is relative there begins at the folder of that process."""
+def _folder(pid: int) -> str:
+    """Return the working folder of a process, empty if it is not visible."""
     try:
-        folder = os.readlink(f"/proc/{pid}/cwd")
+        return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
-        folder = ""
+        return ""
+
+
+def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
+    """Return what makes a frame; a path that is relative begins at the folder of that process."""
 
     def read_frame(file: str, line: int, function: str) -> Frame:
         path = file if file.startswith("<") else os.path.join(folder, file)
@@ -126,6 +148,20 @@ def _frame_reader(pid: int) -> Callable[[str, int, str], Frame]:
         return Frame(path, line, function, code=linecache.getline(path, line).strip(), user=user)
 
     return read_frame
+
+
+def _nests(frames: Sequence[Frame], folder: str) -> tuple[Nest, ...]:
+    found = (
+        nest("".join(linecache.getlines(frame.file)), file=_short(frame.file, folder), line=frame.line)
+        for frame in frames
+        if frame.user
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def _short(text: str, folder: str) -> str:
+    """Return a text without the working folder of the rank in its paths."""
+    return text.replace(f"{folder}/", "") if len(folder) > 1 else text
 
 
 def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
@@ -150,10 +186,11 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
         position=_position(rank, samples, motion),
         stand=_stand(told.rank, first.look, last.look),
         motion=motion,
-        places=_places(told.rank, looks),
+        places=_places(told.rank, looks, _folder(rank.pid)),
         facts=_facts(first, last),
         error="" if last.look.frames else last.error,
         deadlock=_deadlock(rank, samples),
+        loops=_nests(last.look.frames, _folder(rank.pid)),
     )
 
 
@@ -176,6 +213,7 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
     look, told = samples[-1].look, rank.identity
     seconds = samples[-1].at_s - samples[0].at_s
     recorded = look.recorded
+    folder = _folder(rank.pid)
     in_data = classify(look.frames)[0] == DATA
     gpu = not recorded and motion == account.IN_PLACE and account.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
     states = {sample.look.state for sample in samples}
@@ -186,9 +224,9 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         late=True,
         late_alone=True,
         still=motion == account.STILL,
-        frames=look.frames,
-        worker=stacks.worker_place(rank.pid, _frame_reader(rank.pid)) if in_data else "",
-        guard=stacks.at(look.frames).guard,
+        frames=_shortened(look.frames, folder),
+        worker=_short(stacks.worker_place(rank.pid, _frame_reader(folder)), folder) if in_data else "",
+        guard=_short(stacks.at(look.frames).guard, folder),
         call="waits for its GPU" if gpu else recorded.get("call", ""),
         seq=recorded.get("seq", -1),
         group=recorded.get("group", ""),
@@ -213,9 +251,13 @@ def _stand(rank: int, before: Look, now: Look) -> Stand:
     )
 
 
-def _places(rank: int, looks: Sequence[Look]) -> tuple[str, ...]:
-    spots = (Position(rank, frames=look.frames).spot for look in looks if look.frames)
-    return tuple(dict.fromkeys(spots))
+def _places(rank: int, looks: Sequence[Look], folder: str) -> tuple[str, ...]:
+    stacks_seen = (_shortened(look.frames, folder) for look in looks if look.frames)
+    return tuple(dict.fromkeys(Position(rank, frames=frames).spot for frames in stacks_seen))
+
+
+def _shortened(frames: Sequence[Frame], folder: str) -> tuple[Frame, ...]:
+    return tuple(replace(frame, file=_short(frame.file, folder)) for frame in frames)
 
 
 def _facts(first: Sample, last: Sample) -> tuple[str, ...]:

@@ -40,11 +40,11 @@ def is_possible() -> bool:
 
 
 def find() -> list[RankProcess]:
-    """Return the ranks on this host that may be read: those of this user, in the order of run and rank."""
+    """Return the ranks on this host that this user may look at, in the order of run and rank."""
     parents = _parents()
     named = {pid: told for pid in parents if is_own(pid) and (told := _identity(pid)) is not None and _is_python(pid)}
     chosen = choose(named, parents)
-    ranks = [pid for pid in chosen if named[pid].family == RANK or has_loaded(pid, "libtorch")]
+    ranks = [pid for pid in chosen if named[pid].family == RANK or _trains(pid)]
     found = (_rank(pid, named[pid], parents[pid]) for pid in ranks)
     return sorted(found, key=lambda each: (each.identity.run, each.identity.rank, each.pid))
 
@@ -96,10 +96,9 @@ def owner(pid: int) -> int | None:
         return None
 
 
-def command(pid: int) -> str:
-    """Return the command line of a process, shortened; empty if it cannot be read."""
-    words = _words(pid)
-    return shlex.join(words)[:_SHOWN]
+def command(pid: int) -> list[str]:
+    """Return the words of the command line of a process; empty ones if it cannot be read."""
+    return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
 
 
 def _parents() -> dict[int, int]:
@@ -111,8 +110,8 @@ def _parents() -> dict[int, int]:
 
 
 def is_own(pid: int) -> bool:
-    """Return whether a process belongs to this user."""
-    return owner(pid) == os.geteuid()
+    """Return whether this user may look at a process: root at those of all users."""
+    return os.geteuid() in (0, owner(pid))
 
 
 def _identity(pid: int) -> Identity | None:
@@ -129,6 +128,16 @@ def _is_python(pid: int) -> bool:
     return name.startswith(("python", "pypy"))
 
 
+def _trains(pid: int) -> bool:
+    """Whether a task of a step is a rank, and not another program, or a launcher of ours, whose ranks it watches."""
+    return has_loaded(pid, "libtorch") and not is_paceline(command(pid))
+
+
+def is_paceline(words: Sequence[str]) -> bool:
+    """Return whether a command line is one of paceline's own. Pure."""
+    return any(os.path.basename(word) == "paceline" for word in words[:3])
+
+
 def has_loaded(pid: int, library: str) -> bool:
     """Return whether a process has mapped a library.
 
@@ -140,11 +149,11 @@ def has_loaded(pid: int, library: str) -> bool:
 
 
 def _rank(pid: int, told: Identity, launcher: int) -> RankProcess:
-    return RankProcess(pid, told, launcher, _started_by(launcher), script_of(_words(pid)))
+    return RankProcess(pid, told, launcher, _started_by(launcher), script_of(command(pid)))
 
 
 def _started_by(launcher: int) -> str:
-    words = _words(launcher)
+    words = command(launcher)
     names = {os.path.basename(word) for word in words[:3]}
     if names & {"torchrun", "torch.distributed.run", "torch.distributed.launch"}:
         what = "torchrun"
@@ -160,10 +169,6 @@ def script_of(words: Sequence[str]) -> str:
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
     return shlex.join(rest)[:_SHOWN]
-
-
-def _words(pid: int) -> list[str]:
-    return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -14,8 +14,9 @@ import pytest
 from fake_slurm import FakeSlurm
 from paceline import why
 from paceline.errors import SetupError, UsageError
+from paceline.launcher import children
 from paceline.launcher.position import Frame, Position
-from paceline.why import gather, processes, recorder
+from paceline.why import gather, processes, recorder, signalled
 from paceline.why.account import RUNNING, Account
 from paceline.why.gather import Gathered
 from paceline.why.identity import Identity
@@ -113,7 +114,7 @@ def test_a_process_that_is_no_rank_is_said_to_be_none(slurm):
     assert f"process {os.getpid()}" in caught.value.finding.render()
 
 
-def start_rank(rank, world_size, code, folder, **more):
+def start_rank(rank, world_size, code, folder, stderr=None, **more):
     environ = {
         **os.environ,
         "RANK": str(rank),
@@ -121,7 +122,8 @@ def start_rank(rank, world_size, code, folder, **more):
         "MASTER_ADDR": str(folder),
         "MASTER_PORT": "1",
     }
-    return subprocess.Popen([sys.executable, "-c", code], cwd=folder, env={**environ, **more})
+    words = [code] if code.endswith(".py") else ["-c", code]
+    return subprocess.Popen([sys.executable, *words], cwd=folder, env={**environ, **more}, stderr=stderr)
 
 
 def test_processes_with_a_ranks_variables_are_looked_at_without_a_signal(tmp_path):
@@ -205,3 +207,60 @@ def test_groups_of_a_dump():
 def test_processes_of_others_are_left_out(monkeypatch):
     monkeypatch.setattr(processes, "is_own", lambda pid: False)
     assert processes.find() == []
+
+
+REGISTERED = """
+import faulthandler, signal, time, pathlib
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+def wait():
+    time.sleep(600)
+pathlib.Path("up").touch()
+wait()
+"""
+
+
+@pytest.fixture
+def without_py_spy(monkeypatch):
+    monkeypatch.setattr(children, "find_py_spy", lambda: "")
+
+
+def test_a_rank_that_has_registered_faulthandler_writes_its_stack_where_its_user_says_so(tmp_path, without_py_spy):
+    (tmp_path / "train.py").write_text(REGISTERED)
+    with (tmp_path / "stderr").open("w") as stderr:
+        process = start_rank(0, 1, "train.py", tmp_path, stderr=stderr)
+    try:
+        while not (tmp_path / "up").exists():
+            time.sleep(0.01)
+        quiet = why.why([str(process.pid)], seconds=1).render()
+        assert "py-spy is not installed" in quiet and 'pip install "paceline[why]"' in quiet
+        assert (tmp_path / "stderr").read_text() == ""
+        text = why.why([str(process.pid)], seconds=1, signal="USR1").render()
+        assert "train.py:5" in text
+        refused = why.why([str(process.pid)], seconds=1, signal="USR2").render()
+        assert "does not catch SIGUSR2, so it was not sent" in refused
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "9", "1", "KILL", "", "-1", "9" * 5000])
+def test_a_signal_that_may_end_a_rank_has_no_number(name):
+    assert signalled.number_of(name) == 0
+
+
+def test_no_signal_that_may_end_a_rank_is_sent():
+    with pytest.raises(UsageError):
+        why.why([str(os.getpid())], seconds=1, signal="TERM")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/venv/bin/python", "/venv/bin/paceline", "run", "train.py"], True),
+        (["python", "-m", "paceline", "run"], True),
+        (["python", "train.py", "--name", "paceline"], False),
+    ],
+)
+def test_launchers_of_ours_are_no_ranks(words, expected):
+    assert processes.is_paceline(words) is expected

@@ -12,7 +12,7 @@ from paceline.launcher.proof import Call, Stand
 from paceline.launcher.stacks import Look
 from paceline.why import account, judge, report
 from paceline.why.account import IN_PLACE, RUNNING, STILL, Account, motion
-from paceline.why.loops import left_loop
+from paceline.why.loops import left_loop, nest
 
 LIB = "/venv/lib/python3.11/site-packages/torch"
 
@@ -190,10 +190,37 @@ def step(x):
 """
 
 
+def places(*lines):
+    return [nest(SOURCE, file="train.py", line=line) for line in lines]
+
+
 @pytest.mark.parametrize(
     ("inside", "after", "expected"),
-    [(4, 5, (3, 4)), (4, 6, (3, 4)), (5, 6, (2, 5)), (4, 4, None), (5, 4, None), (11, 5, None), (4, 11, None)],
+    [
+        ([4], [5], (3, 4)),
+        ([4], [6], (3, 4)),
+        ([5], [6], (2, 5)),
+        ([4, 11], [6], (3, 4)),
+        ([4, 11], [5, 11], None),
+        ([4], [4], None),
+        ([5], [4], None),
+        ([11], [5], None),
+    ],
 )
 def test_a_loop_that_one_has_left_and_another_has_not(inside, after, expected):
-    assert left_loop(SOURCE, inside=inside, after=after) == expected
-    assert left_loop("not (python", inside=inside, after=after) is None
+    assert left_loop(places(*inside), places(*after)) == (expected and ("train.py", *expected))
+
+
+def test_a_file_that_is_no_python_has_no_loops():
+    assert nest("not (python", file="train.py", line=1) is None
+
+
+def test_ranks_that_left_a_loop_have_fewer_batches():
+    accounts = [
+        Account(**{**rank(0, REDUCE).__dict__, "loops": tuple(places(4))}),
+        Account(**{**rank(1, BARRIER).__dict__, "loops": tuple(places(6))}),
+    ]
+    (run,) = report.make(accounts).runs
+    assert run.verdict.finding.name == "uneven-inputs"
+    assert "rank 1 left the loop of train.py:3-4, and rank 0 is still in it" in run.verdict.finding.what
+    assert Account.from_json(json.loads(json.dumps(accounts[0].to_json()))) == accounts[0]
