@@ -34,8 +34,8 @@ def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: fl
         read_frame: Makes a frame of file, line and function.
         limit_s: How long py-spy may take.
     """
-    found, _ = threads(pid, limit_s=limit_s)
-    main = main_thread(pid, found)
+    dumped, _ = threads(pid, limit_s=limit_s)
+    main = main_thread(pid, dumped)
     return tuple(read_frame(*frame) for frame in main)
 
 
@@ -65,17 +65,17 @@ def _first_line(err: str) -> str:
     return next((f"py-spy: {line.strip()}" for line in err.splitlines() if line.strip()), "")
 
 
-def main_thread(pid: int, found: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
+def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
     """Return ``(file, line, function)`` of the main thread's frames, outermost first.
 
     Args:
         pid: The process: the kernel gives its number to the main thread too.
-        found: What ``threads`` returned.
+        dumped: What ``threads`` returned.
     """
-    main = [thread for thread in found if thread.get("os_thread_id") == pid]
-    named = [thread for thread in found if thread.get("thread_name") == "MainThread"]
-    chosen: dict[str, Any] = next(iter([*main, *named, *found]), {"frames": []})
-    return frames_of(chosen)
+    main = [thread for thread in dumped if thread.get("os_thread_id") == pid]
+    named = [thread for thread in dumped if thread.get("thread_name") == "MainThread"]
+    thread: dict[str, Any] = next(iter([*main, *named, *dumped]), {"frames": []})
+    return frames_of(thread)
 
 
 def frames_of(thread: dict[str, Any]) -> list[tuple[str, int, str]]:

@@ -108,10 +108,10 @@ def motion(looks: Sequence[Look], *, seconds: float) -> str:
     """
     first, last = looks[0], looks[-1]
     calls = {(look.recorded.get("group"), look.recorded.get("seq")) for look in looks if look.recorded}
-    seen = [look.frames for look in looks if look.frames]
-    if len(calls) > 1 or any(frames != seen[0] for frames in seen):
+    stacks = [look.frames for look in looks if look.frames]
+    if len(calls) > 1 or any(frames != stacks[0] for frames in stacks):
         return RUNNING
-    if not seen:  # nothing but the kernel's counts is known
+    if not stacks:  # nothing but the kernel's counts is known
         return STILL if _is_idle(first, last, seconds) else RUNNING
     return STILL if _is_idle(first, last, seconds) and not bytes_moved(looks) else IN_PLACE
 

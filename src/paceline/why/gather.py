@@ -115,14 +115,14 @@ def _of_job(job: str, way: Way) -> Gathered:
     listed = commands.query("squeue", "-h", "-j", job, "-o", "%D")
     nodes = listed.out.split()[:1]
     if listed.status != 0 or not nodes or not nodes[0].isdigit():
-        said = (listed.err.strip().splitlines() or ["it is not running"])[-1]
-        return Gathered([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {said}",))
+        reason = (listed.err.strip().splitlines() or ["it is not running"])[-1]
+        return Gathered([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {reason}",))
     step = ("srun", "--overlap", f"--jobid={job}", f"--nodes={nodes[0]}", f"--ntasks={nodes[0]}", "--ntasks-per-node=1")
     answer = commands.tell(*step, *_collector(way), timeout_s=way.seconds + _REMOTE_S, environ=commands.outside())
-    found = _parse_lines(answer.out)
-    accounts = [account for account in found.accounts if account.job == job]
+    gathered = _parse_lines(answer.out)
+    accounts = [account for account in gathered.accounts if account.job == job]
     missed = () if answer.status == 0 else (f"srun --overlap --jobid={job}: {_last_line(answer.err)}",)
-    return Gathered(accounts, (*found.missed, *missed))
+    return Gathered(accounts, (*gathered.missed, *missed))
 
 
 def _by_ssh(host: str, way: Way) -> Gathered:
@@ -130,9 +130,9 @@ def _by_ssh(host: str, way: Way) -> Gathered:
     options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
     line = shlex.join(_collector(way))
     answer = commands.tell("ssh", *options, host, line, timeout_s=way.seconds + _REMOTE_S)
-    found = _parse_lines(answer.out)
+    gathered = _parse_lines(answer.out)
     missed = () if answer.status == 0 else (f"{host}: {_last_line(answer.err)}",)
-    return Gathered(found.accounts, (*found.missed, *missed))
+    return Gathered(gathered.accounts, (*gathered.missed, *missed))
 
 
 def _collector(way: Way) -> tuple[str, ...]:

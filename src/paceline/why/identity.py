@@ -1,6 +1,6 @@
 """Which rank of which run a process is, from its environment. Pure.
 
-Every launcher hands a rank its number by environment variables: torchrun, ``accelerate launch`` and ``deepspeed`` set
+Every launcher passes a rank its number in environment variables: torchrun, ``accelerate launch`` and ``deepspeed`` set
 ``RANK``, mpirun and srun set their own. What a process sets for itself later is not visible from outside.
 """
 
@@ -32,14 +32,14 @@ _KEPT = (
 
 @dataclass(frozen=True)
 class Identity:
-    """What a process is told about its place in a run.
+    """The place of a process in a run, as its environment says.
 
     Attributes:
         family: The variable that its rank is from: ``RANK``, ``SLURM_PROCID``.
         rank: Global rank.
         world_size: Number of ranks.
-        local_rank: Its number on its host, -1 if it is not told.
-        local_world_size: Number of ranks on its host, 0 if it is not told.
+        local_rank: Its number on its host, -1 if it is not known.
+        local_world_size: Number of ranks on its host, 0 if it is not known.
         run: The same for all ranks of one run, and for those of no other run that lives at the same time.
         job: Number of its Slurm job, empty outside of Slurm.
         settings: Variables that say how it can be asked.

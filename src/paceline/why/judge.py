@@ -6,7 +6,7 @@ these:
 - ``moving``: ranks are in different places from one look to the next, and nobody is seen to wait for one that stands.
 - ``waits``: ranks wait for others that run, or receive data: who, for whom, where. It may be a long validation.
 - ``stands``: nothing of any rank has moved. The finding is likely *if it stays so*, and a warning.
-- ``proven``: no rank can continue, whatever time passes: an error.
+- ``proven``: no rank can ever continue: an error.
 - ``unseen``: no stack is visible, so only what the kernel shows is said.
 """
 
@@ -76,8 +76,8 @@ def _proven(accounts: Sequence[Account], positions: Sequence[Position]) -> Findi
     deadlock = next((account.deadlock for account in accounts if account.deadlock is not None), None)
     if deadlock is not None:
         return deadlock
-    found = proof.find(account.stand for account in accounts)
-    return _for_others(locate.judge_proven(positions, found)) if found is not None else None
+    proven = proof.find(account.stand for account in accounts)
+    return _for_others(locate.judge_proven(positions, proven)) if proven is not None else None
 
 
 def _stopped(accounts: Sequence[Account]) -> Verdict:

@@ -166,27 +166,27 @@ def _short(text: str, folder: str) -> str:
 
 def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
     """Return what several looks at a rank amount to."""
-    told, first, last = rank.identity, samples[0], samples[-1]
+    identity, first, last = rank.identity, samples[0], samples[-1]
     looks = [sample.look for sample in samples]
     seconds = last.at_s - first.at_s
     base = Account(
-        told.run,
-        told.world_size,
-        job=told.job,
+        identity.run,
+        identity.world_size,
+        job=identity.job,
         started_by=rank.started_by,
         launcher=rank.launcher,
         script=rank.script,
         seconds=seconds,
     )
     if last.process is None or last.process.has_ended:  # while it was looked at
-        return replace(base, position=Position(told.rank, socket.gethostname(), ended=True), motion=account.RUNNING)
+        return replace(base, position=Position(identity.rank, socket.gethostname(), ended=True), motion=account.RUNNING)
     motion = account.motion(looks, seconds=seconds)
     return replace(
         base,
         position=_position(rank, samples, motion),
-        stand=_stand(told.rank, first.look, last.look),
+        stand=_stand(identity.rank, first.look, last.look),
         motion=motion,
-        places=_places(told.rank, looks, _folder(rank.pid)),
+        places=_places(identity.rank, looks, _folder(rank.pid)),
         facts=_facts(first, last),
         error="" if last.look.frames else last.error,
         deadlock=_deadlock(rank, samples),
@@ -210,7 +210,7 @@ def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> lis
 
 
 def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Position:
-    look, told = samples[-1].look, rank.identity
+    look, identity = samples[-1].look, rank.identity
     seconds = samples[-1].at_s - samples[0].at_s
     recorded = look.recorded
     folder = _folder(rank.pid)
@@ -218,7 +218,7 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
     gpu = not recorded and motion == account.IN_PLACE and account.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
     states = {sample.look.state for sample in samples}
     return Position(
-        told.rank,
+        identity.rank,
         socket.gethostname(),
         idle_s=seconds if motion != account.RUNNING else 0.0,
         late=True,
@@ -320,10 +320,10 @@ def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Acc
         looked_at = {rank.identity.local_rank for rank in ranks if rank.launcher == launcher}
         there = {rank.identity.local_rank for rank in now if rank.launcher == launcher}
         for number in sorted(missing(looked_at | there, one) if there else ()):
-            told = one.identity
-            rank = told.rank - told.local_rank + number
+            identity = one.identity
+            rank = identity.rank - identity.local_rank + number
             position = Position(rank, socket.gethostname(), ended=True)
-            gone = Account(told.run, told.world_size, told.job, one.started_by, launcher, one.script)
+            gone = Account(identity.run, identity.world_size, identity.job, one.started_by, launcher, one.script)
             found.append(replace(gone, position=position, stand=Stand(rank, ended=True), motion=account.STILL))
     return found
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.why import identity
 from paceline.why.identity import RANK, Identity
+from paceline.why.identity import read as read_identity
 
 _PROC = Path("/proc")
 _SHOWN = 80
@@ -42,7 +42,9 @@ def is_possible() -> bool:
 def find() -> list[RankProcess]:
     """Return the ranks on this host that this user may look at, in the order of run and rank."""
     parents = _parents()
-    named = {pid: told for pid in parents if is_own(pid) and (told := _identity(pid)) is not None and _is_python(pid)}
+    named = {
+        pid: identity for pid in parents if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
+    }
     chosen = choose(named, parents)
     ranks = [pid for pid in chosen if named[pid].family == RANK or _trains(pid)]
     found = (_rank(pid, named[pid], parents[pid]) for pid in ranks)
@@ -116,7 +118,7 @@ def is_own(pid: int) -> bool:
 
 def _identity(pid: int) -> Identity | None:
     pairs = (pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0"))
-    return identity.read({name: value for name, _, value in pairs})
+    return read_identity({name: value for name, _, value in pairs})
 
 
 def _is_python(pid: int) -> bool:
@@ -148,8 +150,8 @@ def has_loaded(pid: int, library: str) -> bool:
     return f"/{library}".encode() in _read(pid, "maps")
 
 
-def _rank(pid: int, told: Identity, launcher: int) -> RankProcess:
-    return RankProcess(pid, told, launcher, _started_by(launcher), script_of(command(pid)))
+def _rank(pid: int, identity: Identity, launcher: int) -> RankProcess:
+    return RankProcess(pid, identity, launcher, _started_by(launcher), script_of(command(pid)))
 
 
 def _started_by(launcher: int) -> str:

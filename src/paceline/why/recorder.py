@@ -30,17 +30,17 @@ _PATH = "/handler/fr_trace_json"
 _LATEST = 256
 
 
-def dump(told: Identity) -> dict[str, Any]:
+def dump(identity: Identity) -> dict[str, Any]:
     """Return the dump of a rank's Flight Recorder, empty where it cannot be asked.
 
     Args:
-        told: The rank and its settings.
+        identity: The rank and its settings.
     """
-    path = told.settings.get("TORCH_WORKER_SERVER_SOCKET", "")
+    path = identity.settings.get("TORCH_WORKER_SERVER_SOCKET", "")
     if path:
         return _asked(path)
-    stem = told.settings.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
-    return _dumped(Path(f"{stem}{told.rank}.pipe"), _dump_file(told)) if stem else {}
+    stem = identity.settings.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
+    return _dumped(Path(f"{stem}{identity.rank}.pipe"), _dump_file(identity)) if stem else {}
 
 
 def _asked(path: str) -> dict[str, Any]:
@@ -64,11 +64,11 @@ def _asked(path: str) -> dict[str, Any]:
     return {}
 
 
-def _dump_file(told: Identity) -> Path:
+def _dump_file(identity: Identity) -> Path:
     cache = Path(os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_"))
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    stem = next((told.settings[name] for name in names if told.settings.get(name)), str(cache))
-    return Path(f"{stem}{told.rank}")
+    stem = next((identity.settings[name] for name in names if identity.settings.get(name)), str(cache))
+    return Path(f"{stem}{identity.rank}")
 
 
 def _dumped(pipe: Path, file: Path) -> dict[str, Any]:
@@ -133,6 +133,6 @@ def members(dumped: Mapping[str, Any], *, world_size: int) -> dict[str, list[int
     return found
 
 
-def ask_nccl(told: Identity) -> list[str]:
+def ask_nccl(identity: Identity) -> list[str]:
     """Return what NCCL's RAS says is wrong, two lines at most."""
-    return ras.notable(ras.ask(told.settings.get("NCCL_RAS_ADDR") or ras.DEFAULT))
+    return ras.notable(ras.ask(identity.settings.get("NCCL_RAS_ADDR") or ras.DEFAULT))
