@@ -5,6 +5,7 @@ these:
 
 - ``moving``: ranks are in different places from one look to the next, and nobody is seen to wait for one that stands.
 - ``waits``: ranks wait for others that run, or receive data: who, for whom, where. It may be a long validation.
+- ``busy``: ranks keep a CPU busy in one place, as those of NCCL do that wait for the GPU: nothing can be said.
 - ``stands``: nothing of any rank has moved. The finding is likely *if it stays so*, and a warning.
 - ``proven``: no rank can ever continue: an error.
 - ``unseen``: no stack is visible, so only what the kernel shows is said.
@@ -22,7 +23,7 @@ from paceline.why.account import RUNNING, STILL, Account
 from paceline.why.loops import left_loop
 from paceline.wording import few_lines, named
 
-MOVING, WAITS, STANDS, PROVEN, UNSEEN = "moving", "waits", "stands", "proven", "unseen"
+MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = "moving", "waits", "busy", "stands", "proven", "unseen"
 _LINES = 8
 _LOOK_THERE = "look at what that line waits for: a file, a lock, a queue, a worker"
 # Fixes that name an option of paceline run, which has not started this run.
@@ -34,7 +35,7 @@ class Verdict:
     """What is said of a run.
 
     Attributes:
-        kind: ``MOVING``, ``WAITS``, ``STANDS``, ``PROVEN`` or ``UNSEEN``.
+        kind: ``MOVING``, ``WAITS``, ``BUSY``, ``STANDS``, ``PROVEN`` or ``UNSEEN``.
         notice: What was seen.
         finding: What is proven, or likely if it stays so; None if nothing is.
     """
@@ -97,14 +98,13 @@ def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
     absent = [account for account in living if account not in waits]
     unknown = _not_looked_at(accounts)
     if not waits:
-        everything = all(account.motion == STILL for account in living)
-        return Verdict(STANDS if everything else MOVING, _nobody_waits(living, everything=everything))
+        return _nobody_waits(living)
     if any(account.motion != STILL for account in absent) or any(account.position.moving for account in living):
         return Verdict(WAITS, _waits(waits, absent, living))
     if not absent and unknown:
         return Verdict(WAITS, _waits_for_unknown(waits, unknown))
     if not absent and any(account.motion != STILL for account in waits):
-        return Verdict(WAITS, _all_busy(waits))
+        return Verdict(BUSY, _all_busy(waits))
     finding = _likely(accounts)
     return Verdict(STANDS, _stands_for(living), finding and replace(finding, severity="warning"))
 
@@ -188,18 +188,22 @@ def _waits_for_unknown(waits: Sequence[Account], unknown: Sequence[int]) -> Noti
 def _all_busy(waits: Sequence[Account]) -> Notice:
     return Notice(
         f"{_named(waits)} {_wait(waits)} in a collective or for the GPU, and keep a CPU busy: a long step and a hang "
-        "look the same here",
+        "look the same",
         _lines(waits),
         advice=_again(waits),
     )
 
 
-def _nobody_waits(living: Sequence[Account], *, everything: bool) -> Notice:
+def _nobody_waits(living: Sequence[Account]) -> Verdict:
     seconds = max(account.seconds for account in living)
-    if everything:
+    motions = {account.motion for account in living}
+    if RUNNING in motions:
+        return Verdict(MOVING, Notice("the run is moving: no rank is seen to wait for another", _lines(living)))
+    if motions == {STILL}:
         what = f"no rank has moved for {seconds:.0f} s, and none is seen to wait for another"
-        return Notice(what, _lines(living), advice=_again(living))
-    return Notice("the run is moving: no rank is seen to wait for another", _lines(living))
+        return Verdict(STANDS, Notice(what, _lines(living), advice=_again(living)))
+    what = f"no rank has left its place for {seconds:.0f} s, and some work there: a long step and a hang look the same"
+    return Verdict(BUSY, Notice(what, _lines(living), advice=_again(living)))
 
 
 def _stands_for(living: Sequence[Account]) -> Notice:

@@ -88,7 +88,7 @@ def watch_ranks(
 
 def _sample(ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_recorder: bool) -> list[Sample]:
     ports = {int(port) for rank in ranks if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()}
-    # the store is asked now and then whatever the ranks do
+    # NCCL's watchdog asks the store once a second, also in a hang
     looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
     return list(pool.map(lambda rank: _one(rank, looks[rank.pid], with_recorder=with_recorder), ranks))
 
@@ -96,8 +96,8 @@ def _sample(ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_reco
 def _one(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
     error = ""
     if not look.frames:
-        found, error = children.threads(rank.pid)
-        look = _with_stacks(rank.pid, look, found)
+        threads, error = children.threads(rank.pid)
+        look = _with_stacks(rank.pid, look, threads)
     if with_recorder and not look.answer:
         look = _with_recorder(rank, look)
     process = worker_processes.look(rank.pid)
@@ -108,17 +108,17 @@ def _asked(rank: RankProcess, sample: Sample, signum: int) -> Sample:
     """Return a sample with the stack that the rank has written itself, where no other one is visible."""
     if sample.look.frames or sample.look.state == STOPPED:
         return sample
-    found, error = signalled.ask(rank.pid, signum)
+    stack, error = signalled.ask(rank.pid, signum)
     read_frame = _frame_reader(_folder(rank.pid))
-    frames = stacks.below_launcher([read_frame(*frame) for frame in found])
+    frames = stacks.below_launcher([read_frame(*frame) for frame in stack])
     return replace(sample, look=replace(sample.look, frames=frames), error=f"{sample.error}; {error}")
 
 
-def _with_stacks(pid: int, look: Look, found: Sequence[dict[str, Any]]) -> Look:
+def _with_stacks(pid: int, look: Look, threads: Sequence[dict[str, Any]]) -> Look:
     read_frame = _frame_reader(_folder(pid))
-    frames = [read_frame(*frame) for frame in children.main_thread(pid, found)]
-    others = [thread for thread in found if thread.get("os_thread_id") != pid]
-    idle = bool(found) and all(stacks.is_idle(children.frames_of(thread)) for thread in others)
+    frames = [read_frame(*frame) for frame in children.main_thread(pid, threads)]
+    others = [thread for thread in threads if thread.get("os_thread_id") != pid]
+    idle = bool(threads) and all(stacks.is_idle(children.frames_of(thread)) for thread in others)
     return replace(look, frames=stacks.below_launcher(frames), others_idle=idle)
 
 
@@ -195,18 +195,18 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
 
 
 def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> list[Account]:
-    """Ask NCCL about each run on this host that has loaded it, and let the first rank tell."""
-    found = list(accounts)
-    asked: set[str] = set()
+    """Ask NCCL about each run on this host that has loaded it, and keep the answer with its first rank."""
+    answered = list(accounts)
+    runs: set[str] = set()
     for place, rank in enumerate(ranks):
         if (
-            rank.identity.run not in asked
+            rank.identity.run not in runs
             and accounts[place].motion != account.RUNNING
             and processes.has_loaded(rank.pid, "libnccl")
         ):
-            asked.add(rank.identity.run)
-            found[place] = replace(found[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
-    return found
+            runs.add(rank.identity.run)
+            answered[place] = replace(answered[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
+    return answered
 
 
 def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Position:

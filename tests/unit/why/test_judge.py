@@ -73,11 +73,13 @@ HEALTHY = {
     ),
     "a long step on GPUs": (
         [rank(each, ITEM, IN_PLACE, call="waits for its GPU", flying=True) for each in (0, 1)],
-        judge.WAITS,
+        judge.BUSY,
     ),
     "a rank on another host": ([rank(0, REDUCE)], judge.WAITS),
     "servers that wait for requests": ([rank(0, SLEEP), rank(1, SLEEP)], judge.STANDS),
-    "one rank alone computes": ([rank(0, SLEEP, IN_PLACE, world_size=1)], judge.MOVING),
+    "one rank alone computes in one line": ([rank(0, SLEEP, IN_PLACE, world_size=1)], judge.BUSY),
+    "one rank alone computes": ([rank(0, SLEEP, RUNNING, world_size=1)], judge.MOVING),
+    "one rank computes, and nobody waits for it": ([rank(0, SLEEP, RUNNING), rank(1, SLEEP)], judge.MOVING),
     "nobody may read the stacks": ([rank(0), rank(1, error="py-spy: Permission Denied")], judge.UNSEEN),
     "all have ended meanwhile": ([rank(0, ended=True), rank(1, ended=True)], judge.MOVING),
 }
