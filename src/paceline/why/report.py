@@ -43,7 +43,7 @@ class RunReport:
             lines += [f"  {line}" for account in self.accounts for line in account.nccl]
         if notice.advice:
             lines.append(f"  {notice.advice}")
-        return [shorten(line) for line in lines]
+        return [_printable(shorten(line)) for line in lines]
 
     def _finding_lines(self, finding: Finding) -> list[str]:
         label = "proven" if self.verdict.kind == PROVEN else "likely, if it stays so"
@@ -85,13 +85,18 @@ class Report:
     def render(self) -> str:
         """Return the report as text."""
         parts = ["\n".join(run.lines()) for run in self.runs]
-        missed = [f"not looked at: {shorten(line)}" for line in self.missed]
+        missed = [_printable(f"not looked at: {shorten(line)}") for line in self.missed]
         return "\n\n".join([*parts, *missed])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
         findings = [run.verdict.finding.to_json() for run in self.runs if run.verdict.finding is not None]
         return {"findings": findings, "runs": [run.to_json() for run in self.runs], "missed": list(self.missed)}
+
+
+def _printable(line: str) -> str:
+    """Return a line without characters that a terminal obeys: a command line may hold any."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)
 
 
 def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:

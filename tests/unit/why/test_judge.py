@@ -226,3 +226,9 @@ def test_ranks_that_left_a_loop_have_fewer_batches():
     assert run.verdict.finding.name == "uneven-inputs"
     assert "rank 1 left the loop of train.py:3-4, and rank 0 is still in it" in run.verdict.finding.what
     assert Account.from_json(json.loads(json.dumps(accounts[0].to_json()))) == accounts[0]
+
+
+def test_what_a_terminal_would_obey_is_not_printed():
+    named = Account(**{**rank(0, SLEEP).__dict__, "script": "train.py \x1b[2J\n"})
+    assert "\x1b" not in report.make([named], ["node-b: \x07"]).render()
+    assert "\x07" not in report.make([named], ["node-b: \x07"]).render()
