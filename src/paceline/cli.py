@@ -320,6 +320,36 @@ def _doctor(as_json: bool) -> Deed:
     return deed
 
 
+@cli.command("why")
+@click.argument("words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...")
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=5.0, help="How long ranks are looked at. [5]")
+@click.option("--signal", default="", metavar="NAME", help="Send it to ranks that have registered faulthandler for it.")
+@click.option("--collect", "collects", is_flag=True, help="Print what is seen on this host, for why on another one.")
+@_JSON
+def _why(words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool) -> Deed:
+    """Say who waits for whom in a run that torchrun, srun, accelerate or deepspeed has started. Changes nothing.
+
+    PID is the process of a launcher or of a rank, JOBID a Slurm job, NODE a host that ssh reaches, FILE what
+    --collect has written. Without one: all ranks of this user on this host.
+
+    \b
+    paceline why
+    paceline why node-a node-b
+    """
+
+    def deed() -> int:
+        from paceline import why
+
+        if collects:
+            print(why.collect(words, seconds=seconds, signal=signal))
+            return EXIT_OK
+        report = why.why(words, seconds=seconds, signal=signal)
+        _show(report, as_json)
+        return report.exit_status
+
+    return deed
+
+
 @cli.command("follow")
 @click.argument("run", metavar="RUN|JOBID")
 def _follow(run: str) -> Deed:

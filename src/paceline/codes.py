@@ -14,6 +14,7 @@ CODES = {
     "script-not-python": "USE005",
     "input-unreadable": "USE006",
     "launcher-config-ignored": "USE007",
+    "no-ranks-found": "USE008",
     "torch-missing": "ENV001",
     "platform-unsupported": "ENV002",
     "folder-not-writable": "ENV003",

@@ -38,7 +38,7 @@ WITHOUT_TORCH = (
     "paceline.launcher.worker",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for room in ("catalogue", "variables", "explain", "lint", "doctor", "slurm", "translate")
+        for room in ("catalogue", "variables", "explain", "lint", "doctor", "slurm", "translate", "why")
         for path in sorted((ROOT / "paceline" / room).rglob("*.py"))
     ),
 )
@@ -99,6 +99,8 @@ def test_importing_starts_no_thread_and_leaves_the_environment_alone():
         (["submit", "--nodes", "two", __file__], 2),
         (["submit", "no-such-script.py"], 2),
         (["profile", "check", "no-such-profile"], 2),
+        (["why", "--help"], 0),
+        (["why", "no/such/file.json"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -48,6 +48,7 @@ FLOORS = {
     "inline": 3,
     "session": 3,
     "trainer": 3,
+    "why": 3,
     "cli": 4,
     "__main__": 4,
     "entry": 4,
@@ -58,9 +59,10 @@ SAME_FLOOR = {
     ("entry", "cli"),
     ("run", "slurm"),  # a launcher in a step asks Slurm about a node that is silent
     ("translate", "slurm"),  # lines to paste are quoted in one way
+    ("why", "slurm"),  # asks for the nodes of a job, and starts a step on them
     ("trainer", "session"),  # a loop on Session's public members
 }
-LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "translate", "cli"}
+LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "translate", "why", "cli"}
 
 
 def room(module: str) -> str:

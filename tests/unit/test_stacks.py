@@ -122,3 +122,22 @@ def test_a_stopped_rank_is_seen_at_once(rank, signals):
     assert (found.state, found.frames) == ("T", ())
     assert time.monotonic() - started < 0.4
     assert not signals
+
+
+DUMPED = [
+    {"thread_name": "pin_memory", "os_thread_id": 8, "frames": [{"name": "get", "filename": "queue.py", "line": 1}]},
+    {
+        "thread_name": None,  # where the interpreter's names cannot be read
+        "os_thread_id": 7,
+        "frames": [
+            {"name": "Samples.__getitem__", "filename": "data.py", "line": 40},
+            {"name": "main.<locals>.load", "filename": "train.py", "line": None},
+        ],
+    },
+]
+
+
+def test_a_frame_of_py_spy_has_the_name_that_python_gives_it():
+    """From Python 3.11 on py-spy prints qualified names, and places of torch are known by plain ones."""
+    assert children.main_thread(7, DUMPED) == [("train.py", 0, "load"), ("data.py", 40, "__getitem__")]
+    assert children.main_thread(9, []) == []

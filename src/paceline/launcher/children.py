@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.launcher.position import Frame
 
@@ -22,6 +23,7 @@ from paceline.launcher.position import Frame
 _CALLS = {0: "read", 17: "pread", 45: "recvfrom", 257: "openat", 73: "flock", 72: "fcntl", 74: "fsync", 61: "wait4"}
 _ON_FILES = ("read", "pread", "flock", "fcntl", "fsync", "recvfrom")
 _PY_SPY_S = 3.0
+MISSING = "py-spy is not installed"
 
 
 def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S) -> tuple[Frame, ...]:
@@ -32,19 +34,59 @@ def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: fl
         read_frame: Makes a frame of file, line and function.
         limit_s: How long py-spy may take.
     """
+    dumped, _ = threads(pid, limit_s=limit_s)
+    main = main_thread(pid, dumped)
+    return tuple(read_frame(*frame) for frame in main)
+
+
+def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
+    """Return the Python threads of a process as py-spy prints them, and why there are none, as one line.
+
+    Args:
+        pid: The process.
+        limit_s: How long py-spy may take.
+    """
     program = find_py_spy()
-    if not program or limit_s <= 0:
-        return ()
+    if not program:
+        return [], MISSING
+    if limit_s <= 0:
+        return [], "there was no time left to ask py-spy"
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=limit_s, check=True, stdin=subprocess.DEVNULL)
-        threads = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ()
-    main = next((thread for thread in threads if thread.get("thread_name") == "MainThread"), None)
-    main = main or next(iter(threads), {"frames": []})
-    frames = [read_frame(frame["filename"], int(frame["line"] or 0), frame["name"]) for frame in main["frames"]]
-    return tuple(reversed(frames))
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
+        )
+        return json.loads(done.stdout) if done.returncode == 0 else [], _first_line(done.stderr)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [], f"py-spy: {error}"
+
+
+def _first_line(err: str) -> str:
+    return next((f"py-spy: {line.strip()}" for line in err.splitlines() if line.strip()), "")
+
+
+def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    """Return ``(file, line, function)`` of the main thread's frames, outermost first.
+
+    Args:
+        pid: The process: the kernel gives its number to the main thread too.
+        dumped: What ``threads`` returned.
+    """
+    main = [thread for thread in dumped if thread.get("os_thread_id") == pid]
+    named = [thread for thread in dumped if thread.get("thread_name") == "MainThread"]
+    thread: dict[str, Any] = next(iter([*main, *named, *dumped]), {"frames": []})
+    return frames_of(thread)
+
+
+def frames_of(thread: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """Return ``(file, line, function)`` of a thread's frames, outermost first.
+
+    From Python 3.11 on py-spy prints qualified names (``Samples.__getitem__``); what follows the last dot is used.
+    """
+    return [
+        (frame["filename"], int(frame["line"] or 0), frame["name"].rpartition(".")[2])
+        for frame in reversed(thread["frames"])
+    ]
 
 
 def find_py_spy() -> str:

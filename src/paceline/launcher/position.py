@@ -149,7 +149,7 @@ class Position:
     def _words(self) -> list[str]:
         kind, words = classify(self.frames)
         if self.flying and kind != DATA:
-            call = f"{self.call} #{self.seq}"
+            call = f"{self.call} #{self.seq}" if self.seq >= 0 else self.call
             return [call] if words in ("", self.call) or kind == CODE else [call, words]
         if kind == CODE:
             frame = next((frame for frame in reversed(self.frames) if frame.user), None)

@@ -13,7 +13,7 @@ import linecache
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def _look_at(
     return Look(
         frames,
         answer.get("recorded", {}),
-        worker=_worker_place(pid) if in_data and not quiet else "",
+        worker=worker_place(pid, _frame) if in_data and not quiet else "",
         guard=_guard(frames),
         cpu_s=cpu_s,
         io_bytes=io_bytes,
@@ -115,11 +115,36 @@ def _look_at(
         switches=_switches(status),
         socket_bytes=socket_bytes,
         answer=answer,
-        others_idle=bool(threads) and all(_is_idle(thread["frames"]) for thread in threads if not thread["main"]),
+        others_idle=bool(threads) and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
     )
 
 
-def _is_idle(frames: Sequence[Sequence[Any]]) -> bool:
+def is_blocked(before: Look, now: Look) -> bool:
+    """Return whether a rank waits in a collective and nothing of it has moved between two looks.
+
+    Everything has to be known for that: the stack, the count of times that the kernel has let the main thread run, and
+    the bytes on its sockets.
+    """
+    has_answers = bool(before.answer and now.answer and now.frames)
+    has_counts = now.switches >= 0 and now.socket_bytes >= 0
+    if not has_answers or not has_counts:
+        return False
+    may_call_more = not now.others_idle or now.answer["p2p"]
+    if may_call_more or now.state != "S":
+        return False
+    inside = "torch/distributed/" in now.frames[-1].file or position.classify(now.frames[-1:])[0] in position.WAITING
+    return (
+        inside
+        and bool(now.answer["pending"])
+        and before.frames == now.frames
+        and before.switches == now.switches
+        and before.socket_bytes == now.socket_bytes
+        and before.answer["pending"] == now.answer["pending"]
+        and before.answer["recent"] == now.answer["recent"]
+    )
+
+
+def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
     """Return whether a thread can call no collective for the script: it is a library's, and not in one now."""
     in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
     return not in_collective and not any(is_users(file) for file, *_ in frames)
@@ -202,7 +227,11 @@ def _size(file: Path) -> int:
 
 def _frames(stack: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
     """Return the frames of the script: what is above it is the launcher that the rank was forked from."""
-    frames = [_frame(*entry) for entry in stack]
+    return below_launcher([_frame(*entry) for entry in stack])
+
+
+def below_launcher(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames from the first of the user's on."""
     first = next((place for place, frame in enumerate(frames) if frame.user), 0)
     return tuple(frames[first:])
 
@@ -222,8 +251,13 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-def _worker_place(pid: int) -> str:
-    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for."""
+def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
+    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for.
+
+    Args:
+        pid: The rank.
+        read_frame: Makes a frame of file, line and function.
+    """
     import psutil
 
     deadline = time.monotonic() + _WORKERS_S
@@ -231,7 +265,7 @@ def _worker_place(pid: int) -> str:
     with contextlib.suppress(psutil.Error):
         workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
     for worker in workers:
-        stack = children.stack(worker, _frame, limit_s=deadline - time.monotonic())
+        stack = children.stack(worker, read_frame, limit_s=deadline - time.monotonic())
         # a forked worker's stack begins with that of the rank that forked it
         inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
         place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place

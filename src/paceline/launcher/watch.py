@@ -15,9 +15,9 @@ from typing import Any
 
 from paceline import deadlines, pulse
 from paceline.errors import Finding, Notice
-from paceline.launcher import locate, observations, proof, waiting
+from paceline.launcher import locate, observations, proof, stacks, waiting
 from paceline.launcher.board import Board
-from paceline.launcher.position import STOPPED, WAITING, Position, classify
+from paceline.launcher.position import STOPPED, Position
 from paceline.launcher.proof import Call, Stand
 from paceline.launcher.ranks import RankGroup
 from paceline.launcher.stacks import Look
@@ -270,7 +270,7 @@ class Watch:
         before = earlier[1].get(local)
         return Stand(
             rank,
-            blocked=before is not None and is_blocked(before, look),
+            blocked=before is not None and stacks.is_blocked(before, look),
             pending=tuple(Call(*values) for values in answer["pending"]),
             recent=tuple(Call(*values) for values in answer["recent"]),
             whole=answer["whole"],
@@ -296,31 +296,6 @@ class Watch:
         if finding is None or self._ask_nccl is None:
             return finding
         return replace(finding, evidence=(*finding.evidence[:3], *self._ask_nccl()))
-
-
-def is_blocked(before: Look, now: Look) -> bool:
-    """Return whether a rank waits in a collective and nothing of it has moved between two looks.
-
-    Everything has to be known for that: the stack, the count of times that the kernel has let the main thread run, and
-    the bytes on its sockets.
-    """
-    has_answers = bool(before.answer and now.answer and now.frames)
-    has_counts = now.switches >= 0 and now.socket_bytes >= 0
-    if not has_answers or not has_counts:
-        return False
-    may_call_more = not now.others_idle or now.answer["p2p"]
-    if may_call_more or now.state != "S":
-        return False
-    inside = "torch/distributed/" in now.frames[-1].file or classify(now.frames[-1:])[0] in WAITING
-    return (
-        inside
-        and bool(now.answer["pending"])
-        and before.frames == now.frames
-        and before.switches == now.switches
-        and before.socket_bytes == now.socket_bytes
-        and before.answer["pending"] == now.answer["pending"]
-        and before.answer["recent"] == now.answer["recent"]
-    )
 
 
 def _is_still(before: Look | None, now: Look | None, seconds: float) -> bool:

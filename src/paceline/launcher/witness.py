@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 # So much of a rank is reported: it has to fit into one datagram.
@@ -67,7 +68,19 @@ def state() -> dict[str, Any]:
         ``p2p``: Number of sends and receives that have not come back. ``threads``:
         Stacks of the Python threads, as ``stacks`` returns them.
     """
-    kept = entries(last=_LATEST)
+    return describe(entries(last=_LATEST), members=members(), threads=stacks())
+
+
+def describe(
+    kept: Sequence[dict[str, Any]], *, members: dict[str, list[int]], threads: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return what ``state`` returns, of entries of the Flight Recorder. Pure.
+
+    Args:
+        kept: The entries, oldest first.
+        members: Global ranks of each process group.
+        threads: Stacks of the Python threads.
+    """
     collectives = [entry for entry in kept if not entry.get("is_p2p")]
     recent = _by_group(collectives)
     return {
@@ -76,8 +89,8 @@ def state() -> dict[str, Any]:
         "p2p": sum(bool(entry.get("is_p2p")) and not entry["retired"] for entry in kept),
         "recent": [each for group in list(recent)[-_GROUPS:] for each in recent[group][-_RECENT:]],
         "whole": len(recent) <= _GROUPS and (not kept or kept[0].get("record_id") == 0),
-        "members": members(),
-        "threads": stacks(),
+        "members": members,
+        "threads": threads,
     }
 
 
@@ -151,7 +164,7 @@ def recorded() -> dict[str, Any]:
     return _last(entries())
 
 
-def _last(kept: list[dict[str, Any]]) -> dict[str, Any]:
+def _last(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
     last: dict[str, Any] = {}
     for entry in kept:
         if not last or not entry["retired"] or last["retired"]:

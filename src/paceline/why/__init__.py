@@ -1,0 +1,92 @@
+"""Why a run stands that paceline has not started: who waits for whom, and in which line.
+
+``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` look at them from outside, ``account`` and
+``judge`` decide, ``gather`` reaches other hosts. Nothing in the run changes: nothing is attached, and no signal is
+sent unless the user names one that ranks write their stacks for.
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.why import gather, processes, signalled
+from paceline.why.gather import Way
+from paceline.why.report import Report, make
+
+__all__ = ["Report", "collect", "why"]
+
+
+def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:
+    """Return what holds up the runs that words name; all of this user's on this host without words.
+
+    Args:
+        words: Process ids, numbers of Slurm jobs, hosts, or files that ``--collect`` has written.
+        seconds: How long ranks are looked at.
+        signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
+
+    Raises:
+        SetupError: There are no ranks to look at.
+        UsageError: A word means nothing, or a file cannot be read.
+    """
+    gathered = gather.gather(words, _way(seconds, signal, _progress()))
+    if not gathered.accounts:
+        raise SetupError(_none_found(words, gathered.missed))
+    return make(gathered.accounts, gathered.missed)
+
+
+def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
+    """Return what is known of ranks on this host as one line, for ``why`` on another host.
+
+    Args:
+        words: Process ids; without any, all ranks of this user.
+        seconds: How long ranks are looked at.
+        signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
+    """
+    return gather.write(gather.gather(words, _way(seconds, signal, lambda share: None)))
+
+
+def _way(seconds: float, signal: str, progress: Callable[[float], None]) -> Way:
+    if signal and not signalled.number_of(signal):
+        what = f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may end a rank"
+        raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
+    return Way(seconds, signal, progress)
+
+
+def _progress() -> Callable[[float], None]:
+    if not sys.stderr.isatty():
+        return lambda share: None
+
+    def show(share: float) -> None:
+        end = "\n" if share >= 1 else ""
+        print(f"\rlooking at the ranks: {share:4.0%}", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _none_found(words: Sequence[str], missed: Sequence[str]) -> Finding:
+    """Return that nothing can be said, and what is known about the words."""
+    evidence = [*missed, *(line for word in words if word.isdigit() and (line := _about(int(word))))]
+    return Finding(
+        "no-ranks-found",
+        "no process of a distributed run was found" + (f" for {' '.join(words)}" if words else " on this host"),
+        evidence=tuple(evidence[:6]),
+        why="a rank is known by what its launcher sets: RANK and WORLD_SIZE, or SLURM_PROCID, or mpirun's variables",
+        fix="paceline why, on a host of the run and as its user; paceline why JOBID for a Slurm job",
+    )
+
+
+def _about(pid: int) -> str:
+    """Return why a process is none that can be looked at; empty if there is no such process."""
+    owner = processes.owner(pid)
+    if owner is None:
+        return ""
+    if not processes.is_own(pid):
+        return f"process {pid} belongs to another user (id {owner}): sudo env PATH=$PATH paceline why {pid}"
+    words = processes.command(pid)
+    if processes.is_paceline(words):
+        return f"process {pid} is paceline's own: a run of `paceline run` is watched by its launcher, which prints it"
+    return f"process {pid} has no rank's variables: {shlex.join(words)[:80]}"

@@ -1,0 +1,101 @@
+"""Which rank of which run a process is, from its environment. Pure.
+
+Every launcher passes a rank its number in environment variables: torchrun, ``accelerate launch`` and ``deepspeed`` set
+``RANK``, mpirun and srun set their own. What a process sets for itself later is not visible from outside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Names of rank, world size, local rank and ranks on this host, by who sets them; the first whole pair counts.
+RANK = "RANK"
+_FAMILIES = (
+    (RANK, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+)
+# Variables of a rank that say how it can be asked.
+_KEPT = (
+    "MASTER_PORT",
+    "TORCH_WORKER_SERVER_SOCKET",
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "NCCL_RAS_ADDR",
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The place of a process in a run, as its environment says.
+
+    Attributes:
+        family: The variable that its rank is from: ``RANK``, ``SLURM_PROCID``.
+        rank: Global rank.
+        world_size: Number of ranks.
+        local_rank: Its number on its host, -1 if it is not known.
+        local_world_size: Number of ranks on its host, 0 if it is not known.
+        run: The same for all ranks of one run, and for those of no other run that lives at the same time.
+        job: Number of its Slurm job, empty outside of Slurm.
+        settings: Variables that say how it can be asked.
+    """
+
+    family: str
+    rank: int
+    world_size: int
+    local_rank: int = -1
+    local_world_size: int = 0
+    run: str = ""
+    job: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the identity as plain data."""
+        return asdict(self)
+
+
+def read(environ: Mapping[str, str]) -> Identity | None:
+    """Return which rank a process is, None if its environment does not say.
+
+    Args:
+        environ: The variables that it was started with.
+    """
+    for family, size, local, local_size in _FAMILIES:
+        rank, world_size = _number(environ.get(family)), _number(environ.get(size))
+        if rank < 0 or world_size <= rank or (family == "SLURM_PROCID" and not _is_step(environ)):
+            continue
+        return Identity(
+            family,
+            rank,
+            world_size,
+            local_rank=_number(environ.get(local)),
+            local_world_size=max(0, _number(environ.get(local_size))),
+            run=_run(environ, family, world_size),
+            job=environ.get("SLURM_JOB_ID", ""),
+            settings={name: environ[name] for name in _KEPT if name in environ},
+        )
+    return None
+
+
+def _is_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun has started it: in a batch script ``SLURM_PROCID`` is 0 and means nothing."""
+    return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
+
+
+def _run(environ: Mapping[str, str], family: str, world_size: int) -> str:
+    """Return what names the run: where its ranks meet, or the step that they are tasks of."""
+    job = environ.get("SLURM_JOB_ID", "")
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+    meets = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
+    if family != RANK or meets == ":":
+        meets = f"step {step}" if step else environ.get("PMIX_NAMESPACE", "")
+    return " ".join(part for part in (f"job {job}" if job else "", meets, f"of {world_size}") if part)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and re.fullmatch(r"\d{1,7}", text) else -1

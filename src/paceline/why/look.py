@@ -1,0 +1,338 @@
+"""Looks at the ranks of this host several times, from outside: nothing is attached, stopped or signalled.
+
+Stacks come from py-spy, which reads the memory of a process without stopping it (``--nonblocking``); states, times and
+sockets from the kernel. This module collects; ``account`` and ``judge`` decide.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.errors import Finding
+from paceline.launcher import children, fork_deadlock, stacks, witness, worker_processes
+from paceline.launcher.fork_deadlock import WorkerLook
+from paceline.launcher.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
+from paceline.launcher.proof import Call, Stand
+from paceline.launcher.stacks import Look
+from paceline.launcher.worker import is_users
+from paceline.launcher.worker_processes import ChildProcess
+from paceline.why import account, processes, recorder, signalled
+from paceline.why.account import Account
+from paceline.why.loops import Nest, nest
+from paceline.why.processes import RankProcess
+
+_TOGETHER = 8  # so many times does py-spy run at once
+_MOST_LOOKS = 6
+# Of another Python than ours, whose folders this one does not know.
+_LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at one rank.
+
+    Attributes:
+        at_s: When, by the monotonic clock.
+        look: What was seen.
+        process: The process itself, None if it has ended.
+        children: Its children.
+        error: Why there is no stack; empty if there is one.
+    """
+
+    at_s: float
+    look: Look
+    process: ChildProcess | None
+    children: tuple[ChildProcess, ...] = ()
+    error: str = ""
+
+
+def watch_ranks(
+    ranks: Sequence[RankProcess],
+    *,
+    seconds: float,
+    signum: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> list[Account]:
+    """Look at ranks for some seconds; return an account of each, and of those of this host that have ended.
+
+    Args:
+        ranks: On this host.
+        seconds: Between the first look and the last.
+        signum: What a rank whose stack is not visible is sent at the end, so that it writes it; 0 for nothing.
+        progress: Called with the share of the time that has passed.
+    """
+    rounds = max(2, min(_MOST_LOOKS, round(seconds) + 1))
+    samples: list[list[Sample]] = []
+    start_s = time.monotonic()
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        for number in range(rounds):
+            at_s = start_s + seconds * number / (rounds - 1)
+            time.sleep(max(0.0, at_s - time.monotonic()))
+            samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
+            progress(number / (rounds - 1))
+        if signum:
+            samples[-1] = list(pool.map(lambda rank, sample: _asked(rank, sample, signum), ranks, samples[-1]))
+        seen = [list(each) for each in zip(*samples, strict=True)]
+        accounts = _with_nccl(ranks, list(pool.map(_account, ranks, seen)))
+    return [*accounts, *_ended(ranks, processes.find())]
+
+
+def _sample(ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_recorder: bool) -> list[Sample]:
+    ports = {int(port) for rank in ranks if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()}
+    # NCCL's watchdog asks the store once a second, also in a hang
+    looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
+    return list(pool.map(lambda rank: _one(rank, looks[rank.pid], with_recorder=with_recorder), ranks))
+
+
+def _one(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
+    error = ""
+    if not look.frames:
+        threads, error = children.threads(rank.pid)
+        look = _with_stacks(rank.pid, look, threads)
+    if with_recorder and not look.answer:
+        look = _with_recorder(rank, look)
+    process = worker_processes.look(rank.pid)
+    return Sample(time.monotonic(), look, process, worker_processes.collect(rank.pid), error)
+
+
+def _asked(rank: RankProcess, sample: Sample, signum: int) -> Sample:
+    """Return a sample with the stack that the rank has written itself, where no other one is visible."""
+    if sample.look.frames or sample.look.state == STOPPED:
+        return sample
+    stack, error = signalled.ask(rank.pid, signum)
+    read_frame = _frame_reader(_folder(rank.pid))
+    frames = stacks.below_launcher([read_frame(*frame) for frame in stack])
+    return replace(sample, look=replace(sample.look, frames=frames), error=f"{sample.error}; {error}")
+
+
+def _with_stacks(pid: int, look: Look, threads: Sequence[dict[str, Any]]) -> Look:
+    read_frame = _frame_reader(_folder(pid))
+    frames = [read_frame(*frame) for frame in children.main_thread(pid, threads)]
+    others = [thread for thread in threads if thread.get("os_thread_id") != pid]
+    idle = bool(threads) and all(stacks.is_idle(children.frames_of(thread)) for thread in others)
+    return replace(look, frames=stacks.below_launcher(frames), others_idle=idle)
+
+
+def _with_recorder(rank: RankProcess, look: Look) -> Look:
+    dumped = recorder.dump(rank.identity)
+    if not dumped:
+        return look
+    members = recorder.members(dumped, world_size=rank.identity.world_size)
+    answer = witness.describe(recorder.entries(dumped), members=members, threads=[])
+    return replace(look, answer=answer, recorded=answer["recorded"])
+
+
+def _folder(pid: int) -> str:
+    """Return the working folder of a process, empty if it is not visible."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
+
+
+def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
+    """Return what makes a frame; a path that is relative begins at the folder of that process."""
+
+    def read_frame(file: str, line: int, function: str) -> Frame:
+        path = file if file.startswith("<") else os.path.join(folder, file)
+        user = is_users(path) and not _LIBRARY.search(path)
+        return Frame(path, line, function, code=linecache.getline(path, line).strip(), user=user)
+
+    return read_frame
+
+
+def _nests(frames: Sequence[Frame], folder: str) -> tuple[Nest, ...]:
+    found = (
+        nest("".join(linecache.getlines(frame.file)), file=_short(frame.file, folder), line=frame.line)
+        for frame in frames
+        if frame.user
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def _short(text: str, folder: str) -> str:
+    """Return a text without the working folder of the rank in its paths."""
+    return text.replace(f"{folder}/", "") if len(folder) > 1 else text
+
+
+def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
+    """Return what several looks at a rank amount to."""
+    identity, first, last = rank.identity, samples[0], samples[-1]
+    looks = [sample.look for sample in samples]
+    seconds = last.at_s - first.at_s
+    base = Account(
+        identity.run,
+        identity.world_size,
+        job=identity.job,
+        started_by=rank.started_by,
+        launcher=rank.launcher,
+        script=rank.script,
+        seconds=seconds,
+    )
+    if last.process is None or last.process.has_ended:  # while it was looked at
+        return replace(base, position=Position(identity.rank, socket.gethostname(), ended=True), motion=account.RUNNING)
+    motion = account.motion(looks, seconds=seconds)
+    return replace(
+        base,
+        position=_position(rank, samples, motion),
+        stand=_stand(identity.rank, first.look, last.look),
+        motion=motion,
+        places=_places(identity.rank, looks, _folder(rank.pid)),
+        facts=_facts(first, last),
+        error="" if last.look.frames else last.error,
+        deadlock=_deadlock(rank, samples),
+        loops=_nests(last.look.frames, _folder(rank.pid)),
+    )
+
+
+def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> list[Account]:
+    """Ask NCCL about each run on this host that has loaded it, and keep the answer with its first rank."""
+    answered = list(accounts)
+    runs: set[str] = set()
+    for place, rank in enumerate(ranks):
+        if (
+            rank.identity.run not in runs
+            and accounts[place].motion != account.RUNNING
+            and processes.has_loaded(rank.pid, "libnccl")
+        ):
+            runs.add(rank.identity.run)
+            answered[place] = replace(answered[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
+    return answered
+
+
+def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Position:
+    look, identity = samples[-1].look, rank.identity
+    seconds = samples[-1].at_s - samples[0].at_s
+    recorded = look.recorded
+    folder = _folder(rank.pid)
+    in_data = classify(look.frames)[0] == DATA
+    gpu = not recorded and motion == account.IN_PLACE and account.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
+    states = {sample.look.state for sample in samples}
+    return Position(
+        identity.rank,
+        socket.gethostname(),
+        idle_s=seconds if motion != account.RUNNING else 0.0,
+        late=True,
+        late_alone=True,
+        still=motion == account.STILL,
+        frames=_shortened(look.frames, folder),
+        worker=_short(stacks.worker_place(rank.pid, _frame_reader(folder)), folder) if in_data else "",
+        guard=_short(stacks.at(look.frames).guard, folder),
+        call="waits for its GPU" if gpu else recorded.get("call", ""),
+        seq=recorded.get("seq", -1),
+        group=recorded.get("group", ""),
+        timeout_s=recorded.get("timeout_s", 0.0),
+        flying=gpu or recorded.get("flying", False),
+        pid=rank.pid,
+        state=look.state if states in ({STOPPED}, {UNKILLABLE}) else "",
+        moving=account.bytes_moved([sample.look for sample in samples]),
+    )
+
+
+def _stand(rank: int, before: Look, now: Look) -> Stand:
+    if not now.answer:
+        return Stand(rank)
+    return Stand(
+        rank,
+        blocked=stacks.is_blocked(before, now),
+        pending=tuple(Call(*values) for values in now.answer["pending"]),
+        recent=tuple(Call(*values) for values in now.answer["recent"]),
+        whole=now.answer["whole"],
+        members=now.answer["members"],
+    )
+
+
+def _places(rank: int, looks: Sequence[Look], folder: str) -> tuple[str, ...]:
+    stacks_seen = (_shortened(look.frames, folder) for look in looks if look.frames)
+    return tuple(dict.fromkeys(Position(rank, frames=frames).spot for frames in stacks_seen))
+
+
+def _shortened(frames: Sequence[Frame], folder: str) -> tuple[Frame, ...]:
+    return tuple(replace(frame, file=_short(frame.file, folder)) for frame in frames)
+
+
+def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
+    if last.process is None:
+        return ()
+    return (last.process.doing(first.process), *worker_processes.describe_all(last.children))
+
+
+def _has_gpu(pid: int) -> bool:
+    """Whether a process has opened a GPU of NVIDIA's or AMD's."""
+    try:
+        handles = os.listdir(f"/proc/{pid}/fd")
+        targets = (os.readlink(f"/proc/{pid}/fd/{handle}") for handle in handles)
+        return any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in targets)
+    except OSError:
+        return False
+
+
+def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
+    """Return that a worker of a rank which waits for its loader is deadlocked in its fork, if that is proven."""
+    in_data = all(classify(sample.look.frames)[0] == DATA for sample in samples)
+    if not in_data:
+        return None
+    earlier = {worker.pid: worker for worker in samples[0].children}
+    for worker in samples[-1].children:
+        if worker.pid in earlier:
+            before = _worker_look(rank, samples[0], earlier[worker.pid], waits_s=0.0)
+            now = _worker_look(rank, samples[-1], worker, waits_s=samples[-1].at_s - samples[0].at_s)
+            if before is not None and now is not None and fork_deadlock.is_proven(before, now):
+                return _explained(rank.pid, now)
+    return None
+
+
+def _worker_look(rank: RankProcess, sample: Sample, worker: ChildProcess, *, waits_s: float) -> WorkerLook | None:
+    if sample.process is None:
+        return None
+    return WorkerLook(rank.identity.rank, socket.gethostname(), waits_s, sample.process, worker, sample.at_s)
+
+
+def _explained(pid: int, now: WorkerLook) -> Finding:
+    finding = fork_deadlock.explain(now)
+    same_python = os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(sys.executable)
+    if same_python:  # which is whose version the explanation names
+        return finding
+    by_hand = f"which lock it is: py-spy dump --native --pid {now.worker.pid}"
+    fix = 'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver" never'
+    return replace(finding, evidence=(finding.evidence[0], by_hand), fix=fix)
+
+
+def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Account]:
+    """Return accounts of ranks of this host that are no longer there while their launcher and others are.
+
+    Args:
+        ranks: Those that were looked at.
+        now: All that are there now: a launcher may have been starting them.
+    """
+    found = []
+    for launcher in {rank.launcher for rank in ranks}:
+        one = next(rank for rank in ranks if rank.launcher == launcher)
+        looked_at = {rank.identity.local_rank for rank in ranks if rank.launcher == launcher}
+        there = {rank.identity.local_rank for rank in now if rank.launcher == launcher}
+        for number in sorted(missing(looked_at | there, one) if there else ()):
+            identity = one.identity
+            rank = identity.rank - identity.local_rank + number
+            position = Position(rank, socket.gethostname(), ended=True)
+            gone = Account(identity.run, identity.world_size, identity.job, one.started_by, launcher, one.script)
+            found.append(replace(gone, position=position, stand=Stand(rank, ended=True), motion=account.STILL))
+    return found
+
+
+def missing(local_ranks: Collection[int], one: RankProcess) -> set[int]:
+    """Return the local ranks that a launcher has started and that are not there; none where it does not say how many.
+
+    Args:
+        local_ranks: Those that are there.
+        one: Any of them.
+    """
+    return set(range(one.identity.local_world_size)) - set(local_ranks) if one.identity.local_rank >= 0 else set()

@@ -1,0 +1,67 @@
+"""Has one rank left a loop that another is still in: the loops around their lines. Pure."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A line and the loops around it.
+
+    Attributes:
+        file: Its file.
+        function: First line of the function that it is in, 0 outside of any.
+        line: The line.
+        loops: First and last line of the loops around it.
+    """
+
+    file: str
+    function: int
+    line: int
+    loops: tuple[tuple[int, int], ...] = ()
+
+
+def nest(source: str, *, file: str, line: int) -> Nest | None:
+    """Return the loops around a line, None if the text is not Python.
+
+    Args:
+        source: Text of the file.
+        file: Its name.
+        line: The line, from 1.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    around = [node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, line)]
+    function = max((node.lineno for node in around if isinstance(node, _FUNCTIONS)), default=0)
+    loops = [(node.lineno, node.end_lineno or node.lineno) for node in around if isinstance(node, _LOOPS)]
+    return Nest(file, function, line, tuple(loop for loop in loops if loop[0] > function))
+
+
+def left_loop(inside: Sequence[Nest], after: Sequence[Nest]) -> tuple[str, int, int] | None:
+    """Return file, first and last line of the innermost loop that one stack is in and another has left.
+
+    Args:
+        inside: Places of the user's frames in one stack, outermost first.
+        after: Those in the other. The innermost function that is in both counts.
+    """
+    for inner in reversed(inside):
+        for outer in reversed(after):
+            if (inner.file, inner.function) == (outer.file, outer.function):
+                left = [loop for loop in inner.loops if outer.line > loop[1]]
+                return (inner.file, *max(left)) if left else None
+    return None
+
+
+def _holds(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)

@@ -1,0 +1,180 @@
+"""The ranks on this host: processes whose environment names a rank, found in ``/proc``. This module only collects."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.why.identity import RANK, Identity
+from paceline.why.identity import read as read_identity
+
+_PROC = Path("/proc")
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A process that is a rank.
+
+    Attributes:
+        pid: Its process.
+        identity: Which rank of which run.
+        launcher: The process that started it.
+        started_by: That in words: ``torchrun (process 4242)``.
+        script: What it runs: ``train.py --lr 0.1``.
+    """
+
+    pid: int
+    identity: Identity
+    launcher: int
+    started_by: str
+    script: str
+
+
+def is_possible() -> bool:
+    """Return whether processes are visible here as they are on Linux."""
+    return (_PROC / "self" / "environ").exists()
+
+
+def find() -> list[RankProcess]:
+    """Return the ranks on this host that this user may look at, in the order of run and rank."""
+    parents = _parents()
+    named = {
+        pid: identity for pid in parents if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
+    }
+    chosen = choose(named, parents)
+    ranks = [pid for pid in chosen if named[pid].family == RANK or _trains(pid)]
+    found = (_rank(pid, named[pid], parents[pid]) for pid in ranks)
+    return sorted(found, key=lambda each: (each.identity.run, each.identity.rank, each.pid))
+
+
+def choose(named: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
+    """Return which Python processes are ranks: children of a rank inherit its variables. Pure.
+
+    A launcher inside a Slurm step has the step's variables: it is not a rank where its descendants are told one.
+
+    Args:
+        named: What Python processes are told, by process.
+        parents: The parent of every process.
+    """
+    above = {pid: list(ancestors(pid, parents)) for pid in named}
+    launchers = {
+        old for pid in named for old in above[pid] if old in named and named[old].family != named[pid].family == RANK
+    }
+    kin = {pid for pid in named if any(old in named and named[old].family == named[pid].family for old in above[pid])}
+    return [pid for pid in named if pid not in launchers and pid not in kin]
+
+
+def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+    """Yield the processes above a process, its parent first."""
+    seen = {pid}
+    while (pid := parents.get(pid, 0)) > 0 and pid not in seen:
+        seen.add(pid)
+        yield pid
+
+
+def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
+    """Return the ranks of the runs that a process belongs to: as launcher, rank or child of a rank.
+
+    Args:
+        ranks: All on this host.
+        pid: The process.
+    """
+    parents = _parents()
+    above = {pid, *ancestors(pid, parents)}
+    hit = [each for each in ranks if each.pid in above or pid in ancestors(each.pid, parents)]
+    runs = {each.identity.run for each in hit}
+    return [each for each in ranks if each.identity.run in runs]
+
+
+def owner(pid: int) -> int | None:
+    """Return the user id of a process, None if there is no such process."""
+    try:
+        return (_PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
+def command(pid: int) -> list[str]:
+    """Return the words of the command line of a process; empty ones if it cannot be read."""
+    return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for entry in os.listdir(_PROC):
+        if entry.isdigit() and (stat := _read(int(entry), "stat")):
+            found[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
+    return found
+
+
+def is_own(pid: int) -> bool:
+    """Return whether this user may look at a process: root at those of all users."""
+    return os.geteuid() in (0, owner(pid))
+
+
+def _identity(pid: int) -> Identity | None:
+    pairs = (pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0"))
+    return read_identity({name: value for name, _, value in pairs})
+
+
+def _is_python(pid: int) -> bool:
+    """Whether it runs Python: a shell between launcher and script has the same variables."""
+    try:
+        name = os.path.basename(os.readlink(_PROC / str(pid) / "exe"))
+    except OSError:
+        return False
+    return name.startswith(("python", "pypy"))
+
+
+def _trains(pid: int) -> bool:
+    """Whether a task of a step is a rank, and not another program, or a launcher of ours, whose ranks it watches."""
+    return has_loaded(pid, "libtorch") and not is_paceline(command(pid))
+
+
+def is_paceline(words: Sequence[str]) -> bool:
+    """Return whether a command line is one of paceline's own. Pure."""
+    return any(os.path.basename(word) == "paceline" for word in words[:3])
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    """Return whether a process has mapped a library.
+
+    Args:
+        pid: The process.
+        library: Beginning of its name, such as ``libnccl``.
+    """
+    return f"/{library}".encode() in _read(pid, "maps")
+
+
+def _rank(pid: int, identity: Identity, launcher: int) -> RankProcess:
+    return RankProcess(pid, identity, launcher, _started_by(launcher), script_of(command(pid)))
+
+
+def _started_by(launcher: int) -> str:
+    words = command(launcher)
+    names = {os.path.basename(word) for word in words[:3]}
+    if names & {"torchrun", "torch.distributed.run", "torch.distributed.launch"}:
+        what = "torchrun"
+    else:
+        what = next((name for name in ("accelerate", "deepspeed", "deepspeed.launcher.launch") if name in names), "")
+        what = what or (_read(launcher, "comm").decode(errors="replace").strip() or "unknown")
+    return f"{what.partition('.')[0]} (process {launcher})"
+
+
+def script_of(words: Sequence[str]) -> str:
+    """Return what a Python command line runs, without the interpreter and its flags: ``train.py --lr 0.1``. Pure."""
+    rest = list(words[1:])
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
+    return shlex.join(rest)[:_SHOWN]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return (_PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,112 @@
+"""What ``paceline why`` prints: a verdict for each run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding, status_of
+from paceline.why.account import Account
+from paceline.why.judge import MOVING, PROVEN, Verdict, judge
+from paceline.wording import few, named, shorten
+
+_MOST_EVIDENCE = 8
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run.
+
+    Attributes:
+        accounts: Its ranks, in their order.
+        verdict: What is said of it.
+    """
+
+    accounts: tuple[Account, ...]
+    verdict: Verdict
+
+    def lines(self) -> list[str]:
+        """Return the lines to print."""
+        first, notice, finding = self.accounts[0], self.verdict.notice, self.verdict.finding
+        hosts = sorted({account.position.host for account in self.accounts})
+        seen = named(account.rank for account in self.accounts)
+        name = first.script or "a run"
+        lines = [
+            f"{name}: {seen} of {first.world_size} on {few(hosts, 4)}, started by {first.started_by}",
+            notice.what,
+            *(f"  {line}" for line in notice.details),
+        ]
+        if finding is not None:
+            lines += self._finding_lines(finding)
+        if self.verdict.kind != MOVING:
+            lines += [f"  {line}" for account in self.accounts for line in account.nccl]
+        if notice.advice:
+            lines.append(f"  {notice.advice}")
+        return [_printable(shorten(line)) for line in lines]
+
+    def _finding_lines(self, finding: Finding) -> list[str]:
+        label = "proven" if self.verdict.kind == PROVEN else "likely, if it stays so"
+        lines = [f"{label}: {finding.what}   [{finding.code} {finding.name}]"]
+        if finding.where:
+            lines.append(f"  where: {finding.where}")
+        lines += [f"  {line}" for line in finding.evidence[:_MOST_EVIDENCE]]
+        lines += [f"  {word}: {text}" for word, text in (("why", finding.why), ("fix", finding.fix)) if text]
+        return [*lines, f"  {finding.more}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as plain data."""
+        return {
+            "run": self.accounts[0].run,
+            "verdict": self.verdict.kind,
+            "notice": self.verdict.notice.to_json(),
+            "finding": self.verdict.finding and self.verdict.finding.to_json(),
+            "ranks": [account.to_json() for account in self.accounts],
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of ``paceline why``.
+
+    Attributes:
+        runs: The runs that were found.
+        missed: Hosts that could not be looked at, and why.
+    """
+
+    runs: tuple[RunReport, ...]
+    missed: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """1 if a hang is proven, else 0."""
+        return status_of(finding for run in self.runs if (finding := run.verdict.finding) is not None)
+
+    def render(self) -> str:
+        """Return the report as text."""
+        parts = ["\n".join(run.lines()) for run in self.runs]
+        missed = [_printable(f"not looked at: {shorten(line)}") for line in self.missed]
+        return "\n\n".join([*parts, *missed])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        findings = [run.verdict.finding.to_json() for run in self.runs if run.verdict.finding is not None]
+        return {"findings": findings, "runs": [run.to_json() for run in self.runs], "missed": list(self.missed)}
+
+
+def _printable(line: str) -> str:
+    """Return a line without characters that a terminal obeys: a command line may hold any."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)
+
+
+def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
+    """Return the report about ranks of one run or several.
+
+    Args:
+        accounts: Of all ranks that were looked at.
+        missed: Hosts that could not be looked at.
+    """
+    runs: dict[str, list[Account]] = {}
+    for account in sorted(accounts, key=lambda each: (each.run, each.rank)):
+        runs.setdefault(account.run, []).append(account)
+    return Report(tuple(RunReport(tuple(ranks), judge(ranks)) for ranks in runs.values()), tuple(missed))

@@ -1,0 +1,81 @@
+"""Stacks that a rank writes itself when a signal tells it to: only where its user says that it does.
+
+That a process catches a signal is visible from outside, what its handler does is not: SIGUSR1 makes Lightning save and
+queue its job again. So nothing is sent unless the user names the signal with ``--signal``, and then only to a rank
+that catches it and whose stderr is a file, where faulthandler's stacks can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+import time
+from pathlib import Path
+
+from paceline.launcher import position
+
+_ANSWER_S = 1.0
+_QUIET_S = 0.05  # a dump is whole when it has not grown for so long
+_ONE_BY_ONE = threading.Lock()  # ranks may write to the same file
+
+
+def number_of(name: str) -> int:
+    """Return the signal that a name means, 0 for one that may end a rank.
+
+    Args:
+        name: ``USR1``, ``SIGUSR2``, or the number of a real-time signal.
+    """
+    named = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(name.upper().removeprefix("SIG"))
+    if named is not None:
+        return int(named)
+    first, last = int(getattr(signal, "SIGRTMIN", 1)), int(getattr(signal, "SIGRTMAX", 0))
+    return int(name) if name.isdigit() and first <= int(name[:4]) <= last else 0
+
+
+def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
+    """Return ``(file, line, function)`` of the main thread's frames, outermost first, and why there are none.
+
+    Args:
+        pid: The rank.
+        signum: The signal that its user has registered faulthandler for.
+    """
+    name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+    if not _catches(pid, signum):
+        return [], f"it does not catch {name}, so it was not sent"
+    file = Path(f"/proc/{pid}/fd/2")
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return [], f"its stderr is not a file that can be read, so {name} was not sent"
+        with _ONE_BY_ONE:
+            start = file.stat().st_size
+            os.kill(pid, signum)
+            text = _written(file, start)
+    except OSError as error:
+        return [], f"{name}: {error.strerror}"
+    frames = list(position.parse(text))
+    return frames, "" if frames else f"it wrote no stack to its stderr when {name} was sent"
+
+
+def _catches(pid: int, signum: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+def _written(file: Path, start: int) -> str:
+    """Return what was written to a file since it had a size, once nothing more is."""
+    deadline = time.monotonic() + _ANSWER_S
+    size, since_s = start, time.monotonic()
+    while time.monotonic() < deadline and (size == start or time.monotonic() - since_s < _QUIET_S):
+        time.sleep(0.01)
+        now = file.stat().st_size
+        if now != size:
+            size, since_s = now, time.monotonic()
+    with file.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(size - start).decode(errors="replace")
