@@ -60,7 +60,7 @@ def unambiguous():
     """Every beginning of an option that argparse takes, with the option."""
     parser = get_args_parser()
     for option in OPTIONS:
-        for form in {option.long, f"--{option.name}"}:
+        for form in sorted({option.long, f"--{option.name}"}):
             for end in range(3, len(form)):
                 begun = [form[:end]] if option.flag else [form[:end] + "=1"]
                 if not option.ours and len(parser._get_option_tuples(begun[0])) == 1:
