@@ -40,6 +40,7 @@ CODES = {
     "run-folder-in-use": "ENV025",
     "run-folder-taken-over": "ENV026",
     "run-folder-of-other-training": "ENV027",
+    "torch-too-old": "ENV028",
     "duplicate-gpu": "GPU001",
     "invalid-device-ordinal": "GPU002",
     "gpu-busy": "GPU003",

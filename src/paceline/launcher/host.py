@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from paceline import env
+from paceline import env, torch_requirements
 from paceline.cpus import usable_cpus
 
 _Found = TypeVar("_Found")
@@ -105,6 +105,7 @@ def count_devices_by_torch(kind: str) -> int:
     Args:
         kind: ``"xpu"`` or ``"auto"``.
     """
+    torch_requirements.require()
     import torch
 
     if kind == "xpu":

@@ -57,6 +57,7 @@ class Options:
     log_dir: str | None = None
     redirects: str = "0"
     tee: str = "0"
+    log_line_prefix_template: str = ""
     local_ranks_filter: tuple[int, ...] = ()
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
@@ -160,7 +161,7 @@ def parse(
     for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
         if raw.get(name):
             values[name] = raw[name]
-    for name in ("rdzv_backend", "rdzv_endpoint", "event_log_handler"):
+    for name in ("rdzv_backend", "rdzv_endpoint", "event_log_handler", "log_line_prefix_template"):
         if raw.get(name):
             values[name] = raw[name]
     for option in OPTIONS:

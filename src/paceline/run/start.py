@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline import env, pulse
-from paceline.errors import EXIT_OK, Finding, SetupError
+from paceline import env, pulse, torch_requirements
+from paceline.errors import EXIT_OK
 from paceline.launcher import host, ports, script, slurm, starter, worker
 from paceline.launcher import plan as planning
 from paceline.launcher.account import Report
@@ -30,6 +30,9 @@ def run(options: Options) -> int:
     Raises:
         PacelineError: The run could not be started.
     """
+    torch_requirements.require_installed()
+    if options.numa_binding:
+        torch_requirements.require_numa_binding()
     if options.check_only:
         return checkup.run(options, _conduct_function)
     source = script.read(options)
@@ -100,23 +103,11 @@ def _warm_up(modules: Sequence[str]) -> None:
     import gc
     from importlib import import_module
 
-    try:
-        import torch.distributed
-        import torch.nn.parallel
-        import torch.utils.data  # noqa: F401
-    except ImportError as error:
-        raise _no_torch(error) from None
+    torch_requirements.require()
+    import torch.distributed
+    import torch.nn.parallel
+    import torch.utils.data  # noqa: F401
+
     for name in modules:
         import_module(name)
     gc.freeze()
-
-
-def _no_torch(error: ImportError) -> SetupError:
-    return SetupError(
-        Finding(
-            "torch-missing",
-            f"torch cannot be imported by {sys.executable}: {error}",
-            where=sys.executable,
-            fix="pip install torch, in the environment that paceline is installed in",
-        )
-    )
