@@ -27,7 +27,8 @@ def require_installed() -> None:
     Raises:
         TorchRequiredError: It is not.
     """
-    if importlib.util.find_spec("torch") is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:  # a folder of that name with no Python in it
         raise TorchRequiredError(_missing())
 
 

@@ -117,6 +117,7 @@ def serve(pipe, rank):
         try:
             with warnings.catch_warnings(), world(rank, world_size, meeting):
                 warnings.simplefilter("error")
+                warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # as in pyproject.toml
                 answer = True, getattr(load(file), name)(*args)
         except Exception:
             answer = False, traceback.format_exc()

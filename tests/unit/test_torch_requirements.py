@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
 import paceline
 from paceline import torch_requirements
+from paceline.errors import PacelineError
+from paceline.variables import names
+from paceline.variables.versions import release
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
@@ -106,6 +111,13 @@ def test_launch_says_so_when_it_is_called(tmp_path):
     assert ended.stderr.count("torch-missing") == 1
 
 
+def test_a_folder_called_torch_is_not_torch(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, loader=None))  # of a namespace
+    with pytest.raises(PacelineError) as caught:
+        torch_requirements.require_installed()
+    assert caught.value.finding.name == "torch-missing"
+
+
 def fake_torch(folder, text):
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text(text)
@@ -151,4 +163,4 @@ def test_the_first_two_numbers_decide_whether_it_is_too_old(version, expected):
 
 def test_the_oldest_version_is_that_of_the_extra():
     declared = re.search(r'"torch>=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
-    assert (int(declared[1]), int(declared[2])) == torch_requirements.OLDEST
+    assert (int(declared[1]), int(declared[2])) == torch_requirements.OLDEST == release(names.OLDEST_TORCH)
