@@ -100,6 +100,7 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
 
 def _warm_up(modules: Sequence[str]) -> None:
     """Import what every rank needs, once; then let the collector leave it alone, so its pages stay shared."""
+    import atexit
     import gc
     from importlib import import_module
 
@@ -111,3 +112,5 @@ def _warm_up(modules: Sequence[str]) -> None:
     for name in modules:
         import_module(name)
     gc.freeze()
+    if "triton" in sys.modules:  # that of torch 2.15 is built with nanobind, which prints what is never collected
+        atexit.register(gc.unfreeze)
