@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all lint bench cluster cluster-stop clean
+.PHONY: demo test test-ci test-all compat lint bench cluster cluster-stop clean
 
 demo: .make-demo
 	$(BIN)/paceline run $(DEMO_RANKS) examples/digits.py
@@ -14,12 +14,13 @@ DEMO_RANKS = $(shell $(BIN)/python scripts/demo_ranks.py)
 
 # Most tests wait for processes rather than compute, so three at a time suit two cores.
 PARALLEL := -n 3 --dist loadfile
+QUICK := not slow and not namespaces and not slurm and not alone and not healthy
 # The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves; the tests
 # on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1
 
 test: .make-test
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not namespaces and not slurm and not alone and not healthy"
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK)"
 
 # The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
 test-ci: test
@@ -34,6 +35,23 @@ test-all: test
 	$(BIN)/python -m pytest $(ALONE) -m alone
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm
+
+# On another torch, in an environment of its own: make compat TORCH=2.14.1. The index has CUDA builds of most versions,
+# several gigabytes each.
+COMPAT := .compat/$(TORCH)
+COMPAT_PIP := $(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check
+COMPAT_TESTS := tests/unit tests/ranks tests/launch
+
+compat: $(COMPAT)/.made
+	$(COMPAT)/bin/python -m pytest $(PARALLEL) -m "$(QUICK)" $(COMPAT_TESTS)
+
+$(COMPAT)/.made: pyproject.toml constraints.txt
+	@test -n "$(TORCH)" || { echo "which torch? make compat TORCH=2.14.1" >&2; exit 2; }
+	$(PYTHON) -m venv $(COMPAT)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(COMPAT)/constraints.txt
+	$(COMPAT_PIP) torch==$(TORCH)
+	$(COMPAT_PIP) -c $(COMPAT)/constraints.txt -e ".[torch,examples,dev,peers,ecosystem]"
+	touch $@
 
 lint: .make-test
 	$(BIN)/ruff check .
@@ -57,7 +75,7 @@ cluster-stop:
 	@$(PYTHON) tests/slurm/cluster.py stop .cluster
 
 clean: cluster-stop
-	rm -rf $(VENV) .cluster .make-* runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .compat .cluster .make-* runs .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -65,9 +83,9 @@ $(BIN)/python:
 # torch first and alone: its exact version keeps the packages that follow from choosing another build.
 .make-demo: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) torch==2.13.0
-	$(PIP) -e ".[examples]"
+	$(PIP) -e ".[torch,examples]"
 	touch $@
 
 .make-test: .make-demo
-	$(PIP) -e ".[examples,dev,peers,ecosystem]"
+	$(PIP) -e ".[torch,examples,dev,peers,ecosystem]"
 	touch $@

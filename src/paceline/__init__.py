@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from paceline.trainer import Module as Module
     from paceline.trainer import Trainer as Trainer
 
+_WITHOUT_TORCH = ("CSVLogger", "Finding", "PacelineError", "launch")  # launch looks for it when it is called
+
 _HOMES = {
     "CSVLogger": "paceline.logging",
     "DDP": "paceline.strategy",
@@ -58,6 +60,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module
 
+    if name not in _WITHOUT_TORCH:
+        from paceline import torch_requirements
+
+        torch_requirements.require()
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -44,6 +44,7 @@ CODES = {
     "run-folder-of-other-training": "ENV027",
     "container-not-started": "ENV028",
     "environment-module-unknown": "ENV029",
+    "torch-too-old": "ENV030",
     "duplicate-gpu": "GPU001",
     "invalid-device-ordinal": "GPU002",
     "gpu-busy": "GPU003",

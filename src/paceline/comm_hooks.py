@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 

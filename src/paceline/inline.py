@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
-from paceline import env
+from paceline import env, torch_requirements
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, PacelineError, RunError, SetupError
 from paceline.launcher import host, options, plan, preferences, system, worker
 from paceline.launcher.task import FUNCTION, RankTask
@@ -55,11 +55,12 @@ def launch(
             that was printed.
         SystemExit: This process was told to end by SIGTERM, SIGUSR1 or SIGUSR2 and has no handler of its own for
             it: the ranks have stopped as under ``paceline run``, and the status is that run's.
-        SetupError: CUDA is initialised in this process already, or this is not Linux.
+        SetupError: torch is not installed, CUDA is initialised in this process already, or this is not Linux.
         UsageError: An argument is wrong.
         KeyboardInterrupt: After the ranks have ended.
     """
     _refuse_unsafe_fork()
+    torch_requirements.require_installed()
     asked = options.parse(
         getattr(fn, "__name__", "function"),
         (),

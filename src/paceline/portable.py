@@ -12,6 +12,7 @@ so that one file serves ddp, fsdp and any world size.
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -316,7 +317,9 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 def from_tensor(tensor: torch.Tensor) -> Any:
     """Return the object of ``as_tensor``."""
-    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=False)
+    whole = tensor.contiguous()
+    memory = ctypes.string_at(whole.data_ptr(), whole.nbytes)  # also where NumPy is not installed
+    return torch.load(io.BytesIO(memory), weights_only=False)
 
 
 def _rebuilt(value: Any, function: Callable[[Any, Any], Any]) -> Any:

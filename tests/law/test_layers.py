@@ -21,6 +21,8 @@ FLOORS = {
     "pulse": 0,
     "nodeaddr": 0,
     "python_fork": 0,
+    "torch_requirements": 1,
+    "torch_private": 1,
     "runtime": 1,
     "command_help": 1,
     "catalogue": 1,

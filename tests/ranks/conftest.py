@@ -6,6 +6,7 @@ of them.
 """
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -104,6 +105,9 @@ def serve(pipe, rank):
     """Perform jobs until the pipe is closed."""
     from paceline.session.place import reset as reset_places
 
+    # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker that collects one, in
+    # a fork where its threads are gone, ends by SIGSEGV in torch 2.15, without paceline too.
+    os.register_at_fork(before=gc.disable, after_in_parent=gc.enable, after_in_child=keep_garbage)
     while True:
         try:
             file, name, args, world_size, meeting = pickle.loads(pipe.recv_bytes())
@@ -113,10 +117,17 @@ def serve(pipe, rank):
         try:
             with warnings.catch_warnings(), world(rank, world_size, meeting):
                 warnings.simplefilter("error")
+                warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # as in pyproject.toml
                 answer = True, getattr(load(file), name)(*args)
         except Exception:
             answer = False, traceback.format_exc()
         pipe.send_bytes(pickle.dumps(answer))
+
+
+def keep_garbage():
+    """In a fork: collect nothing that its parent has left."""
+    gc.freeze()
+    gc.enable()
 
 
 @contextlib.contextmanager

@@ -395,7 +395,7 @@ here.save({f"model/{n}": torch.ones(500_000) for n in range(20)}, step=1, epoch=
 
 
 def test_a_script_that_ends_leaves_its_last_checkpoint_committed(tmp_path):
-    words = [sys.executable, "-c", LAST_WORDS, str(tmp_path)]
+    words = [sys.executable, "-W", "ignore:TypedStorage is deprecated", "-c", LAST_WORDS, str(tmp_path)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert verify(tmp_path / "00001-step-1").num_bytes > 40_000_000

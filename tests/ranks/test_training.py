@@ -215,7 +215,7 @@ def train_in_groups(hook, disturbed, static_graph=False):
         for _ in range(2):
             for x, y, _ in loader:
                 reduced.append(0)
-                loss = nn.functional.mse_loss(model(x), y)
+                loss = nn.functional.mse_loss(model(x), y.double())
                 if disturbed:  # an evaluation in the middle, as some write it
                     for other, *_ in test:
                         model(other)
@@ -248,10 +248,10 @@ def leave_a_group(how):
     loader = session.loader(numbers(24), 4)
     if how == "left":
         for x, y, _ in loader:
-            assert not session.backward(nn.functional.mse_loss(model(x), y))
+            assert not session.backward(nn.functional.mse_loss(model(x), y.double()))
             break
     for x, y, _ in loader:
-        if session.backward(nn.functional.mse_loss(model(x), y)):
+        if session.backward(nn.functional.mse_loss(model(x), y.double())):
             optimizer.step()
             optimizer.zero_grad()
     return everything(session.unwrap(model))

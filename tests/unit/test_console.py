@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import struct
 import termios
 import threading
@@ -88,6 +89,7 @@ def test_filters_belong_to_their_stream_and_to_teed_ones_only():
     [
         ("[${role_name}${local_rank}]:", "[default1]:"),
         ("${rank}/${rank} ", "5/5 "),
+        ("${hostname}:${rank}: ", f"{socket.gethostname()}:5: "),
         ("$unknown ${rank} 5$ ", "$unknown 5 5$ "),
         ("", ""),
     ],

@@ -39,7 +39,6 @@ def test_a_later_start_counts_on(folder):
     found = make(folder, first_attempt=3).reify(environments("2"))
     assert found.stdouts[0] == str(folder.log(4, 5))
     assert found.error_files[0] == str(folder.error(4, 5))
-    assert found.filtered_stdout == str(folder.filtered("stdout", 5))
 
 
 def test_every_attempt_has_files_of_its_own(folder):

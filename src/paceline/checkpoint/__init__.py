@@ -33,6 +33,8 @@ _HOMES = {
     "verify": "damage",
 }
 
+_WITH_TORCH = ("Checkpoints", "export")
+
 __all__ = [
     "Checkpoints",
     "Committed",
@@ -52,6 +54,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'paceline.checkpoint' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _WITH_TORCH:
+        from paceline import torch_requirements
+
+        torch_requirements.require()
     value = getattr(import_module(f"paceline.checkpoint.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
-import dataclasses
 import random
 import signal
 import sys
@@ -150,7 +150,7 @@ def kept_state() -> Iterator[Fingerprint]:
             _spare.append(numpy.MT19937(0))
         numpy.set_bit_generator(_spare[0])
     torch_state = torch.default_generator.get_state()
-    before = Fingerprint(random.getstate(), torch_state.numpy().tobytes(), _numpy_memory())
+    before = Fingerprint(random.getstate(), _torch_memory(torch_state), _numpy_memory())
     try:
         yield before
     finally:
@@ -164,7 +164,12 @@ def has_drawn(before: Fingerprint) -> bool:
     """Return whether anybody has drawn since ``kept_state`` was entered."""
     if _numpy_memory() != before.numpy or random.getstate() != before.python:
         return True
-    return torch.default_generator.get_state().numpy().tobytes() != before.torch
+    return _torch_memory(torch.default_generator.get_state()) != before.torch
+
+
+def _torch_memory(state: torch.Tensor) -> bytes:
+    """Return the state of a generator of torch's as memory; also where NumPy is not installed."""
+    return ctypes.string_at(state.data_ptr(), state.nbytes)
 
 
 def _numpy_memory() -> bytes:
@@ -219,12 +224,23 @@ class WorkerStart:
         _outlive_signals()
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, Samples):
-            loading._worker_info = dataclasses.replace(info, dataset=info.dataset.dataset)
+            loading._worker_info = _changed(info, dataset=info.dataset.dataset)
         elif info is not None:
             stream: Any = info.dataset
             stream.worker = (info.id, info.num_workers)
-            loading._worker_info = dataclasses.replace(info, id=0, num_workers=1, dataset=stream.dataset)
+            loading._worker_info = _changed(info, id=0, num_workers=1, dataset=stream.dataset)
             worker = 0  # whose function may divide by it, or seed what all of them have to draw alike
             _renew_locks()
         if self._user is not None:
             self._user(worker)
+
+
+def _changed(info: Any, **values: Any) -> Any:
+    """Return a copy of torch's worker info with other values.
+
+    No version of torch lets them be assigned, and it is a dataclass in the newer ones only.
+    """
+    new = copy.copy(info)
+    for name, value in values.items():
+        object.__setattr__(new, name, value)
+    return new

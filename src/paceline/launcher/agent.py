@@ -55,7 +55,7 @@ class Agent(LocalElasticAgent):
     """The agent of this node."""
 
     def __init__(self, spec: WorkerSpec, machinery: Machinery, meeting: Meeting) -> None:
-        super().__init__(spec=spec, logs_specs=machinery.logs, shutdown_timeout=machinery.plan.grace_s)
+        super().__init__(spec=spec, logs_specs=machinery.logs)
         self._machinery = machinery
         self._identity = json.dumps(meeting.identity)
         self.hosts_store = meeting.hosts_store
@@ -388,5 +388,4 @@ def make_spec(options: Options, plan: Plan, meeting: Meeting) -> WorkerSpec:
         # the agent waits for news by itself, without the delay of a fixed sleep
         monitor_interval=0.001,
         event_log_handler=options.event_log_handler,
-        virtual_local_rank=options.virtual_local_rank,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import termios
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from paceline.launcher.options import Options, streams_of
 from paceline.launcher.pump import Copy, Pump, begin_line, write
 
 OUT, ERR = 1, 2
+DEFAULT_PREFIX = "[${role_name}${local_rank}]:"  # torchrun's
 # Ranks that nobody watches are copied at most so often.
 _GATHER_S = 0.02
 # Holds what a rank prints until then. Larger ones would use up the pages that a user's pipes may have together.
@@ -90,10 +92,11 @@ def plan_streams(
 
 
 def fill_prefix(template: str, *, role: str, rank: int, local_rank: int) -> str:
-    """Fill in torchrun's ``${role_name}``, ``${rank}`` and ``${local_rank}``."""
+    """Fill in torchrun's ``${role_name}``, ``${rank}``, ``${local_rank}`` and ``${hostname}``."""
     from string import Template
 
-    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+    values = {"role_name": role, "rank": rank, "local_rank": local_rank, "hostname": socket.gethostname()}
+    return Template(template).safe_substitute(values)
 
 
 @dataclass

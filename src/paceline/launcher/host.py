@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from paceline import env
+from paceline import env, torch_requirements
 from paceline.cpus import usable_cpus
 
 _Found = TypeVar("_Found")
@@ -130,6 +130,7 @@ def count_devices_by_torch(kind: str) -> int:
     Args:
         kind: ``"xpu"`` or ``"auto"``.
     """
+    torch_requirements.require()
     import torch
 
     if kind == "xpu":

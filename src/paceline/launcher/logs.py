@@ -39,13 +39,7 @@ class RunFolderLogs(LogsSpecs):
             envs[local][env.ERROR_FILE] = path
             with contextlib.suppress(OSError):
                 Path(path).unlink()
-        return LogsDest(
-            stdouts=logs,
-            stderrs=dict(logs),
-            error_files=errors,
-            filtered_stdout=str(self._run_dir.filtered("stdout", attempt)),
-            filtered_stderr=str(self._run_dir.filtered("stderr", attempt)),
-        )
+        return LogsDest(stdouts=logs, stderrs=dict(logs), error_files=errors)
 
 
 class TorchLogs(DefaultLogsSpecs):

@@ -75,6 +75,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("log_dir", "put log files here, in torchrun's layout", metavar="DIR"),
     Option("redirects", "streams that go to files only: 0-3, or per local rank 0:1,1:2", "0", "-r"),
     Option("tee", "streams that go to files and, with a prefix, to the console: as --redirects", "0", "-t"),
+    Option(
+        "log_line_prefix_template",
+        "prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank} and ${hostname}",
+        metavar="TEXT",
+    ),
     Option("local_ranks_filter", "local ranks that the console shows, such as 0,1", "", metavar="N,N"),
     Option("duplicate_stdout_filters", "lines of teed stdout to copy to filtered_stdout.log", metavar="A,B"),
     Option("duplicate_stderr_filters", "lines of teed stderr to copy to filtered_stderr.log", metavar="A,B"),

@@ -30,7 +30,7 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 # Options that take any text.
 _TEXTS = (
     *("local_addr", "log_dir", "logs_specs", "run_dir", "accelerate_config", "master_addr", "role"),
-    *("rdzv_backend", "rdzv_endpoint", "rdzv_id"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "log_line_prefix_template"),
 )
 
 
@@ -62,6 +62,7 @@ class Options:
     log_dir: str | None = None
     redirects: str = "0"
     tee: str = "0"
+    log_line_prefix_template: str = ""
     local_ranks_filter: tuple[int, ...] = ()
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline import env, pulse, rundir
 from paceline.errors import Finding, Notice
 from paceline.launcher import evidence, outcome, position, rank_files, stacks, system
-from paceline.launcher.console import Console, fill_prefix, plan_streams
+from paceline.launcher.console import DEFAULT_PREFIX, Console, fill_prefix, plan_streams
 from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
@@ -178,7 +178,7 @@ class RankGroup(PContext):
         made = self._machinery
         number = self.attempt.number
         default = str(made.run_dir.log(rank, number))
-        template = made.base_env.get(env.LOG_PREFIX) or "[${role_name}${local_rank}]:"
+        template = made.options.log_line_prefix_template or made.base_env.get(env.LOG_PREFIX, "")
         folder = Path(self.stdouts[local] or default).parent
         kept = 0 if made.options.log_dir else number  # torch's layout has a folder for each attempt
         return plan_streams(
@@ -186,7 +186,7 @@ class RankGroup(PContext):
             rank=rank,
             local_rank=local,
             paths=(self.stdouts[local] or default, self.stderrs[local] or default),
-            prefix=fill_prefix(template, role=made.options.role, rank=rank, local_rank=local),
+            prefix=fill_prefix(template or DEFAULT_PREFIX, role=made.options.role, rank=rank, local_rank=local),
             filtered=(
                 str(folder / made.run_dir.filtered("stdout", kept).name),
                 str(folder / made.run_dir.filtered("stderr", kept).name),
@@ -467,12 +467,13 @@ class RankGroup(PContext):
                 self._machinery.console.say(unkillable(rank, pid, place).render())
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        wait_s = self._machinery.plan.grace_s  # the agents of older versions of torch have no timeout to hand on
         if not self._closed and self.attempt.living:
             why = f"{death_sig.name} to the launcher"
             if death_sig == signal.SIGINT:
-                self._interrupt(why, wait_s=timeout)
+                self._interrupt(why, wait_s=wait_s)
             else:
-                self._end_living(death_sig, why, wait_s=timeout)
+                self._end_living(death_sig, why, wait_s=wait_s)
         self._closed = True
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import env, identity, lease, pulse
+from paceline import env, identity, lease, pulse, torch_requirements
 from paceline.cpus import usable_cpus
 from paceline.errors import Finding, Notice, SetupError, UsageError
 from paceline.identity import Training
@@ -67,6 +67,7 @@ class Node:
 
     def run(self) -> bool:
         """Meet the other nodes and let the agent work; True if the ranks succeeded."""
+        torch_requirements.require()  # where ranks are not forks, the launcher imports torch here for the first time
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
         from paceline.launcher import agent as agents

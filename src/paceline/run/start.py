@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paceline import env, pulse, terminal
-from paceline.errors import EXIT_OK, Finding, SetupError
+from paceline import env, pulse, terminal, torch_requirements
+from paceline.errors import EXIT_OK
 from paceline.launcher import host, ports, script, slurm, starter, worker
 from paceline.launcher import plan as planning
 from paceline.launcher.account import Report
@@ -34,6 +34,9 @@ def run(options: Options) -> int:
     Raises:
         PacelineError: The run could not be started.
     """
+    torch_requirements.require_installed()
+    if options.numa_binding:
+        torch_requirements.require_numa_binding()
     if options.check_only:
         return checkup.run(options, _conduct_function)
     source = script.read(options)
@@ -105,6 +108,7 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
 
 def _warm_up(modules: Sequence[str]) -> None:
     """Import what every rank needs, once; then let the collector leave it alone, so its pages stay shared."""
+    import atexit
     import gc
     from importlib import import_module
 
@@ -112,25 +116,15 @@ def _warm_up(modules: Sequence[str]) -> None:
     slow.daemon = True
     slow.start()
     try:
+        torch_requirements.require()
         import torch.distributed
         import torch.nn.parallel
         import torch.utils.data  # noqa: F401
-    except ImportError as error:
-        raise _no_torch(error) from None
     finally:
         slow.cancel()
         slow.join()  # ranks are forked from here: no other thread may hold a lock
     for name in modules:
         import_module(name)
     gc.freeze()
-
-
-def _no_torch(error: ImportError) -> SetupError:
-    return SetupError(
-        Finding(
-            "torch-missing",
-            f"torch cannot be imported by {sys.executable}: {error}",
-            where=sys.executable,
-            fix="pip install torch, in the environment that paceline is installed in",
-        )
-    )
+    if "triton" in sys.modules:  # that of torch 2.15 is built with nanobind, which prints what is never collected
+        atexit.register(gc.unfreeze)

@@ -12,8 +12,8 @@ from paceline.variables.setting import Setting
 from paceline.variables.table import Variable, known, newest_version
 from paceline.variables.versions import at_least, release
 
-# Without a version: what no NCCL reads that a torch of the last year brings along.
-OLDEST_NCCL = "2.27"
+# Where no version is known: the oldest torch that is supported, and the NCCL that it brings.
+OLDEST_TORCH, OLDEST_NCCL = "2.8", "2.27"
 PLUGIN_VARIABLES = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_NET")
 
 
@@ -74,7 +74,7 @@ def _of_another_version(setting: Setting, variable: Variable, versions: Mapping[
 def _is_gone(variable: Variable, versions: Mapping[str, str]) -> bool:
     have, until = release(versions.get(variable.library)), release(variable.until)
     if have is None:
-        have = release(OLDEST_NCCL if variable.library == "nccl" else "2.11")
+        have = release(OLDEST_NCCL if variable.library == "nccl" else OLDEST_TORCH)
     return have is not None and until is not None and have > until
 
 

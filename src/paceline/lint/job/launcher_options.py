@@ -45,6 +45,7 @@ _TORCHRUN_VALUES = names(
     "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method"
     " event_log_handler role log_dir redirects tee local_ranks_filter node_rank master_addr master_port local_addr"
     " logs_specs numa_binding signals_to_handle duplicate_stdout_filters duplicate_stderr_filters shutdown_timeout"
+    " log_line_prefix_template"
 )
 _TORCHRUN_FLAGS = names("standalone module no_python run_path use_env virtual_local_rank help")
 _TORCHRUN_SAYS = {

@@ -1,0 +1,97 @@
+"""The private names of torch that paceline uses, each under the module or class that has it.
+
+torch's public interface shows neither which batch a DataLoader waits for nor what the elastic agent does next. A
+private name may be gone in the next version of torch. Tests hold that each exists in the torch that is installed
+(``make compat TORCH=...`` tries others), and that the source uses none that is not listed here.
+"""
+
+from __future__ import annotations
+
+PRIVATE: dict[str, tuple[str, ...]] = {
+    "torch": ("_C", "_foreach_mul_", "_foreach_norm"),
+    # what is compiled, and what records a CUDA graph or traces
+    "torch._C": ("_dynamo", "_len_torch_dispatch_stack"),
+    "torch._C._dynamo.eval_frame": ("_FrameAction", "_FrameExecStrategy"),
+    "torch._dynamo": (),
+    "torch._dynamo.compiled_autograd": (),
+    "torch._dynamo.eval_frame.OptimizedModule": ("_orig_mod",),
+    # Flight Recorder
+    "torch._C._distributed_c10d": ("_dump_fr_trace_json",),
+    # frames of a stack by which the place of a rank is known
+    "torch.autograd.graph": ("_engine_run_backward",),
+    "torch.distributed._functional_collectives": (),
+    "torch.distributed.distributed_c10d": (
+        "_get_default_store",
+        "_new_group_with_tag",
+        "_new_process_group_helper",
+        "_store_based_barrier",
+        "_world",
+    ),
+    "torch.distributed.ProcessGroup": ("_allgather_base", "_get_backend"),
+    "torch.distributed.ProcessGroupGloo": ("_Options",),
+    "torch.distributed.ProcessGroupGloo._Options": ("_devices", "_threads", "_timeout"),
+    "torch.distributed.rendezvous": ("_create_c10d_store",),
+    # the elastic agent
+    "torch.distributed.elastic.agent.server.api": ("_get_fq_hostname",),
+    "torch.distributed.elastic.agent.server.api.SimpleElasticAgent": (
+        "_exit_barrier",
+        "_monitor_workers",
+        "_remaining_restarts",
+        "_rendezvous",
+        "_restart_workers",
+        "_start_workers",
+        "_stop_workers",
+    ),
+    "torch.distributed.elastic.multiprocessing.api.PContext": ("_close", "_poll", "_start"),
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": ("_bootstrap_store_info",),
+    # tensors, modules and the graph of autograd
+    "torch.Tensor": ("_backward_hooks", "_post_accumulate_grad_hooks", "_values", "_version"),
+    "torch.UntypedStorage": ("_cdata",),
+    "torch.amp.GradScaler": ("_found_inf_per_device",),
+    "torch.distributed.tensor.DTensor": ("_local_tensor",),
+    "torch.nn.Module": (
+        "_buffers",
+        "_compiled_call_impl",
+        "_forward_hooks",
+        "_forward_hooks_always_called",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_parameters",
+    ),
+    "torch.optim.lr_scheduler.LRScheduler": ("_last_lr",),
+    "torch.utils": ("_pytree",),
+    # DataLoader
+    "torch.multiprocessing": ("_set_thread_name",),
+    "torch.utils.data._utils": ("worker",),
+    "torch.utils.data._utils.worker": ("_worker_info", "_worker_loop"),
+    "torch.utils.data.DataLoader": ("_iterator",),
+    "torch.utils.data.dataloader": ("_BaseDataLoaderIter", "_DatasetKind", "_MultiProcessingDataLoaderIter"),
+    "torch.utils.data.dataloader._BaseDataLoaderIter": (
+        "_dataset",
+        "_dataset_kind",
+        "_index_sampler",
+        "_num_yielded",
+        "_reset",
+        "_sampler_iter",
+    ),
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": (
+        "_in_order",
+        "_next_data",
+        "_rcvd_idx",
+        "_task_info",
+        "_workers",
+    ),
+}
+# Of what a function returns, or a wrapper makes; _DDPSinkBackward is the name of a node.
+OF_RESULTS: dict[str, tuple[str, ...]] = {
+    "torch.compiler.disable": ("_torchdynamo_disable",),
+    "torch.distributed.fsdp.FullyShardedDataParallel": ("_fsdp_flattened",),
+    "torch.nn.functional.cross_entropy": ("_saved_reduction",),
+    "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
+    "torch.sum": ("_saved_self_sym_sizes",),
+}
+# Not in every build or version; paceline looks whether they are there.
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "torch._C._distributed_c10d": ("_dump_nccl_trace_json",),  # builds with NCCL
+    "torch.numa.binding": ("_maybe_apply_numa_binding_to_current_process",),  # since torch 2.9
+}
