@@ -50,7 +50,7 @@ $(COMPAT)/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(COMPAT)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(COMPAT)/constraints.txt
 	$(COMPAT_PIP) torch==$(TORCH)
-	$(COMPAT_PIP) -c $(COMPAT)/constraints.txt -e ".[torch,examples,dev,peers,ecosystem]"
+	$(COMPAT_PIP) -c $(COMPAT)/constraints.txt -e ".[torch,examples,dev,peers,ecosystem,why]"
 	touch $@
 
 lint: .make-test
@@ -87,5 +87,5 @@ $(BIN)/python:
 	touch $@
 
 .make-test: .make-demo
-	$(PIP) -e ".[torch,examples,dev,peers,ecosystem]"
+	$(PIP) -e ".[torch,examples,dev,peers,ecosystem,why]"
 	touch $@
