@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Any
 
+from paceline.launcher import host
 from paceline.launcher.reach import shown
 
 # Raw keys, outside every prefix, as a launcher lives through all attempts of a run.
@@ -45,14 +46,15 @@ class Listener:
     Args:
         store: The store of the run; the listener makes a client of its own.
         token: The run's token.
+        address: Where to listen; empty for all interfaces.
     """
 
-    def __init__(self, store: Any, *, token: str) -> None:
+    def __init__(self, store: Any, *, token: str, address: str = "") -> None:
         self._store = store.clone()
         self._hello = shown(token).encode()
         self._names: dict[socket.socket, str] = {}
         self._selector = selectors.DefaultSelector()
-        self._server = _listen()
+        self._server = host.listen(address, 0, only=True) if address else _listen()
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
         self._store.set(_PORT, json.dumps(self._server.getsockname()[1]))

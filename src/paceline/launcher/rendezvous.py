@@ -38,7 +38,14 @@ from paceline.launcher.notes import Note, Notes
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.presence import Arrived
-from paceline.launcher.store import agree_on_run, join_limit_s, open_or_reach, open_store, rejoin_limit_s
+from paceline.launcher.store import (
+    agree_on_run,
+    is_only_address,
+    join_limit_s,
+    open_or_reach,
+    open_store,
+    rejoin_limit_s,
+)
 from paceline.rundir import RUNS
 from paceline.world import expand_nodelist
 
@@ -110,7 +117,7 @@ class HeldRendezvous(RendezvousHandler):
         prefix = f"torchelastic/{self._run_id}/{self._rounds}"
         if self._rounds and self._num_nodes == 1:
             # Ranks of the attempt before have left their addresses in the store.
-            self._for_ranks = open_store(self._address, 0, must=True) or self._store
+            self._for_ranks = open_store(self._address, 0, must=True, only=True) or self._store
         self._rounds += 1
         store = PrefixStore(prefix, self._store)
         if self._num_nodes > 1:
@@ -191,7 +198,8 @@ def meet(
         store, head, hosts = open_or_reach(options, plan, identity=mine, local=local, notes=notes, inform=inform)
         place = f"{head}:{store.port}"
         if hosts and not options.one_node:
-            liveness.Listener(store, token=mine["token"])  # before the others learn that this is their run
+            # before the others learn that this is their run
+            liveness.Listener(store, token=mine["token"], address=head if is_only_address(options, plan) else "")
         identity = agree_on_run(store, mine, hosts=hosts, place=place)
         address = options.local_addr or (head if head in local else host.address_towards(head))
         connection = None if hosts else _connect(store, head, identity, mine)

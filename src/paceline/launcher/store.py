@@ -101,7 +101,7 @@ def _open_or_join(
     """
     must = plan.rendezvous != "c10d" or options.one_node
     try:
-        return open_store(head, port, must=must), True
+        return open_store(head, port, must=must, only=is_only_address(options, plan)), True
     except SetupError:
         # Two launchers with node rank 0 on one host: the first reports both.
         client = None if options.one_node or options.no_check else enter(head, port)
@@ -140,14 +140,29 @@ def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
     return theirs is not None and all(theirs[name] == mine[name] for name in ("run_id", "script"))
 
 
-def open_store(head: str, port: int, *, must: bool) -> TCPStore | None:
+def is_only_address(options: Options, plan: Plan) -> bool:
+    """Return whether all who may connect use the address of the head that this node has.
+
+    On one node they do, and in a Slurm step, where one line starts all nodes, if it is a number. A name may mean
+    another of the head's interfaces elsewhere, and so may what was typed on another node.
+    """
+    return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
+
+
+def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPStore | None:
     """Host the store on a port that is bound now; None if it is taken and somebody else may host it.
+
+    Args:
+        head: Address of this node.
+        port: The port, 0 for one that the kernel chooses.
+        must: Nobody else could be the host.
+        only: Listen at that address only.
 
     Raises:
         SetupError: The port is taken, and nobody else could be the host.
     """
     try:
-        listener = host.listen(head, port)
+        listener = host.listen(head, port, only=only)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise ports.cannot_listen(port, error) from None
