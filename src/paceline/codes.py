@@ -87,6 +87,7 @@ CODES = {
     "interface-ambiguous": "NET028",
     "gid-index-wrong": "NET029",
     "tuning-forced": "NET030",
+    "run-secret-differs": "NET031",
     "variable-unknown": "VAR001",
     "variable-renamed": "VAR002",
     "variable-contradicted": "VAR003",

@@ -144,6 +144,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("no_probe", "do not count steps or time the data inside the ranks", flag=True, ours=True),
     Option("nccl_debug", "NCCL's and torch's debug output into one file per rank", flag=True, ours=True),
     Option("no_slurm", "take nothing from Slurm: nodes, node rank and head are as typed", flag=True, ours=True),
+    Option(
+        "secret_file",
+        "file with a secret that all nodes have, by which their launchers know each other",
+        ours=True,
+        metavar="FILE",
+    ),
     Option("run_dir", "folder of this run, default paceline-runs/<time>-<script>", ours=True, metavar="DIR"),
     Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),
 )

@@ -79,8 +79,10 @@ class Options:
     check_finite: bool = False
     check_replicas: int = 0  # optimizer steps; 0: never
     no_slurm: bool = False
+    secret_file: str | None = None
     run_dir: str | None = None
     json: bool = False
+    secret: str = field(default="", compare=False, repr=False)  # as the environment had it
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
     placed: Placed = field(default=Placed(), compare=False)
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option, and where it was decided
@@ -157,7 +159,7 @@ def parse(
         "preferred": tuple((name, source) for name, (_, source) in preferred.items()),
         "typed": tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     }
-    for name in ("local_addr", "log_dir", "logs_specs", "run_dir", "master_addr", "rdzv_id", "role"):
+    for name in ("local_addr", "log_dir", "logs_specs", "secret_file", "run_dir", "master_addr", "rdzv_id", "role"):
         if raw.get(name):
             values[name] = raw[name]
     for name in ("rdzv_backend", "rdzv_endpoint", "event_log_handler"):
@@ -221,6 +223,8 @@ def _check_nodes(options: Options, typed: set[str]) -> Options:
         for name in unused:
             if name in typed and not _agrees(options, name):
                 raise _unused(name, f"has no effect with {beside}", fix=f"remove {_long(name)}")
+    if options.secret_file is not None and options.one_node:
+        raise _unused("secret_file", "has no effect on one node, whose launcher believes nobody else", fix="remove it")
     if static and options.min_nodes != options.max_nodes:
         raise _contradiction(
             "--nnodes",

@@ -311,8 +311,16 @@ def _check_against(options: Options, facts: HostFacts, nproc: int) -> None:
         )
 
 
-def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str:
-    """Return the plan as the one line that is printed before the start."""
+def describe(plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True) -> str:
+    """Return the plan as the one line that is printed before the start.
+
+    Args:
+        plan: What was decided.
+        options: What was asked for.
+        address: ``HOST:PORT`` of the store.
+        run_dir: The run folder.
+        is_signed: Launchers sign what they write into the store.
+    """
     nodes = (
         str(options.max_nodes)
         if options.min_nodes == options.max_nodes
@@ -330,6 +338,8 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
     ]
     if plan.start_method.reason:
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
+    if not is_signed and not options.one_node:
+        parts.append("unauthenticated store")
     if options.placed.said:
         parts.insert(1, options.placed.said)
     return " · ".join([*parts, run_dir])

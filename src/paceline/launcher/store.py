@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -30,6 +31,7 @@ _NOTE_AFTER_S = 3.0
 # torch's server begins with a client of its own, which a firewall can keep out for minutes.
 _OWN_S = 10.0
 _AGAIN_S = 0.2
+_PROBE_KEY = "paceline/opened-by"  # before the run is named there, which others take for the word to go in
 _IDENTITY_S = 5.0  # the head writes it right after it listens
 
 
@@ -118,9 +120,9 @@ def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _R
     """
     own = open_store("::1" if ":" in head else "127.0.0.1", port, must=True)
     assert own is not None
-    own.set(guard.IDENTITY_KEY, json.dumps(identity))
+    own.set(_PROBE_KEY, identity["token"])
     store, _ = reaching.reach()
-    if (_identity_in(store) or {}).get("token") == identity["token"]:
+    if store.check([_PROBE_KEY]) and store.get(_PROBE_KEY).decode() == identity["token"]:
         return own, True
     return store, False
 
@@ -147,6 +149,11 @@ def is_only_address(options: Options, plan: Plan) -> bool:
     another of the head's interfaces elsewhere, and so may what was typed on another node.
     """
     return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
+
+
+def _is_plain(name: object) -> bool:
+    """Return whether a name is that of a folder, and does not lead out of the one that runs are in."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
 
 
 def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPStore | None:
@@ -320,6 +327,6 @@ def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: s
     if theirs is None:
         raise RunError(guard.foreign(None, place=place))
     alone = mine["nodes"] == [1, 1]
-    if alone or not _is_same_run(theirs, mine):
+    if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs["run_name"]):
         raise RunError(guard.foreign(theirs, place=place))
     return theirs
