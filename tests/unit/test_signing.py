@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -20,6 +21,8 @@ from paceline.launcher.options import Options
 from paceline.launcher.run_secret import SharedFile
 from paceline.launcher.signed_store import SignedStore
 from paceline.launcher.signing import Message, Signing, sign, unsigned, verify
+from paceline.launcher.slurm import Placed
+from starting import free_port
 
 SECRET = b"s" * 32
 MESSAGE = Message("a:1", 7, b'{"stop": 15}')
@@ -174,6 +177,40 @@ def test_a_run_name_that_leads_elsewhere_is_refused(raw, name):
     raw.set("paceline/run", json.dumps({**mine, "run_name": name}))
     with pytest.raises(RunError):
         store.agree_on_run(raw, mine, hosts=False, place="head:1")
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"junk", b"[1]", b"{}", pickle.dumps({"token": "t"})])
+def test_what_is_no_runs_name_is_said_to_be_foreign(raw, content):
+    mine = {**IDENTITY, "nodes": [2, 2], "user": "me", "pid": 1}
+    raw.set("paceline/run", content)
+    with pytest.raises(RunError) as caught:
+        store.agree_on_run(raw, mine, hosts=False, place="head:1")
+    assert caught.value.finding.name == "port-held-by-other"
+
+
+# Where the store listens
+
+
+@pytest.mark.parametrize(
+    ("head", "one_voice", "nodes", "only"),
+    [
+        ("127.0.0.1", False, 1, True),
+        ("node-1", False, 1, True),
+        ("10.0.0.5", True, 2, True),
+        ("node-1", True, 2, False),  # a name may lead to another of its interfaces elsewhere
+        ("10.0.0.5", False, 2, False),  # and so may what was typed on another node
+    ],
+)
+def test_the_store_listens_at_one_address_where_all_know_it_by_that(head, one_voice, nodes, only):
+    options = Options("train.py", min_nodes=nodes, max_nodes=nodes, placed=Placed(one_voice=one_voice))
+    assert store.is_only_address(options, SimpleNamespace(host=head)) == only
+
+
+def test_a_store_for_one_address_is_not_reached_at_another():
+    opened = store.open_store("127.0.0.1", free_port(), must=True, only=True)
+    assert socket.create_connection(("127.0.0.1", opened.port), timeout=5).close() is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", opened.port), timeout=5)
 
 
 # A board beside a stranger

@@ -134,8 +134,7 @@ def _identity_in(store: TCPStore) -> dict[str, Any] | None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.05)
-    found: dict[str, Any] = json.loads(store.get(guard.IDENTITY_KEY))
-    return found
+    return guard.parse(store.get(guard.IDENTITY_KEY))
 
 
 def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
@@ -327,6 +326,6 @@ def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: s
     if theirs is None:
         raise RunError(guard.foreign(None, place=place))
     alone = mine["nodes"] == [1, 1]
-    if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs["run_name"]):
+    if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs.get("run_name")):
         raise RunError(guard.foreign(theirs, place=place))
     return theirs
