@@ -228,11 +228,9 @@ def meet(
     try:
         store, head, hosts = open_or_reach(options, plan, identity=mine, local=local, notes=notes, inform=inform)
         place = f"{head}:{store.port}"
-        secret = own_secret
         if hosts:
-            secret = own_secret or (shared.make() if _may_share_secret(options) else b"")
-            mine = run_secret.signed_identity(mine, secret, run_secret.GIVEN if own_secret else run_secret.SHARED)
-            signing = _signing(secret, mine, inform=inform)
+            mine, secret = run_secret.of_head(options, mine, own_secret, shared)
+            signing = run_secret.signing(secret, mine, inform=inform)
         if hosts and not options.one_node:
             # before the others learn that this is their run
             address = head if is_only_address(options, plan) else ""
@@ -241,16 +239,16 @@ def meet(
         if not hosts:
             shared = SharedFile(notes.folder, identity["token"])
             secret = run_secret.of_run(identity, own_secret, shared, place=place)
-            signing = _signing(secret, identity, inform=inform)
+            signing = run_secret.signing(secret, identity, inform=inform)
         signed = SignedStore(store, signing)
         address = options.local_addr or (head if head in local else host.address_towards(head))
         gathering = None
         if not options.one_node and not options.no_check:
             quiet = options.placed.one_voice and not hosts  # the head says the same
             say = _say_nothing if quiet else inform
-            needs_secret = bool(own_secret)
+            asked = bool(own_secret)
             roll = _call_roll(
-                options, plan, signed, identity, mine, hosts=hosts, notes=notes, inform=say, needs_secret=needs_secret
+                options, plan, signed, identity, mine, hosts=hosts, notes=notes, inform=say, needs_secret=asked
             )
             if roll.is_signed and not secret:
                 raise RunError(run_secret.lost(place))
@@ -287,27 +285,6 @@ def meet(
 
 def _say_nothing(_: Notice) -> None:
     pass
-
-
-def _may_share_secret(options: Options) -> bool:
-    """Return whether the head leaves a secret for the others: only the roll call shows whether all have found it.
-
-    A node that torch takes in later may not, and would not be believed.
-    """
-    return options.min_nodes == options.max_nodes > 1 and not options.no_check
-
-
-def _signing(secret: bytes, identity: dict[str, Any], *, inform: Callable[[Notice], None]) -> Signing:
-    def say(kind: str) -> None:
-        inform(
-            Notice(
-                f"a message in the run's store is ignored: nobody of this run has signed {kind}",
-                details=("some other program writes into it, or repeats an older message",),
-                advice="the run continues; who may reach its port: docs/guides/trust.md",
-            )
-        )
-
-    return Signing(secret, token=str(identity["token"]), on_ignored=say)
 
 
 def _connect(store: SignedStore, head: str, identity: dict[str, Any], mine: dict[str, Any]) -> liveness.Connection:

@@ -12,15 +12,15 @@ import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.errors import Finding, RunError, SetupError
+from paceline.errors import Finding, Notice, RunError, SetupError
 from paceline.launcher.options import Options
 from paceline.launcher.reach import shown
-from paceline.launcher.signing import Message, sign, verify
+from paceline.launcher.signing import Message, Signing, sign, verify
 from paceline.rundir import read_secret, write_secret
 
 GIVEN, SHARED = "given", "shared"
@@ -98,6 +98,42 @@ class SharedFile:
             self._path.unlink(missing_ok=True)
             for folder in self._made:  # those that nobody has put anything else into
                 folder.rmdir()
+
+
+def of_head(
+    options: Options, identity: Mapping[str, Any], mine: bytes, shared: SharedFile
+) -> tuple[dict[str, Any], bytes]:
+    """Return the identity of the run as its head publishes it, and the run's secret, empty if it has none.
+
+    The head leaves one for the others only where the roll call shows whether all have found it. A node that torch takes
+    in later may not, and would not be believed.
+
+    Args:
+        options: What was asked for.
+        identity: The run.
+        mine: The secret that this node was given, empty if none.
+        shared: Where it leaves one otherwise.
+    """
+    if mine:
+        return signed_identity(identity, mine, GIVEN), mine
+    may_share = options.min_nodes == options.max_nodes > 1 and not options.no_check
+    secret = shared.make() if may_share else b""
+    return signed_identity(identity, secret, SHARED), secret
+
+
+def signing(secret: bytes, identity: Mapping[str, Any], *, inform: Callable[[Notice], None]) -> Signing:
+    """Return how this launcher signs, and what it prints when it ignores a message."""
+
+    def say(kind: str) -> None:
+        inform(
+            Notice(
+                f"a message in the run's store is ignored: nobody of this run has signed {kind}",
+                details=("some other program writes into it, or repeats an older message",),
+                advice="the run continues; who may reach its port: docs/guides/trust.md",
+            )
+        )
+
+    return Signing(secret, token=str(identity["token"]), on_ignored=say)
 
 
 def signed_identity(identity: Mapping[str, Any], secret: bytes, source: str) -> dict[str, Any]:
