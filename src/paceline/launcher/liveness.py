@@ -27,6 +27,7 @@ _AGAIN_S = 2.0
 _MOST_BYTES = 4096
 _MOST_SILENT = 256  # a node says who it is right after it has connected
 _GREETING = "greeting"
+_REST_S = 0.05
 
 
 def closed_key(who: str) -> str:
@@ -73,12 +74,15 @@ class Listener:
                         self._read(key.fileobj)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # there is no descriptor left, or the client has gone again
+        try:
             client, _ = self._server.accept()
-            client.setblocking(False)
-            self._names[client] = ""
-            self._selector.register(client, selectors.EVENT_READ)
-            self._drop_strangers()
+        except OSError:  # there is no descriptor left, or the client has gone again
+            time.sleep(_REST_S)
+            return
+        client.setblocking(False)
+        self._names[client] = ""
+        self._selector.register(client, selectors.EVENT_READ)
+        self._drop_strangers()
 
     def _drop_strangers(self) -> None:
         """Close the oldest connections on which nobody has said who it is, if there are many of them."""
