@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -16,8 +17,11 @@ from torch.distributed import PrefixStore, TCPStore
 from paceline import rundir
 from paceline.errors import RunError, SetupError
 from paceline.launcher import liveness, run_secret, store
+from paceline.launcher.arrival import Roll
 from paceline.launcher.board import Board, Surroundings
+from paceline.launcher.notes import Note, Notes
 from paceline.launcher.options import Options
+from paceline.launcher.presence import Arrived
 from paceline.launcher.run_secret import SharedFile
 from paceline.launcher.signed_store import SignedStore
 from paceline.launcher.signing import Message, Signing, sign, unsigned, verify
@@ -186,6 +190,59 @@ def test_what_is_no_runs_name_is_said_to_be_foreign(raw, content):
     with pytest.raises(RunError) as caught:
         store.agree_on_run(raw, mine, hosts=False, place="head:1")
     assert caught.value.finding.name == "port-held-by-other"
+
+
+# The roll call
+
+
+def roll(store, node, folder, *, needs_secret):
+    head = Arrived(0, 0, "host-0", 100, (2, 2))
+    me = replace(head, rank=node, host=f"host-{node}", pid=100 + node)
+    notes = Notes(folder, Note("train.py", "none", node, me.host, me.pid, "head", "", 0, listens=node == 0))
+    return Roll(
+        store,
+        me,
+        head,
+        hosts=node == 0,
+        limit_s=20.0,
+        hosts_by_rank=[],
+        notes=notes,
+        inform=lambda notice: None,
+        needs_secret=needs_secret,
+    )
+
+
+def meet(raw, secrets, folder, *, needs_secret):
+    """Let nodes announce themselves, each with its secret; return which of them sign afterwards."""
+    signings = [Signing(secret, token="t") for secret in secrets]
+    rolls = [
+        roll(SignedStore(raw.clone(), signing), node, folder, needs_secret=needs_secret)
+        for node, signing in enumerate(signings)
+    ]
+    threads = [threading.Thread(target=each.answer) for each in rolls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [each.is_signed for each in rolls] == [signing.is_on for signing in signings]
+    return [each.is_signed for each in rolls]
+
+
+@pytest.mark.parametrize(("others", "signed"), [(SECRET, [True, True]), (b"", [False, False])])
+def test_nodes_sign_if_all_of_them_have_the_heads_secret(raw, tmp_path, others, signed):
+    assert meet(raw, [SECRET, others], tmp_path, needs_secret=False) == signed
+
+
+@pytest.mark.parametrize("needs_secret", [True, False])
+def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secret):
+    """He raises the counter, announces a node, and says that the roll call is over."""
+    stranger = json.dumps(Arrived(7, 1, "evil", 1, (2, 2)).to_json())
+    raw.add("paceline/roll/count", 7)
+    raw.set("paceline/roll/node/7", stranger)  # and no sign of life, which was waited for
+    raw.set("paceline/roll/node/5", "junk")
+    raw.set("paceline/roll/verdict", json.dumps({"finding": None, "tickets": [7]}))
+    assert meet(raw, [SECRET, SECRET], tmp_path, needs_secret=needs_secret) == [True, True]
+    assert raw.add("paceline/roll/count", 0) == 9
 
 
 # Where the store listens

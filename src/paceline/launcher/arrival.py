@@ -109,7 +109,7 @@ class Roll:
         Raises:
             RunError: It cannot; all nodes that are up get the same finding.
         """
-        if self._store.check([_VERDICT]):
+        if self._store.find(_VERDICT) is not None:
             self._come_late()
             return
         self._announce()
@@ -160,7 +160,7 @@ class Roll:
         self._look()
         gone = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
         present = [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone]
-        newest = max(seen.first for seen in self._seen.values())
+        newest = max((seen.first for seen in self._seen.values()), default=0.0)
         sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
         signed = [node for node in present if self._seen[node.ticket].is_signed]
         verdict = presence.judge(signed, head=self._head, sure=sure)  # whoever does not sign may be a stranger
@@ -212,7 +212,8 @@ class Roll:
         count = int(self._store.add(f"{_ROLL}/count", 0))
         most = max(self._seen, default=0) + _AHEAD  # whoever reaches the store can raise the counter
         for ticket in set(range(1, min(count, most) + 1)) - set(self._seen):
-            if self._store.check([f"{_ROLL}/node/{ticket}"]):  # else it is about to write who it is
+            # else it is about to write who it is
+            if self._store.check([f"{_ROLL}/beat/{ticket}", f"{_ROLL}/node/{ticket}"]):
                 content, is_signed = self._store.peek(f"{_ROLL}/node/{ticket}")
                 who = _parse(content) if is_signed or not self._needs_secret else None
                 if who is not None:
