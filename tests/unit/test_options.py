@@ -419,5 +419,12 @@ def test_every_field_is_an_option():
         "typed",
         "placed",
         "preferred",
+        "secret",
     }
     assert known <= set(options.Options.__dataclass_fields__)
+
+
+def test_a_secret_is_for_several_nodes():
+    several = {"nnodes": "2", "node_rank": "0", "master_addr": "head"}
+    assert parsed(**several, secret_file="secret").secret_file == "secret"
+    assert refused(secret_file="secret").what.startswith("--secret-file has no effect on one node")
