@@ -66,17 +66,17 @@ def disturb(port, *, seconds):
         lost = json.dumps({"silent": {}, "lost": {"0": ["h", "closed", 1.0], "1": ["h", "closed", 1.0]}})
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            for value in ("15", lost, b"x" * (1 << 20)):
+            for value in ("15", lost, b"x" * (64 << 10)):
                 for key in ours:
                     client.set(key, value)
-                time.sleep(0.02)
+                time.sleep(0.05)
             for key, content in recorded.items():
                 client.set(key, content)
-            with contextlib.suppress(RuntimeError):  # the store closes the connection over so much
-                client.clone().set("paceline/big", b"x" * (64 << 20))
+        with contextlib.suppress(RuntimeError):  # the store closes the connection over so much
+            client.clone().set("paceline/big", b"x" * (64 << 20))
 
 
-@pytest.mark.parametrize("kind", ["static", "c10d"])
+@pytest.mark.parametrize("kind", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
 def test_a_stranger_at_the_port_ends_nothing_and_is_named(command, kind):
     command.script(TRAIN)
     port, started = start(command, kind=kind)
