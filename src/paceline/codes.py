@@ -95,6 +95,7 @@ CODES = {
     "tuning-forced": "NET030",
     "no-internet": "NET031",
     "nccl-system-error": "NET032",
+    "run-secret-differs": "NET033",
     "variable-unknown": "VAR001",
     "variable-renamed": "VAR002",
     "variable-contradicted": "VAR003",

@@ -47,6 +47,10 @@ RUN_DIR = _variable(
     "PACELINE_RUN_DIR",
     "run folder of the run that a rank belongs to; set for ranks. Without a launcher: the folder that Session uses",
 )
+RUN_SECRET = _variable(
+    "PACELINE_RUN_SECRET",
+    "a secret that all nodes of a run have, by which their launchers know each other; removed before ranks start",
+)
 DAMAGED = _variable(
     "PACELINE_DAMAGED",
     'default of Session.restore(damaged=...): "refuse", or "skip" as in the job scripts of paceline submit',

@@ -350,7 +350,7 @@ def _replace(folder: Path, judged: Owner, mine: Owner) -> bool:
     """
     door = RunDir(folder).lease.with_suffix(".next")
     try:
-        os.close(os.open(door, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.close(os.open(door, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except FileExistsError:
         _open_door(door)
         return False
@@ -375,7 +375,7 @@ def _open_door(door: Path) -> None:
 
 def _write(path: Path, owner: Owner, *, flags: int) -> None:
     # In place and not by a rename: a client of NFS that has the file open sees the change when it opens it again.
-    handle = os.open(path, os.O_WRONLY | flags, 0o644)
+    handle = os.open(path, os.O_WRONLY | flags, 0o666)
     try:
         os.pwrite(handle, json.dumps(asdict(owner)).ljust(_SIZE - 1).encode() + b"\n", 0)
     finally:

@@ -1,19 +1,23 @@
 """Doing a thing once for all ranks: downloads and preprocessing, over the store and without a time limit.
 
 A barrier would end a long download at the process group's timeout. Here those who wait look into the store for
-the result, and for the heartbeat of the one that works. Each heartbeat is progress for the launcher too: of the rank
+the end, and for the heartbeat of the one that works. Each heartbeat is progress for the launcher too: of the rank
 that works, and of those that hear it.
+
+Whoever reaches the store's port can write into it, so nothing that is read from it is unpickled: it holds who has
+come, heartbeats and how the work ended, and the value itself goes through the process group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from paceline import pulse
 from paceline.errors import Finding, RunError
@@ -23,7 +27,7 @@ BEAT_S = 1.0
 # that holds the interpreter's lock, or starved, so this is as long as torch's own limit.
 SILENCE_S = 1800.0
 LOOK_S = 0.1
-PART_BYTES = 4 << 20  # torch's TCPStore closes the connection over more than 8 MiB
+_TEXT = 4000  # of an exception's words: the store takes no value of more than 8 MiB
 
 
 class Store(Protocol):
@@ -32,10 +36,14 @@ class Store(Protocol):
     def set(self, key: str, value: Any) -> None: ...
     def get(self, key: str) -> bytes: ...
     def check(self, keys: list[str]) -> bool: ...
+    def add(self, key: str, value: int) -> int: ...
 
 
-def perform(fn: Callable[[], Any], store: Store, key: str) -> Any:
-    """Run ``fn`` here; tell the others that it goes on, and at last what came of it.
+def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
+    """Run ``fn`` here, and let the others know that it goes on and how it ended.
+
+    Returns:
+        Its value, and the pickle of it.
 
     Raises:
         BaseException: What ``fn`` raised; the others get a RunError.
@@ -45,21 +53,23 @@ def perform(fn: Callable[[], Any], store: Store, key: str) -> Any:
     beating.start()
     try:
         value = fn()
-        _tell(store, key, ("value", value))
-        return value
+        data = pickle.dumps(value)
+        store.set(f"{key}/end", json.dumps(None))
+        return value, data
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error}"[:_TEXT]
         place = f"{last.filename}:{last.lineno} in {last.name}"
         with contextlib.suppress(Exception):  # the store may be what has failed
-            _tell(store, key, ("error", (f"{type(error).__name__}: {error}", place)))
+            store.set(f"{key}/end", json.dumps({"what": what, "place": place}))
         raise
     finally:
         ended.set()
         beating.join()
 
 
-def await_end(store: Store, key: str, *, rank: int) -> Any:
-    """Wait for what ``perform`` does on ``rank``; return its value.
+def await_end(store: Store, key: str, *, rank: int) -> None:
+    """Wait until ``perform`` has ended on ``rank``.
 
     Raises:
         RunError: It failed there, or has been silent for ``SILENCE_S``.
@@ -80,28 +90,29 @@ def await_end(store: Store, key: str, *, rank: int) -> Any:
                     fix=f"look at the log of rank {rank}",
                 )
             )
-    parts = range(int(store.get(f"{key}/end")))
-    kind, content = pickle.loads(b"".join(store.get(f"{key}/part/{part}") for part in parts))
-    if kind == "value":
-        return content
-    what, place = cast(tuple[str, str], content)
+    failure = json.loads(store.get(f"{key}/end"))
+    if failure is None:
+        return
     raise RunError(
         Finding(
             "user-exception",
-            f"session.once failed on rank {rank}: {what}",
-            where=place,
+            f"session.once failed on rank {rank}: {failure['what']}",
+            where=failure["place"],
             why="all ranks wait for what it was to return",
             fix=f"mend it there; the traceback is in the log of rank {rank}",
         )
     )
 
 
-def _tell(store: Store, key: str, message: tuple[str, Any]) -> None:
-    data = pickle.dumps(message)
-    parts = range(0, len(data), PART_BYTES)
-    for number, start in enumerate(parts):
-        store.set(f"{key}/part/{number}", data[start : start + PART_BYTES])
-    store.set(f"{key}/end", str(len(parts)))
+def arrive(store: Store, key: str) -> None:
+    """Let the others know that this rank has come."""
+    store.add(f"{key}/here", 1)
+
+
+def await_all(store: Store, key: str, *, world_size: int) -> None:
+    """Wait until all ranks have come, however long that takes: only then may they meet in a collective."""
+    while store.add(f"{key}/here", 0) < world_size:
+        time.sleep(LOOK_S)
 
 
 def _beat(store: Store, key: str, ended: threading.Event) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 EVENT_VERSION = 1
+_SECRET_MODE = 0o600
+_SECRET_BYTES = 4096
 _LEAST_BYTES = 65536  # what a plan, logs of a few lines and the last events need
 # Not "runs": scripts use that name themselves, as TensorBoard's writer does without an argument.
 RUNS = Path("paceline-runs")
@@ -245,6 +247,33 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file that only this user can read.
+
+    Raises:
+        OSError: It exists, or cannot be written.
+    """
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _SECRET_MODE)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_secret(path: Path) -> str:
+    """Return the content of a file that only this user can read.
+
+    Raises:
+        PermissionError: It is another user's, or others may read or write it.
+        OSError: It cannot be read.
+    """
+    with path.open(encoding="utf-8") as file:
+        facts = os.fstat(file.fileno())
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+            raise PermissionError(errno.EPERM, "others may read or write it", str(path))
+        return file.read(_SECRET_BYTES)
 
 
 def append_event(path: Path, *, node: int, kind: str, **fields: Any) -> None:

@@ -262,6 +262,18 @@ def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
             tensor.data.copy_(part.view_as(tensor))
 
 
+def bytes_of(rank: int, content: bytes) -> bytes:
+    """Return, on all ranks, the bytes that one of them has.
+
+    Args:
+        rank: Which one.
+        content: The bytes there; of no account on the others.
+    """
+    box: list[Any] = [content]
+    dist.broadcast_object_list(box, src=rank)
+    return bytes(box[0])
+
+
 def barrier() -> None:
     """Wait until all ranks are here."""
     if dist.is_initialized():

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import os
+import pickle
 import random
 import signal
 import threading
@@ -698,7 +699,8 @@ def do_work_once(fails):
 
     try:
         first = session.once(work)
-        return first, session.once(work, scope="node"), time.monotonic() - started > 0.5
+        # All return from the first together, so each waits for the whole of the second.
+        return first, session.once(work, scope="node"), time.monotonic() - started > 0.25
     except PacelineError as error:
         return error.finding.name, error.finding.what, error.finding.where.rsplit(" ", 1)[1]
     except OSError:
@@ -713,6 +715,28 @@ def test_what_fails_once_fails_everywhere(ranks):
     main, *others = ranks.run(do_work_once, True, world_size=3)
     assert main == "raised here"
     assert others == [("user-exception", "session.once failed on rank 0: OSError: no such host", "work")] * 2
+
+
+class Runs:
+    """Runs code in whoever unpickles it."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('this text of a stranger was run')",)
+
+
+def do_once_beside_a_stranger():
+    """Somebody who reaches the store has left a pickle wherever a value might be looked for."""
+    session = Session()
+    store, evil = dist.distributed_c10d._get_default_store(), pickle.dumps(("value", Runs()))
+    for key in ("job", "0", "1"):
+        for name, value in (("rank", "0"), ("part/0", evil), ("value", evil)):
+            store.set(f"paceline/once/1/{key}/{name}", value)
+    store.set("paceline/once/1/job/end", "1")
+    return session.once(lambda: {"by": session.rank})
+
+
+def test_a_pickle_that_a_stranger_left_in_the_store_is_not_run(ranks):
+    assert ranks.run(do_once_beside_a_stranger, world_size=2) == [{"by": 0}] * 2
 
 
 def do_once_in_two_sessions():

@@ -99,6 +99,22 @@ def test_a_chosen_port_is_open_to_whoever_may_come(address, bound):
         assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
+@pytest.mark.parametrize(("address", "bound"), [("127.0.0.1", "127.0.0.1"), ("10.1.2.3", "0.0.0.0")])
+def test_a_port_that_one_address_leads_to_is_open_there_only(address, bound):
+    """The second is not this host's, as that of a service which leads here."""
+    with host.listen("127.0.0.1", 0) as server:
+        free = server.getsockname()[1]
+    with host.listen(address, free, only=True) as server:
+        assert server.getsockname() == (bound, free)
+
+
+@pytest.mark.parametrize(
+    ("name", "numeric"), [("10.0.0.5", True), ("fe80::1", True), ("node-1", False), ("10.0.0", False), ("", False)]
+)
+def test_an_address_is_told_from_a_name(name, numeric):
+    assert host.is_numeric(name) == numeric
+
+
 def test_two_listeners_never_get_the_same_port():
     with host.listen("127.0.0.1", 0) as one, host.listen("127.0.0.1", 0) as other:
         assert one.getsockname() != other.getsockname()

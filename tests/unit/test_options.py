@@ -495,5 +495,13 @@ def test_every_field_is_an_option():
         "placed",
         "preferred",
         "warnings",
+        "secret",
     }
     assert known <= set(options.Options.__dataclass_fields__)
+
+
+def test_a_secret_is_for_several_nodes():
+    several = {"nnodes": "2", "node_rank": "0", "master_addr": "head"}
+    assert parsed(**several, secret_file="secret").secret_file == "secret"
+    (warning,) = parsed(secret_file="secret").warnings
+    assert warning.what.startswith("--secret-file has no effect: one node's launcher")

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from paceline import rundir
+from paceline import lease, rundir
+from paceline.launcher.log_file import LogFile
 from paceline.rundir import EVENTS, RunDir, append_event, new_run_id, read_events, write_whole
 
 
@@ -135,6 +136,36 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_whole(path, "zwei: größer")
     assert path.read_text(encoding="utf-8") == "zwei: größer"
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_of_a_run_have_the_mode_of_the_users_other_files(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_whole(tmp_path / "plan.json", "{}")
+        log = LogFile(str(tmp_path / "rank-000.out"), lambda *_: None)
+        log.open()
+        log.close()
+        lease._write(tmp_path / "lease.json", lease.Owner("token"), flags=os.O_CREAT)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        "lease.json": mode,
+        "plan.json": mode,
+        "rank-000.out": mode,
+    }
+
+
+def test_a_secret_is_for_its_owner_only(tmp_path):
+    path = tmp_path / "secret"
+    rundir.write_secret(path, "abc")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert rundir.read_secret(path) == "abc"
+    with pytest.raises(FileExistsError):
+        rundir.write_secret(path, "other")
+    path.chmod(0o640)
+    with pytest.raises(PermissionError):
+        rundir.read_secret(path)
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import signal
 import threading
 import time
@@ -310,14 +311,43 @@ class Memory(dict):
         return all(key in self for key in keys)
 
 
-def test_a_value_reaches_those_who_wait():
+def test_the_end_reaches_those_who_wait_and_the_value_is_not_in_the_store():
     store = Memory()
     found = []
     waiting = threading.Thread(target=lambda: found.append(once.await_end(store, "key", rank=0)))
     waiting.start()
-    assert once.perform(lambda: {"path": "here"}, store, "key") == {"path": "here"}
+    value, data = once.perform(lambda: {"path": "here"}, store, "key")
     waiting.join(5)
-    assert found == [{"path": "here"}]
+    assert found == [None]
+    assert value == pickle.loads(data) == {"path": "here"}
+    assert not any(b"here" in content for content in store.values())
+
+
+class Runs:
+    """Runs code in whoever unpickles it."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('this text of a stranger was run')",)
+
+
+def test_a_pickle_in_the_store_is_not_run():
+    store = Memory()
+    for kind in ("end", "part/0", "beat"):
+        store.set(f"key/{kind}", pickle.dumps(("value", Runs())))
+    with pytest.raises(ValueError, match=r"JSON|codec|Expecting"):
+        once.await_end(store, "key", rank=0)
+    store.set("key/end", "1")
+    with pytest.raises(TypeError):
+        once.await_end(store, "key", rank=0)
+
+
+def test_what_cannot_be_pickled_fails_everywhere():
+    store = Memory()
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        once.perform(lambda: threading.Lock(), store, "key")
+    with pytest.raises(RunError) as caught:
+        once.await_end(store, "key", rank=0)
+    assert caught.value.finding.name == "user-exception"
 
 
 def test_silence_is_noticed(monkeypatch):

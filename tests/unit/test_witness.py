@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
+import subprocess
 import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from paceline.launcher import witness
+from paceline.launcher import stacks, witness
 
 
 def entry(number, *, group="0", retired=True, name="all_reduce", sizes=((4,),)):
@@ -70,3 +74,61 @@ def test_all_threads_are_seen_but_the_one_that_answers():
         thread.join()
     assert names["mine"]["frames"][-1][2] == "wait"
     assert not names["mine"]["main"]
+
+
+def ask(ear, *, user, name=""):
+    """Send a question from a process of another user, and return whether it got an answer."""
+    code = (
+        "import os, socket, sys\n"
+        f"os.setuid({user})\n"
+        "asker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        f"asker.bind({name!r})\n"
+        "asker.settimeout(1)\n"
+        f"asker.sendto(b'where', {ear.getsockname()!r})\n"
+        "print(len(asker.recv(1 << 18)) > 0)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout == "True\n"
+
+
+@contextlib.contextmanager
+def answering(name):
+    """A witness in this process, under another name than its own."""
+
+    def answer():
+        with contextlib.suppress(OSError):  # it is closed
+            witness._answer(made, os.getuid())
+
+    with witness.signed_socket() as made:
+        made.bind(name)
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield made
+        made.shutdown(socket.SHUT_RDWR)  # wakes the thread
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def ear():
+    with answering("") as made:
+        yield made
+
+
+def test_the_same_user_is_answered(ear):
+    assert ask(ear, user=os.getuid())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_another_user_is_not_answered(ear):
+    assert not ask(ear, user=65534)
+    assert ask(ear, user=0), "and who may ask is answered as before"
+
+
+def test_an_answer_in_the_name_of_a_rank_is_not_believed(monkeypatch):
+    """Anybody may take the name at which a rank is expected to listen."""
+    pid = os.getppid()
+    monkeypatch.setattr(witness, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}")
+    with answering(witness.address(pid)):
+        assert stacks._ask_witnesses({0: pid}, wait_s=0.5) == {}
+    with answering(witness.address(os.getpid())):
+        assert stacks._ask_witnesses({0: os.getpid()}, wait_s=5.0)[0]["threads"]

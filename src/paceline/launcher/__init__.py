@@ -7,6 +7,7 @@ Before the start
 Before the ranks, on several nodes
     store, knock, arrival, notes      the head is reached, nodes announce themselves (hands)
     presence, unreached               who is missing, and why (pure)
+    run_secret, signed_store          what nodes write is signed (hands)    signing   how (pure)
     rollcall, facts, reach, link      nodes tell what they are, try each other's addresses, measure (hands)
     likeness, interfaces              are they alike, and which interface each uses (pure)
 In the launcher

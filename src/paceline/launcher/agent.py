@@ -40,6 +40,7 @@ from paceline.launcher.plan import Plan, rank_environment
 from paceline.launcher.ranks import Attempt, Machinery, RankGroup
 from paceline.launcher.rendezvous import HeldRendezvous, Meeting, node_timeout_s
 from paceline.launcher.saving import SaveWatch
+from paceline.launcher.signed_store import SignedStore
 from paceline.launcher.silence import Loss, NodeLost
 from paceline.launcher.watch import Watch
 
@@ -117,7 +118,7 @@ class Agent(LocalElasticAgent):
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
-            arrival.tell_places(self._meeting.store, [])
+            arrival.tell_places(self._meeting.signed_store, [])
         handler = self._meeting.handler
         if before is not None and isinstance(handler, HeldRendezvous):
             handler.lost = lambda: self._lost_meanwhile(before)
@@ -131,14 +132,13 @@ class Agent(LocalElasticAgent):
         self._master = (str(worker_group.master_addr), int(worker_group.master_port or 0))
         if self._talks and self.node_rank == 0:
             self._name_the_run()
+        store = SignedStore(worker_group.store, self._meeting.signing, scope=self._meeting.scope(self._master[1]))
         if self.num_nodes > 1 and self._talks:
-            self.board = Board(
-                worker_group.store, node=self.node_rank, num_nodes=self.num_nodes, surroundings=self._surroundings()
-            )
+            self.board = Board(store, node=self.node_rank, num_nodes=self.num_nodes, surroundings=self._surroundings())
         if self._meeting.gathering is not None:
             self._meeting.gathering.close()
         if self._talks and not self._machinery.options.no_check:
-            self._call_roll(worker_group)
+            self._call_roll(store)
         self._has_met = True
 
     def _lost_meanwhile(self, board: Board) -> Finding | None:
@@ -162,12 +162,13 @@ class Agent(LocalElasticAgent):
         group = self.group
         return 0 if group is None else sum(group.counted(local).steps for local in group.attempt.ranks)
 
-    def _call_roll(self, worker_group: WorkerGroup) -> None:
+    def _call_roll(self, store: SignedStore) -> None:
         """Compare the nodes before ranks start: when this node meets others for the first time, and so do they."""
         if self._meeting.places:
-            arrival.keep_places(self._meeting.store, worker_group.store, node=self.node_rank, num_nodes=self.num_nodes)
+            places = self._meeting.signed_store
+            arrival.keep_places(places, store, node=self.node_rank, num_nodes=self.num_nodes)
         found = rollcall.compare(
-            worker_group.store,
+            store,
             self._machinery,
             node=self.node_rank,
             num_nodes=self.num_nodes,

@@ -17,6 +17,7 @@ from paceline.launcher import presence, unreached
 from paceline.launcher.node_wait import Waiting
 from paceline.launcher.notes import Note, Notes
 from paceline.launcher.presence import Arrived, Verdict
+from paceline.launcher.signed_store import SignedStore
 
 # Raw keys, outside every prefix, as nodes meet here before there is an attempt.
 _ROLL = "paceline/roll"
@@ -32,6 +33,7 @@ _LINGER_S = 1.0
 _READ_S = 10.0
 # How long a node waits for a place of a run that is complete: one of its nodes may be about to be replaced.
 _PLACE_S = 8.0
+_AHEAD = 4096  # tickets that may be handed out between two looks
 _HOSTS_S = 3.0
 # A folder on a file server is read so often.
 _NOTES_S = 5.0
@@ -41,9 +43,12 @@ _PATIENCE_S = 10.0
 
 @dataclass
 class _Seen:
-    """What the head knows of one node: who it is, when it came, its last sign of life and when that came."""
+    """What the head knows of one node: who it is, whether it has signed that, when it came, its last sign of life and
+    when that came.
+    """
 
     who: Arrived
+    is_signed: bool
     first: float
     beat: bytes = b""
     since: float = 0.0
@@ -61,9 +66,11 @@ class Roll:
         hosts_by_rank: Host of each node rank, where a scheduler tells.
         notes: What nodes say in the shared folder.
         inform: Prints a notice.
+        needs_secret: Nodes that do not sign are not in the run.
 
     Attributes:
         members: The nodes that begin the run, at the node that hosts the store.
+        is_signed: All of them sign.
     """
 
     def __init__(
@@ -77,8 +84,11 @@ class Roll:
         hosts_by_rank: list[str],
         notes: Notes,
         inform: Callable[[Notice], None],
+        needs_secret: bool = False,
     ) -> None:
-        self._store = store
+        self._needs_secret = needs_secret
+        self.is_signed = False
+        self._store = SignedStore.of(store)
         self._me = me
         self._head = head
         self._hosts = hosts
@@ -99,7 +109,7 @@ class Roll:
         Raises:
             RunError: It cannot; all nodes that are up get the same finding.
         """
-        if self._store.check([_VERDICT]):
+        if self._store.find(_VERDICT) is not None:
             self._come_late()
             return
         self._announce()
@@ -124,15 +134,24 @@ class Roll:
             waited_s = self._waiting.waited_s
             if self._hosts:
                 self._call(waited_s)
-            if self._store.check([_VERDICT]):
-                found = json.loads(self._store.get(_VERDICT))
+            content = self._store.find(_VERDICT)
+            if content is not None:
+                found = json.loads(content)
+                self._settle(bool(found.get("signed")))
                 return found["finding"] and Finding.from_json(found["finding"]), found["tickets"]
             if waited_s > self._limit_s + _PATIENCE_S:  # the head still lives, but does not judge
                 return self._missing([self._me], waited_s), []
-            if self._waiting.is_due and self._store.check([_AWAITED]):
-                self._waiting.show(Notice.from_json(json.loads(self._store.get(_AWAITED))))
+            awaited = self._store.find(_AWAITED) if self._waiting.is_due else None
+            if awaited is not None:
+                self._waiting.show(Notice.from_json(json.loads(awaited)))
             time.sleep(self._tick_s)
             self._store.add(f"{_ROLL}/beat/{self._me.ticket}", 1)
+
+    def _settle(self, is_signed: bool) -> None:
+        """Note whether all members sign; if not, nobody does from now on."""
+        self.is_signed = is_signed
+        if not is_signed and not self._needs_secret:
+            self._store.signing.drop()
 
     # At the head
 
@@ -141,9 +160,12 @@ class Roll:
         self._look()
         gone = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
         present = [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone]
-        newest = max(seen.first for seen in self._seen.values())
+        newest = max((seen.first for seen in self._seen.values()), default=0.0)
         sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
-        verdict = presence.judge(present, head=self._head, sure=sure)
+        signed = [node for node in present if self._seen[node.ticket].is_signed]
+        verdict = presence.judge(signed, head=self._head, sure=sure)  # whoever does not sign may be a stranger
+        if verdict is None or not verdict.members:
+            verdict = presence.judge(present, head=self._head, sure=sure)
         if verdict is None and waited_s > self._limit_s:
             verdict = Verdict(finding=self._missing(present, waited_s))
         if verdict is not None:
@@ -172,19 +194,32 @@ class Roll:
 
     def _publish(self, verdict: Verdict) -> None:
         """Write the verdict, in short for those who wait: a thousand nodes read it at once."""
-        self._store.set(_WHOLE, json.dumps(verdict.to_json()))
         tickets = [member.ticket for member in verdict.members]
+        signed = self._store.signing.is_on and all(self._seen[ticket].is_signed for ticket in tickets)
         told = verdict.finding and verdict.finding.to_json()
-        self._store.set(_VERDICT, json.dumps({"finding": told, "tickets": tickets}))
+        texts = {
+            _WHOLE: json.dumps({**verdict.to_json(), "signed": signed}),
+            _VERDICT: json.dumps({"finding": told, "tickets": tickets, "signed": signed}),
+        }
+        # The verdict is signed also where it says that nobody signs from now on: whoever reads it does not.
+        contents = {key: self._store.closed(key, text) for key, text in texts.items()}
+        self._settle(signed)
+        for key, content in contents.items():
+            self._store.underlying_store.set(key, content)
 
     def _look(self) -> None:
         now = time.monotonic()
         count = int(self._store.add(f"{_ROLL}/count", 0))
-        for ticket in set(range(1, count + 1)) - set(self._seen):
-            if self._store.check([f"{_ROLL}/node/{ticket}"]):  # else it is about to write who it is
-                who = Arrived.from_json(json.loads(self._store.get(f"{_ROLL}/node/{ticket}")))
-                self._seen[ticket] = _Seen(who, now)
-        beats = self._store.multi_get([f"{_ROLL}/beat/{ticket}" for ticket in self._seen])
+        most = max(self._seen, default=0) + _AHEAD  # whoever reaches the store can raise the counter
+        for ticket in set(range(1, min(count, most) + 1)) - set(self._seen):
+            # else it is about to write who it is
+            if self._store.check([f"{_ROLL}/beat/{ticket}", f"{_ROLL}/node/{ticket}"]):
+                content, is_signed = self._store.peek(f"{_ROLL}/node/{ticket}")
+                who = _parse(content) if is_signed or not self._needs_secret else None
+                if who is not None:
+                    self._seen[ticket] = _Seen(who, is_signed, now)
+        # counters, which cannot be signed
+        beats = self._store.underlying_store.multi_get([f"{_ROLL}/beat/{ticket}" for ticket in self._seen])
         for seen, beat in zip(self._seen.values(), beats, strict=True):
             if bytes(beat) != seen.beat:
                 seen.beat, seen.since = bytes(beat), now
@@ -221,7 +256,9 @@ class Roll:
 
     def _come_late(self) -> None:
         """Go in where torch's rendezvous may have a place for this node, else end."""
-        verdict = Verdict.from_json(json.loads(self._store.get(_WHOLE)))
+        whole = json.loads(self._store.get(_WHOLE))
+        self._settle(bool(whole.get("signed")))
+        verdict = Verdict.from_json(whole)
         finding = presence.judge_newcomer(self._me, verdict, head=self._head)
         if finding is not None:
             raise RunError(finding)
@@ -237,18 +274,24 @@ class Roll:
             waited_s += 0.2
 
     def _taken(self) -> list[str] | None:
-        if not self._store.check([_PLACES]):
-            return None
-        taken: list[str] = json.loads(self._store.get(_PLACES))
+        content = self._store.find(_PLACES)
+        taken: list[str] | None = None if content is None else json.loads(content)
         return taken
 
 
-def tell_places(store: Any, hosts: list[str]) -> None:
+def _parse(content: bytes) -> Arrived | None:
+    try:
+        return Arrived.from_json(json.loads(content))
+    except (ValueError, TypeError, KeyError):
+        return None  # not written by a node
+
+
+def tell_places(store: SignedStore, hosts: list[str]) -> None:
     """Say which hosts have the places of the run, for nodes that come later; none while it forms anew."""
     store.set(_PLACES, json.dumps(hosts))
 
 
-def keep_places(store: Any, attempt: Any, *, node: int, num_nodes: int) -> None:
+def keep_places(store: SignedStore, attempt: SignedStore, *, node: int, num_nodes: int) -> None:
     """Note who has the places of this attempt: node 0 writes down what the nodes say of themselves.
 
     Args:
@@ -262,6 +305,6 @@ def keep_places(store: Any, attempt: Any, *, node: int, num_nodes: int) -> None:
         keys = [f"paceline/host/{other}" for other in range(num_nodes)]
         try:
             attempt.wait(keys, timedelta(seconds=_HOSTS_S))
-            tell_places(store, [host.decode() for host in attempt.multi_get(keys)])
+            tell_places(store, [host.decode() for host in attempt.find_all(keys).values()])
         except DistStoreError:
             tell_places(store, [f"{num_nodes} nodes"])

@@ -20,8 +20,9 @@ from typing import Any
 from paceline import deadlines
 from paceline.errors import Notice
 from paceline.launcher import liveness, silence
-from paceline.launcher.channel import Channel, Operation, raw_store
+from paceline.launcher.channel import Channel, Operation
 from paceline.launcher.heartbeats import Heartbeats, write_beat
+from paceline.launcher.signed_store import SignedStore
 from paceline.launcher.silence import STORE, Loss
 
 # A launcher whose connection was closed by something else makes a new one within this time, and a heartbeat comes.
@@ -31,6 +32,8 @@ _LATE_S = 1.5
 # How often the scheduler is asked about a silent node.
 _ASK_STATE_S = 15.0
 _RECONNECT_S = 0.5
+# Every so many heartbeats a node looks whether what it has said is still there.
+_SAY_AGAIN = 4
 
 
 @dataclass
@@ -109,6 +112,9 @@ class Board:
         self.clock_offset_ns = 0
         self._surroundings = surroundings
         self._launcher = liveness.name_of(socket.gethostname(), os.getpid())
+        store = SignedStore.of(store)
+        self._is_signed = store.signing.is_on
+        self._said: dict[str, str] = {}  # what this node has written, by key
         mark = self._key("beat", node)
         store.set(mark, write_beat(0, self._launcher, 0))
         self._beats = Channel(store, mark=mark)
@@ -124,7 +130,8 @@ class Board:
         self._asked_state_s: dict[int, float] = {}
         self._published = ""
         self._fell_silent_s: dict[int, float] = {}
-        self._news: dict[str, int] = {}
+        self._num_told = 0
+        self._news: dict[str, bytes] = {}
         self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._live, name="paceline-board", daemon=True)
@@ -133,21 +140,21 @@ class Board:
 
     def fail(self) -> None:
         """Tell all nodes that this one has failed: they stop their ranks."""
-        self._asking.write(lambda store: store.set(self._key("failed"), str(self.node)))
+        self._write(self._key("failed"), str(self.node))
 
     def stop(self, signum: int) -> None:
         """Tell all nodes that this one was told to end by a signal."""
-        self._asking.write(lambda store: store.set(self._key("stop"), str(int(signum))))
+        self._write(self._key("stop"), str(int(signum)))
 
     def hurry(self) -> None:
         """Tell all nodes to end at once what is left of their ranks."""
-        self._asking.write(lambda store: store.set(self._key("hurry"), "1"))
+        self._write(self._key("hurry"), "1")
 
     def call_look(self, number: int) -> None:
         """Let all nodes look where their ranks stand; several may call for the same look."""
         if number > self.remote.look:
             self.remote.look = number
-            self._asking.write(lambda store: store.set(self._key("look"), str(number)))
+            self._write(self._key("look"), str(number))
 
     def await_head(self, kind: str, *, until_s: float, give_up: Callable[[], bool]) -> Any:
         """Return what the head publishes under a kind, None if it has not after ``until_s``, or ``give_up()``."""
@@ -165,7 +172,9 @@ class Board:
     def tell(self, kind: str, content: Any) -> None:
         """Publish a new word of a kind, over the one before, so that the head's next ``hear`` returns it."""
         self.post(kind, content)
-        self._asking.write(lambda store: store.add(self._key(f"{kind}-news"), 1))
+        self._num_told += 1
+        # Any change of it is news. It is not a counter: those cannot be signed.
+        self._write(self._key(f"{kind}-news"), f"{self.node} {self._num_told}")
 
     def hear(self, kind: str) -> dict[int, Any]:
         """Return what all nodes tell, by node rank, if there is news; empty if not, or if some never told anything.
@@ -173,20 +182,21 @@ class Board:
         It does not wait, and asks one question where there is nothing new.
         """
 
-        def read(store: Any) -> list[bytes]:
-            news = store.add(self._key(f"{kind}-news"), 0)
-            keys = [self._key(kind, node) for node in range(self.num_nodes)]
-            if news == self._news.get(kind) or not store.check(keys):
+        def read(store: SignedStore) -> list[bytes]:
+            news = store.find(self._key(f"{kind}-news"))
+            if news is None or news == self._news.get(kind):
                 return []
-            found: list[bytes] = store.multi_get(keys)
+            found = store.find_all(self._key(kind, node) for node in range(self.num_nodes))
+            if len(found) < self.num_nodes:
+                return []
             self._news[kind] = news
-            return found
+            return list(found.values())
 
         return dict(enumerate(map(json.loads, self._asking.ask(read) or [])))
 
     def announce(self, kind: str, number: int, content: Any) -> None:
         """Publish a word for all nodes, the ``number``-th of a kind."""
-        self._asking.write(lambda store: store.set(self._key(kind, number), json.dumps(content)))
+        self._write(self._key(kind, number), json.dumps(content))
 
     def announced(self, kind: str, number: int) -> Any:
         """Return the ``number``-th word of a kind, None if it was not said yet."""
@@ -240,7 +250,7 @@ class Board:
             but_head: Leave the head out.
         """
         keys = [self._key(kind, node) for node in range(but_head, self.num_nodes)]
-        return bool(self._asking.ask(lambda store: store.check(keys)))
+        return bool(self._asking.ask(lambda store: store.check(keys) and len(store.find_all(keys)) == len(keys)))
 
     def answers(self, *, give_up: Callable[[], bool]) -> bool:
         """Return whether the store answers this node from now on; waits until it does or is lost.
@@ -265,11 +275,13 @@ class Board:
         return f"paceline/{kind}" if node is None else f"paceline/{kind}/{node}"
 
     def _get(self, key: str) -> bytes | None:
-        def read(store: Any) -> bytes | None:
-            return bytes(store.get(key)) if store.check([key]) else None
-
-        found: bytes | None = self._asking.ask(read)
+        found: bytes | None = self._asking.ask(lambda store: store.find(key))
         return found
+
+    def _write(self, key: str, text: str) -> None:
+        """Write something that must not get lost."""
+        self._said[key] = text
+        self._asking.write(lambda store: store.set(key, text))
 
     def _live(self) -> None:
         # While the head's answer about the clock is awaited, look more often: the look decides its error.
@@ -298,55 +310,64 @@ class Board:
 
     # In the channel's thread, with the store
 
-    def _beat_and_look(self, store: Any) -> bool:
+    def _beat_and_look(self, store: SignedStore) -> bool:
         self._count += 1
         store.set(self._key("beat", self.node), write_beat(self._count, self._launcher, self._steps))
         self._look(store)
+        if self._is_signed and self._count % _SAY_AGAIN == 0:
+            self._say_again(store)
         self._store_heard_s = self._heartbeats.now_s
         self._answered += 1
         return True
 
-    def _look(self, store: Any) -> None:
-        if store.check([self._key("stop")]):
-            self.remote.stop = int(store.get(self._key("stop")))
-        if store.check([self._key("failed")]):
+    def _say_again(self, store: SignedStore) -> None:
+        """Write again what a stranger has written over; while that one goes on, each has its turn."""
+        said = dict(self._said)
+        for key in said.keys() - store.find_all(said).keys():
+            store.set(key, said[key])
+
+    def _look(self, store: SignedStore) -> None:
+        stop = store.find(self._key("stop"))
+        if stop is not None:
+            self.remote.stop = int(stop)
+        if store.find(self._key("failed")) is not None:
             self.remote.failed = True
-        if self.remote.stop and store.check([self._key("hurry")]):
+        if self.remote.stop and store.find(self._key("hurry")) is not None:
             self.remote.hurry = True
-        if store.check([self._key("look")]):
-            self.remote.look = max(self.remote.look, int(store.get(self._key("look"))))
+        look = store.find(self._key("look"))
+        if look is not None:
+            self.remote.look = max(self.remote.look, int(look))
         self._read_beats(store)
         if self.node == 0:
             self._answer_clock(store)
             return
         self._read_clock(store)
-        if store.check([self._key("nodes")]):
-            self._take_over(json.loads(store.get(self._key("nodes"))))
+        nodes = store.find(self._key("nodes"))
+        if nodes is not None:
+            self._take_over(json.loads(nodes))
 
-    def _read_beats(self, store: Any) -> None:
+    def _read_beats(self, store: SignedStore) -> None:
         """Note the heartbeats of the nodes that this one watches, and which late ones have lost their connection."""
-        keys = {node: self._key("beat", node) for node in self._watched}
-        if not store.check(list(keys.values())):
-            keys = {node: key for node, key in keys.items() if store.check([key])}
-        beats = store.multi_get(list(keys.values())) if keys else []
-        for node, beat in zip(keys, beats, strict=True):
-            self._heartbeats.hear(node, bytes(beat))
+        beats = store.find_all(self._key("beat", node) for node in self._watched)
+        for node in self._watched:
+            if (beat := beats.get(self._key("beat", node))) is not None:
+                self._heartbeats.hear(node, beat)
         for node, heard in self._heartbeats.heard.items():
             if heard.launcher and self._heartbeats.silence(node).silent_s > max(_LATE_S, 2 * self._tick_s):
                 heard.is_closed = _is_closed(store, heard.launcher, since_s=heard.wall_s)
 
-    def _read_clock(self, store: Any) -> None:
+    def _read_clock(self, store: SignedStore) -> None:
         """Learn by how much this node's clock is ahead of the head's, once the head has answered.
 
         The head writes its time when it comes to the question, and this node has seen it a look later.
         """
-        key = self._key("clock", self.node)
-        if not self.clock_offset_ns and store.check([key]):
-            self.clock_offset_ns = time.time_ns() - int(store.get(key)) or 1
+        head_ns = None if self.clock_offset_ns else store.find(self._key("clock", self.node))
+        if head_ns is not None:
+            self.clock_offset_ns = time.time_ns() - int(head_ns) or 1
 
-    def _answer_clock(self, store: Any) -> None:
+    def _answer_clock(self, store: SignedStore) -> None:
         for node in sorted(self._unanswered):
-            if store.check([self._key("clock-ask", node)]):
+            if store.find(self._key("clock-ask", node)) is not None:
                 store.set(self._key("clock", node), str(time.time_ns()))
                 self._unanswered.discard(node)
 
@@ -425,7 +446,7 @@ class Board:
         losses = {node: loss.to_json() for node, loss in dict(self.remote.losses).items()}
         nodes = json.dumps({"silent": self.remote.silent, "lost": losses})
         if nodes != self._published:
-            self._published = nodes
+            self._published = self._said[self._key("nodes")] = nodes
             self._beats.submit(lambda store: store.set(self._key("nodes"), nodes), is_write=True)
 
     def _take_over(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
@@ -439,8 +460,7 @@ class Board:
             self.remote.lose(int(lost), Loss(*loss))
 
 
-def _is_closed(store: Any, launcher: str, *, since_s: float) -> bool:
+def _is_closed(store: SignedStore, launcher: str, *, since_s: float) -> bool:
     """Return whether a launcher's connection was closed about when its last heartbeat came, or later."""
-    key = liveness.closed_key(launcher)
-    raw = raw_store(store)
-    return bool(raw.check([key])) and float(raw.get(key)) > since_s - _CLOSED_S
+    closed_s = store.raw().find(liveness.closed_key(launcher))
+    return closed_s is not None and float(closed_s) > since_s - _CLOSED_S

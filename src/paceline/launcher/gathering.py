@@ -16,6 +16,7 @@ from paceline.errors import Finding, Notice
 from paceline.launcher import liveness, outcome, silence
 from paceline.launcher.heartbeats import Heartbeats, write_beat
 from paceline.launcher.presence import Arrived
+from paceline.launcher.signed_store import SignedStore
 from paceline.launcher.silence import Loss
 
 _KEY = "paceline/gathering"
@@ -48,7 +49,7 @@ class Gathering:
         inform: Callable[[Notice], None],
         node_timeout_s: float,
     ) -> None:
-        self._store = store.clone()
+        self._store = SignedStore.of(store).clone()
         self._members = {liveness.name_of(member.host, member.pid): member for member in members}
         self._members.pop(launcher, None)
         self._launcher = launcher
@@ -86,11 +87,11 @@ class Gathering:
         before = (len(self._silent), self.lost)
         for place, (name, member) in enumerate(self._members.items()):
             key = f"{_KEY}/{name}"
-            beat = bytes(self._store.get(key)) if self._store.check([key]) else b""
+            beat = self._store.find(key) or self._heartbeats.heard[place].beat
             self._heartbeats.hear(place, beat)
             if beat != _LEFT:
                 heard = self._heartbeats.heard[place]
-                heard.is_closed = bool(self._store.check([liveness.closed_key(name)]))
+                heard.is_closed = self._store.find(liveness.closed_key(name)) is not None
                 self._judge(place, member)
         if before != (len(self._silent), self.lost):
             lost = self.lost and self.lost.to_json()
@@ -120,9 +121,10 @@ class Gathering:
 
     def _listen(self) -> None:
         """Take over what the node that hosts the store has seen."""
-        if not self._store.check([f"{_KEY}/news"]):
+        content = self._store.find(f"{_KEY}/news")
+        if content is None:
             return
-        news = json.loads(self._store.get(f"{_KEY}/news"))
+        news = json.loads(content)
         for values in news["silent"][len(self._silent) :]:
             self._say(Notice.from_json(values))
         self.lost = Finding.from_json(news["lost"]) if news["lost"] else None

@@ -20,6 +20,7 @@ from paceline.errors import Finding, RunError
 IDENTITY_KEY = "paceline/run"
 # The head names the run in a store right after it has opened it; another node's rank may be as quick.
 _PATIENCE_S = 5.0
+_FIELDS = {"token", "run_id", "script", "user", "host", "pid"}
 
 
 def install() -> None:
@@ -51,9 +52,18 @@ def _require_token(store: Any, token: str, *, place: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not raw.check([IDENTITY_KEY]) and time.monotonic() < deadline:
         time.sleep(0.02)
-    found = json.loads(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
+    found = parse(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
     if found is None or found["token"] != token:
         raise RunError(foreign(found, place=place))
+
+
+def parse(content: bytes) -> dict[str, Any] | None:
+    """Return the identity of a run as it was read from a store; None if that is no run's."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.keys() >= _FIELDS else None
 
 
 def _underlying(store: Any) -> Any:

@@ -7,6 +7,7 @@ only torch can count.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -157,6 +158,14 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("::1", "localhost")
 
 
+def is_numeric(name: str) -> bool:
+    """Return whether a host is given by its address."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            return bool(socket.inet_pton(family, name))
+    return False
+
+
 def resolve(name: str) -> tuple[str, ...]:
     """Return the numeric addresses of a host name, IPv4 first.
 
@@ -194,13 +203,14 @@ def address_towards(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def listen(address: str, port: int) -> socket.socket:
+def listen(address: str, port: int, *, only: bool = False) -> socket.socket:
     """Return a socket that listens on the port, held open until the store takes it over.
 
     Args:
         address: Any numeric address of the family wanted; the socket listens on all interfaces, because
             ranks of other nodes come in through whichever routes here.
         port: The port, 0 for one that the kernel chooses.
+        only: All who may connect use that address, so listen there only, if it is one of this host's.
 
     Raises:
         OSError: The port is taken (``errno.EADDRINUSE``) or not allowed.
@@ -209,14 +219,26 @@ def listen(address: str, port: int) -> socket.socket:
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     anywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
-    loopback = address in ("127.0.0.1", "::1")
+    only = only or (port == 0 and address in ("127.0.0.1", "::1"))
     try:
-        server.bind((address if loopback and port == 0 else anywhere, port))
+        _bind(server, (address, anywhere) if only else (anywhere,), port)
         server.listen(4096)
     except OSError:
         server.close()
         raise
     return server
+
+
+def _bind(server: socket.socket, addresses: Sequence[str], port: int) -> None:
+    """Bind a socket to the first of some addresses that is this host's."""
+    for address in addresses:
+        try:
+            server.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or address == addresses[-1]:
+                raise
+        else:
+            return
 
 
 def holder_of(port: int) -> str:

@@ -14,7 +14,9 @@ import threading
 import time
 from typing import Any
 
+from paceline.launcher import host
 from paceline.launcher.reach import shown
+from paceline.launcher.signed_store import SignedStore
 
 # Raw keys, outside every prefix, as a launcher lives through all attempts of a run.
 _PORT = "paceline/liveness"
@@ -23,6 +25,9 @@ _GOODBYE = b"bye"
 _CONNECT_S = 2.0
 _AGAIN_S = 2.0
 _MOST_BYTES = 4096
+_MOST_SILENT = 256  # a node says who it is right after it has connected
+_GREETING = "greeting"
+_REST_S = 0.05
 
 
 def closed_key(who: str) -> str:
@@ -45,14 +50,15 @@ class Listener:
     Args:
         store: The store of the run; the listener makes a client of its own.
         token: The run's token.
+        address: Where to listen; empty for all interfaces.
     """
 
-    def __init__(self, store: Any, *, token: str) -> None:
-        self._store = store.clone()
+    def __init__(self, store: Any, *, token: str, address: str = "") -> None:
+        self._store = SignedStore.of(store).clone()
         self._hello = shown(token).encode()
         self._names: dict[socket.socket, str] = {}
         self._selector = selectors.DefaultSelector()
-        self._server = _listen()
+        self._server = host.listen(address, 0, only=True) if address else _listen()
         self._server.setblocking(False)
         self._selector.register(self._server, selectors.EVENT_READ)
         self._store.set(_PORT, json.dumps(self._server.getsockname()[1]))
@@ -68,13 +74,25 @@ class Listener:
                         self._read(key.fileobj)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # there is no descriptor left, or the client has gone again
+        try:
             client, _ = self._server.accept()
-            client.setblocking(False)
-            self._names[client] = ""
-            self._selector.register(client, selectors.EVENT_READ)
+        except OSError:  # there is no descriptor left, or the client has gone again
+            time.sleep(_REST_S)
+            return
+        client.setblocking(False)
+        self._names[client] = ""
+        self._selector.register(client, selectors.EVENT_READ)
+        self._drop_strangers()
+
+    def _drop_strangers(self) -> None:
+        """Close the oldest connections on which nobody has said who it is, if there are many of them."""
+        silent = [client for client, name in self._names.items() if not name]
+        for client in silent[:-_MOST_SILENT]:
+            self._forget(client)
 
     def _read(self, client: Any) -> None:
+        if client not in self._names:  # closed in the same round
+            return
         try:
             data = client.recv(_MOST_BYTES)
         except BlockingIOError:
@@ -93,7 +111,8 @@ class Listener:
 
     def _greet(self, client: socket.socket, data: bytes) -> None:
         """Read who that is, and answer that this is the run it means."""
-        hello, _, name = data.strip().partition(b" ")
+        hello, _, content = data.strip().partition(b" ")
+        name = self._store.signing.open(_GREETING, content)
         if hello != self._hello or not name:
             self._forget(client)
             return
@@ -121,7 +140,9 @@ class Connection:
     def __init__(self, store: Any, address: str, *, token: str, name: str) -> None:
         self._hello = shown(token).encode()
         self._name = name.encode()
-        self._place = (address, int(json.loads(store.get(_PORT)))) if store.check([_PORT]) else None
+        self._signing = SignedStore.of(store).signing
+        port = SignedStore.of(store).find(_PORT)
+        self._place = None if port is None else (address, int(json.loads(port)))
         self._socket: socket.socket | None = None
         self._leaving = threading.Event()
         if self._place is not None:
@@ -145,7 +166,7 @@ class Connection:
         """
         assert self._place is not None
         connected = socket.create_connection(self._place, timeout=_CONNECT_S)
-        connected.sendall(self._hello + b" " + self._name + b"\n")
+        connected.sendall(self._hello + b" " + self._signing.close(_GREETING, self._name) + b"\n")
         if not connected.recv(_MOST_BYTES).startswith(self._hello):
             connected.close()
             raise ConnectionError("another program answers")

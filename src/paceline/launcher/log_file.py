@@ -52,7 +52,7 @@ class LogFile:
         self._is_deleted = False
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self.handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self._lose(0, str(error.strerror))
 

@@ -70,10 +70,13 @@ class Notes:
     Args:
         folder: Where they lie; made when it is needed.
         mine: This node, as it begins to wait.
+
+    Attributes:
+        folder: As given.
     """
 
     def __init__(self, folder: Path, mine: Note) -> None:
-        self._folder = folder
+        self.folder = folder
         self.mine = mine
         self._written = 0.0
         self._first_mtime = 0.0  # of this node's first note, by the clock of the file server
@@ -93,7 +96,7 @@ class Notes:
             return
         self.mine, self._written = changed, now
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".part")
             partial.write_text(json.dumps({**asdict(changed), "time_s": time.time()}), encoding="utf-8")
             os.replace(partial, self._path)
@@ -105,7 +108,7 @@ class Notes:
         found = []
         with contextlib.suppress(OSError):
             now = self._path.stat().st_mtime  # by the clock of the file server, as the others' times
-            for path in sorted(self._folder.glob("*.json")):
+            for path in sorted(self.folder.glob("*.json")):
                 written = path.stat().st_mtime
                 if now - written > _OURS_TO_REMOVE_S:
                     path.unlink()
@@ -131,7 +134,7 @@ class Notes:
             return
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-            self._folder.rmdir()
+            self.folder.rmdir()
 
 
 def _parse(path: Path) -> Note | None:

@@ -81,6 +81,8 @@ def settle(options: Options, *, typed: Collection[str], given: Collection[str]) 
         _settle_elastic(fit)
     if fit.options.rdzv_backend in _NUMBERS:
         _settle_settings(fit)
+    if fit.options.one_node:
+        fit.ignore("secret_file", "one node's launcher takes nothing from others")
     return replace(fit.options, warnings=tuple(fit.warnings))
 
 

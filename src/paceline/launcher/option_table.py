@@ -157,6 +157,12 @@ OPTIONS: tuple[Option, ...] = (
         metavar="FILE|none",
     ),
     Option("no_slurm", "take nothing from Slurm: nodes, node rank and head are as typed", flag=True, ours=True),
+    Option(
+        "secret_file",
+        "file with a secret that all nodes have, by which their launchers know each other",
+        ours=True,
+        metavar="FILE",
+    ),
     Option("run_dir", "folder of this run, default paceline-runs/<time>-<script>", ours=True, metavar="DIR"),
     Option("json", "print the outcome as JSON to stdout at the end", flag=True, ours=True),
 )

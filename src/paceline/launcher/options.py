@@ -29,7 +29,7 @@ from paceline.launcher.slurm import Placed
 _BY_NAME = {option.name: option for option in OPTIONS}
 # Options that take any text.
 _TEXTS = (
-    *("local_addr", "log_dir", "logs_specs", "run_dir", "accelerate_config", "master_addr", "role"),
+    *("local_addr", "log_dir", "logs_specs", "run_dir", "secret_file", "accelerate_config", "master_addr", "role"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "log_line_prefix_template"),
 )
 
@@ -86,8 +86,10 @@ class Options:
     check_replicas: int = 0  # optimizer steps; 0: never
     accelerate_config: str | None = None
     no_slurm: bool = False
+    secret_file: str | None = None
     run_dir: str | None = None
     json: bool = False
+    secret: str = field(default="", compare=False, repr=False)  # as the environment had it
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
     placed: Placed = field(default=Placed(), compare=False)
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option, and where it was decided

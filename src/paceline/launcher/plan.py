@@ -299,10 +299,17 @@ def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[
         )
 
 
-def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str:
+def describe(plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True) -> str:
     """Return the plan as the one line that is printed before the start.
 
     It has what a reader would not take for granted; ``plan.json`` in the run folder has all of it, with reasons.
+
+    Args:
+        plan: What was decided.
+        options: What was asked for.
+        address: ``HOST:PORT`` of the store.
+        run_dir: The run folder.
+        is_signed: Launchers sign what they write into the store.
     """
     nodes = (
         str(options.max_nodes)
@@ -322,6 +329,8 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str) -> str
         parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
     if plan.accelerate:
         parts.append(plan.accelerate)
+    if not is_signed and not options.one_node:
+        parts.append("unauthenticated store")
     if options.placed.said:
         parts.insert(1, options.placed.said)
     return " · ".join([*parts, run_dir])

@@ -13,7 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 from paceline import deadlines, env
 from paceline.errors import Finding, Notice, RunError, SetupError
-from paceline.launcher import host, liveness, presence
+from paceline.launcher import host, liveness, presence, run_secret
 from paceline.launcher.arrival import Roll
 from paceline.launcher.gathering import Gathering
 from paceline.launcher.node_wait import Waiting
@@ -38,7 +38,17 @@ from paceline.launcher.notes import Note, Notes
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.presence import Arrived
-from paceline.launcher.store import agree_on_run, join_limit_s, open_or_reach, open_store, rejoin_limit_s
+from paceline.launcher.run_secret import SharedFile
+from paceline.launcher.signed_store import SignedStore
+from paceline.launcher.signing import Signing
+from paceline.launcher.store import (
+    agree_on_run,
+    is_only_address,
+    join_limit_s,
+    open_or_reach,
+    open_store,
+    rejoin_limit_s,
+)
 from paceline.rundir import RUNS
 from paceline.world import expand_nodelist
 
@@ -57,6 +67,8 @@ class Meeting:
         places: Whether the store is to tell later nodes who has the places of the run.
         gathering: The nodes until the first attempt begins, None where there is one node or no roll call.
         connection: By which the node that hosts the store learns that this launcher has ended; None there.
+        signing: How launchers sign what they write for each other.
+        shared_secret: The file of the run's secret that this node has made; None if it has not.
     """
 
     handler: RendezvousHandler
@@ -68,6 +80,23 @@ class Meeting:
     places: bool = False
     gathering: Gathering | None = None
     connection: liveness.Connection | None = None
+    signing: Signing = field(default_factory=Signing)
+    shared_secret: SharedFile | None = None
+
+    @property
+    def signed_store(self) -> SignedStore:
+        """The raw store, in which launchers sign what they write if the run has a secret."""
+        return SignedStore(self.store, self.signing)
+
+    def scope(self, port: int) -> str:
+        """Return what tells the attempt that has begun from all others: what is signed in one holds in no other.
+
+        Args:
+            port: Where its ranks meet; c10d rendezvous opens a port for each attempt. Not the address: nodes may know
+                the head by different ones.
+        """
+        rounds = self.handler.rounds if isinstance(self.handler, HeldRendezvous) else 0
+        return f"{port}/{rounds}"
 
 
 class HeldRendezvous(RendezvousHandler):
@@ -87,7 +116,9 @@ class HeldRendezvous(RendezvousHandler):
         address: str,
         join_s: float,
         inform: Callable[[Notice], None],
+        signing: Signing | None = None,
     ) -> None:
+        self._signing = signing
         self._join_s = join_s
         self._inform = inform
         self.lost: Callable[[], Finding | None] = lambda: None
@@ -106,15 +137,20 @@ class HeldRendezvous(RendezvousHandler):
     def use_agent_store(self) -> bool:
         return True
 
+    @property
+    def rounds(self) -> int:
+        """How often nodes have met here."""
+        return self._rounds
+
     def next_rendezvous(self) -> RendezvousInfo:
         prefix = f"torchelastic/{self._run_id}/{self._rounds}"
         if self._rounds and self._num_nodes == 1:
             # Ranks of the attempt before have left their addresses in the store.
-            self._for_ranks = open_store(self._address, 0, must=True) or self._store
+            self._for_ranks = open_store(self._address, 0, must=True, only=True) or self._store
         self._rounds += 1
         store = PrefixStore(prefix, self._store)
         if self._num_nodes > 1:
-            self._await_all(store)
+            self._await_all(SignedStore(store, self._signing, scope=prefix))
         return RendezvousInfo(
             store,
             self._rank,
@@ -122,7 +158,7 @@ class HeldRendezvous(RendezvousHandler):
             RendezvousStoreInfo(self._address, self._for_ranks.port),
         )
 
-    def _await_all(self, store: PrefixStore) -> None:
+    def _await_all(self, store: SignedStore) -> None:
         """Say that this node is here and wait for the others, where a signal can interrupt it.
 
         Raises:
@@ -130,7 +166,7 @@ class HeldRendezvous(RendezvousHandler):
         """
         me = Arrived(0, self._rank, socket.gethostname(), os.getpid(), (self._num_nodes, self._num_nodes))
         mine = json.dumps(me.to_json())
-        other = store.compare_set(f"here/{self._rank}", "", mine).decode()
+        other = store.claim(f"here/{self._rank}", mine).decode()
         if other != mine:
             raise RunError(presence.same_rank_twice(Arrived.from_json(json.loads(other)), me))
         waiting = Waiting(self._inform, limit_s=self._join_s)
@@ -144,10 +180,9 @@ class HeldRendezvous(RendezvousHandler):
             waiting.show(presence.notice(present, head=me, hosts=[], evidence=[], fix=""))
             time.sleep(0.05)
 
-    def _present(self, store: PrefixStore) -> list[Arrived]:
-        keys = [f"here/{rank}" for rank in range(self._num_nodes)]
-        here = keys if store.check(keys) else [key for key in keys if store.check([key])]
-        return [Arrived.from_json(json.loads(store.get(key))) for key in here]
+    def _present(self, store: SignedStore) -> list[Arrived]:
+        here = store.find_all(f"here/{rank}" for rank in range(self._num_nodes))
+        return [Arrived.from_json(json.loads(content)) for content in here.values()]
 
     def is_closed(self) -> bool:
         return False
@@ -187,23 +222,50 @@ def meet(
         return _meet_elsewhere(options, plan, mine)
     local = tuple(address for _, address in host.addresses())
     notes = _make_notes(options, plan, mine, local=local)
+    own_secret = b"" if options.one_node else run_secret.given(options)
+    shared = SharedFile(notes.folder, mine["token"])
+    hosts = False
     try:
         store, head, hosts = open_or_reach(options, plan, identity=mine, local=local, notes=notes, inform=inform)
         place = f"{head}:{store.port}"
+        if hosts:
+            mine, secret = run_secret.of_head(options, mine, own_secret, shared)
+            signing = run_secret.signing(secret, mine, inform=inform)
         if hosts and not options.one_node:
-            liveness.Listener(store, token=mine["token"])  # before the others learn that this is their run
+            # before the others learn that this is their run
+            address = head if is_only_address(options, plan) else ""
+            liveness.Listener(SignedStore(store, signing), token=mine["token"], address=address)
         identity = agree_on_run(store, mine, hosts=hosts, place=place)
+        if not hosts:
+            shared = SharedFile(notes.folder, identity["token"])
+            secret = run_secret.of_run(identity, own_secret, shared, place=place)
+            signing = run_secret.signing(secret, identity, inform=inform)
+        signed = SignedStore(store, signing)
         address = options.local_addr or (head if head in local else host.address_towards(head))
-        connection = None if hosts else _connect(store, head, identity, mine)
         gathering = None
         if not options.one_node and not options.no_check:
             quiet = options.placed.one_voice and not hosts  # the head says the same
             say = _say_nothing if quiet else inform
-            roll = _call_roll(options, plan, store, identity, mine, hosts=hosts, notes=notes, inform=say)
-            gathering = _gather(options, store, roll.members, mine, inform=say)
+            asked = bool(own_secret)
+            roll = _call_roll(
+                options, plan, signed, identity, mine, hosts=hosts, notes=notes, inform=say, needs_secret=asked
+            )
+            if roll.is_signed and not secret:
+                raise RunError(run_secret.lost(place))
+            if hosts and (plan.rendezvous == "static" or not signing.is_on):
+                shared.remove()  # all have read it, and nobody joins later
+            gathering = _gather(options, signed, roll.members, mine, inform=say)
+        # It is signed as well, so not before it is clear whether all nodes sign.
+        connection = None if hosts else _connect(signed, head, identity, mine)
+    except BaseException:
+        if hosts:
+            shared.remove()
+        raise
     finally:
         notes.remove()
-    handler = _handler(options, plan, store, identity=identity, address=address, head=head, inform=inform)
+    handler = _handler(
+        options, plan, store, identity=identity, address=address, head=head, inform=inform, signing=signing
+    )
     if gathering is not None and isinstance(handler, HeldRendezvous):
         handler.lost = lambda: gathering.lost
     return Meeting(
@@ -216,6 +278,8 @@ def meet(
         places=plan.rendezvous == "c10d" and 1 < options.min_nodes == options.max_nodes and not options.no_check,
         gathering=gathering,
         connection=connection,
+        signing=signing,
+        shared_secret=shared if hosts else None,
     )
 
 
@@ -223,14 +287,14 @@ def _say_nothing(_: Notice) -> None:
     pass
 
 
-def _connect(store: TCPStore, head: str, identity: dict[str, Any], mine: dict[str, Any]) -> liveness.Connection:
+def _connect(store: SignedStore, head: str, identity: dict[str, Any], mine: dict[str, Any]) -> liveness.Connection:
     name = liveness.name_of(mine["host"], mine["pid"])
     return liveness.Connection(store, head, token=identity["token"], name=name)
 
 
 def _gather(
     options: Options,
-    store: TCPStore,
+    store: SignedStore,
     members: tuple[Arrived, ...],
     mine: dict[str, Any],
     *,
@@ -265,13 +329,14 @@ def _make_notes(options: Options, plan: Plan, mine: dict[str, Any], *, local: tu
 def _call_roll(
     options: Options,
     plan: Plan,
-    store: TCPStore,
+    store: SignedStore,
     identity: dict[str, Any],
     mine: dict[str, Any],
     *,
     hosts: bool,
     notes: Notes,
     inform: Callable[[Notice], None],
+    needs_secret: bool,
 ) -> Roll:
     static = plan.rendezvous == "static"
 
@@ -287,6 +352,7 @@ def _call_roll(
         hosts_by_rank=hosts_by_rank(options),
         notes=notes,
         inform=inform,
+        needs_secret=needs_secret,
     )
     roll.answer()
     return roll
@@ -333,6 +399,7 @@ def _handler(
     address: str,
     head: str,
     inform: Callable[[Notice], None],
+    signing: Signing,
 ) -> RendezvousHandler:
     if plan.rendezvous != "c10d":
         return HeldRendezvous(
@@ -343,6 +410,7 @@ def _handler(
             address=head,
             join_s=rejoin_limit_s(options),
             inform=inform,
+            signing=signing,
         )
     settings: dict[str, Any] = {
         "keep_alive_interval": plan.keep_alive_s,

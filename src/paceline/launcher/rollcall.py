@@ -20,6 +20,7 @@ from paceline.errors import Finding, RunError
 from paceline.launcher import facts, interfaces, likeness, link, reach
 from paceline.launcher.facts import Facts
 from paceline.launcher.ranks import Machinery
+from paceline.launcher.signed_store import SignedStore
 from paceline.rundir import shown
 
 # A head that does not hold a roll call says so at once.
@@ -63,7 +64,7 @@ class RollCall:
     """
 
     def __init__(self, store: Any, *, node: int, num_nodes: int, token: str, script: str, folder: Path) -> None:
-        self._store = store
+        self._store = SignedStore.of(store)
         self._node = node
         self._num_nodes = num_nodes
         self._token = token
@@ -124,20 +125,18 @@ class RollCall:
         return verdict
 
     def post(self, kind: str, content: Any) -> None:
-        """Publish something of this node, and count it."""
+        """Publish something of this node."""
         self._store.set(_key(kind, self._node), json.dumps(content))
-        self._store.add(_key(kind, "count"), 1)
 
     def collect(self, kind: str) -> dict[int, Any]:
         """Return what nodes have posted, by node; waits until all have, or some have taken too long."""
         deadline = time.monotonic() + _POSTS_S
-        while int(self._store.add(_key(kind, "count"), 0)) < self._num_nodes and time.monotonic() < deadline:
-            time.sleep(0.005)
-        keys = {node: _key(kind, node) for node in range(self._num_nodes)}
-        if not self._store.check(list(keys.values())):
-            keys = {node: key for node, key in keys.items() if self._store.check([key])}
-        found = self._store.multi_get(list(keys.values()))
-        return {node: json.loads(content) for node, content in zip(keys, found, strict=True)}
+        keys = [_key(kind, node) for node in range(self._num_nodes)]
+        while not self._store.check(keys) and time.monotonic() < deadline:
+            time.sleep(max(0.005, self._num_nodes / 20_000))
+        while len(found := self._store.find_all(keys)) < len(keys) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return {node: json.loads(found[key]) for node, key in enumerate(keys) if key in found}
 
     def _wait(self, kind: str, seconds: float) -> bool:
         try:
@@ -251,7 +250,9 @@ class RollCall:
         return Result(choice["env"], verdict["master"], "roll call: " + ", ".join(parts), tuple(warnings))
 
     def _measure(self, interface: str) -> dict[str, Any]:
-        speed = link.measure(self._store, node=self._node, num_nodes=self._num_nodes, interface=interface)
+        # gloo has its own client of the store, which signs nothing
+        raw = self._store.underlying_store
+        speed = link.measure(raw, node=self._node, num_nodes=self._num_nodes, interface=interface)
         if self._node == 0:
             return self._judge_link(speed)
         group, rank, _ = link.group_of(self._node, self._num_nodes)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import linecache
 import os
-import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -290,18 +290,21 @@ def _work(pid: int) -> tuple[float, int]:
 
 def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as asker:
+    if sys.platform != "linux":
+        return found
+    with contextlib.closing(witness.signed_socket()) as asker:
         asker.settimeout(0.05)
-        names: dict[str, int] = {}
+        asked: dict[int, int] = {}  # process id: local rank
         with contextlib.suppress(OSError):
             asker.bind("")  # the kernel chooses an abstract name to answer to
         for local, pid in pids.items():
             with contextlib.suppress(OSError):
                 asker.sendto(b"where", witness.address(pid))
-                names[witness.address(pid)] = local
+                asked[pid] = local
         deadline = time.monotonic() + wait_s
-        while len(found) < len(names) and time.monotonic() < deadline:
+        while len(found) < len(asked) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError, ValueError):
-                answer, sender = asker.recvfrom(1 << 18)
-                found[names[sender if isinstance(sender, str) else sender.decode()]] = json.loads(answer)
+                answer, _, sender, _ = witness.receive(asker, 1 << 18)
+                if sender in asked:  # another process may have taken the rank's name, or send here unasked
+                    found[asked[sender]] = json.loads(answer)
     return found

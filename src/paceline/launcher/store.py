@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -30,6 +31,7 @@ _NOTE_AFTER_S = 3.0
 # torch's server begins with a client of its own, which a firewall can keep out for minutes.
 _OWN_S = 10.0
 _AGAIN_S = 0.2
+_PROBE_KEY = "paceline/opened-by"  # before the run is named there, which others take for the word to go in
 _IDENTITY_S = 5.0  # the head writes it right after it listens
 
 
@@ -101,7 +103,7 @@ def _open_or_join(
     """
     must = plan.rendezvous != "c10d" or options.one_node
     try:
-        return open_store(head, port, must=must), True
+        return open_store(head, port, must=must, only=is_only_address(options, plan)), True
     except SetupError:
         # Two launchers with node rank 0 on one host: the first reports both.
         client = None if options.one_node or options.no_check else enter(head, port)
@@ -118,9 +120,9 @@ def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _R
     """
     own = open_store("::1" if ":" in head else "127.0.0.1", port, must=True)
     assert own is not None
-    own.set(guard.IDENTITY_KEY, json.dumps(identity))
+    own.set(_PROBE_KEY, identity["token"])
     store, _ = reaching.reach()
-    if (_identity_in(store) or {}).get("token") == identity["token"]:
+    if store.check([_PROBE_KEY]) and store.get(_PROBE_KEY).decode() == identity["token"]:
         return own, True
     return store, False
 
@@ -132,22 +134,41 @@ def _identity_in(store: TCPStore) -> dict[str, Any] | None:
         if time.monotonic() > deadline:
             return None
         time.sleep(0.05)
-    found: dict[str, Any] = json.loads(store.get(guard.IDENTITY_KEY))
-    return found
+    return guard.parse(store.get(guard.IDENTITY_KEY))
 
 
 def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
     return theirs is not None and all(theirs[name] == mine[name] for name in ("run_id", "script"))
 
 
-def open_store(head: str, port: int, *, must: bool) -> TCPStore | None:
+def is_only_address(options: Options, plan: Plan) -> bool:
+    """Return whether all who may connect use the address of the head that this node has.
+
+    On one node they do, and in a Slurm step, where one line starts all nodes, if it is a number. A name may mean
+    another of the head's interfaces elsewhere, and so may what was typed on another node.
+    """
+    return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
+
+
+def _is_plain(name: object) -> bool:
+    """Return whether a name is that of a folder, and does not lead out of the one that runs are in."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
+
+
+def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPStore | None:
     """Host the store on a port that is bound now; None if it is taken and somebody else may host it.
+
+    Args:
+        head: Address of this node.
+        port: The port, 0 for one that the kernel chooses.
+        must: Nobody else could be the host.
+        only: Listen at that address only.
 
     Raises:
         SetupError: The port is taken, and nobody else could be the host.
     """
     try:
-        listener = host.listen(head, port)
+        listener = host.listen(head, port, only=only)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise ports.cannot_listen(port, error) from None
@@ -305,6 +326,6 @@ def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: s
     if theirs is None:
         raise RunError(guard.foreign(None, place=place))
     alone = mine["nodes"] == [1, 1]
-    if alone or not _is_same_run(theirs, mine):
+    if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs.get("run_name")):
         raise RunError(guard.foreign(theirs, place=place))
     return theirs

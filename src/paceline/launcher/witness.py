@@ -16,6 +16,7 @@ import math
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ _THREADS, _FRAMES, _MAIN_FRAMES = 24, 30, 100
 _GROUPS, _PENDING, _RECENT = 16, 16, 32
 _LATEST = 256  # entries of the Flight Recorder that an answer is made of: all 2,000 take a rank some 40 ms to read
 _ENTRY = b',{"collective_seq_id"'  # what separates them; their fields are sorted
+
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
 # A real-time signal that neither glibc, Python, torch nor NCCL uses; 0 where there is none (macOS).
 SIGNAL = int(getattr(signal, "SIGRTMAX", 3)) - 3
@@ -41,9 +44,9 @@ def install(stacks: int) -> None:
         faulthandler.register(SIGNAL, file=stacks, all_threads=True)
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # no abstract sockets here: stacks have to do
-            ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            ear = signed_socket()
             ear.bind(address(os.getpid()))
-            threading.Thread(target=_answer, args=(ear,), name="paceline-witness", daemon=True).start()
+            threading.Thread(target=_answer, args=(ear, os.getuid()), name="paceline-witness", daemon=True).start()
 
 
 def address(pid: int) -> str:
@@ -51,11 +54,33 @@ def address(pid: int) -> str:
     return f"\0paceline-witness-{pid}"
 
 
-def _answer(ear: socket.socket) -> None:
+def signed_socket() -> socket.socket:
+    """Return a datagram socket of the machine whose messages carry their sender's process and user, by the kernel."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return made
+
+
+def receive(ear: socket.socket, num_bytes: int) -> tuple[bytes, Any, int, int]:
+    """Return a message to a signed socket: its content, its sender's address, process id and user id.
+
+    Both ids are -1 where the kernel does not say them.
+    """
+    data, kept, _, sender = ear.recvmsg(num_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    for level, kind, content in kept:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            pid, uid, _ = _CREDENTIALS.unpack_from(content)
+            return data, sender, pid, uid
+    return data, sender, -1, -1
+
+
+def _answer(ear: socket.socket, user: int) -> None:
+    """Answer the user that has started this process; others get nothing, since any user may send to the socket."""
     while True:
-        _, asker = ear.recvfrom(16)
-        with contextlib.suppress(OSError):  # it has stopped to listen
-            ear.sendto(json.dumps(state()).encode(), asker)
+        _, asker, _, uid = receive(ear, 16)
+        if uid == user and asker:
+            with contextlib.suppress(OSError):  # it has stopped to listen
+                ear.sendto(json.dumps(state()).encode(), asker)
 
 
 def state() -> dict[str, Any]:

@@ -147,7 +147,9 @@ class Node:
         )
 
     def release(self) -> None:
-        """Give the run folder back: the run has ended."""
+        """Give the run folder back, and forget the run's secret: the run has ended."""
+        if self._meeting is not None and self._meeting.shared_secret is not None:
+            self._meeting.shared_secret.remove()
         if self._lease is not None:
             self._lease.release()
 
@@ -229,7 +231,13 @@ class Node:
         told_by_head = self._options.placed.one_voice and self._meeting is not None and not self._meeting.hosts_store
         if not told_by_head:
             self._console.say(
-                planning.describe(self._plan, self._options, address=endpoint, run_dir=shown(self.run_dir.root))
+                planning.describe(
+                    self._plan,
+                    self._options,
+                    address=endpoint,
+                    run_dir=shown(self.run_dir.root),
+                    is_signed=self._meeting is not None and self._meeting.signing.is_on,
+                )
             )
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._console.say(_detail_warning().render())

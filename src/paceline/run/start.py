@@ -94,6 +94,8 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
     """
     if plan.threads.value is not None:
         env.put(env.OMP_THREADS, str(plan.threads.value))
+    # Taken out of the environment, which ranks inherit.
+    options = replace(options, secret=env.take(env.RUN_SECRET) or "")
     ports.require_free(options, plan)
     handle = -1 if options.no_probe or task.method == "exec" else pulse.create(int(plan.nproc.value))
     if task.method == "fork":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import time
+import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -104,14 +105,26 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
         return fn()
     store, on_node = runtime.store(), scope == "node"
     # Counted where the keys are: they outlive a session, and end with the store.
-    number = store.add(f"paceline/once/calls/{world.rank}", 1)
-    key = f"paceline/once/{number}/{_node(world) if on_node else 'job'}"
-    if (world.local_rank if on_node else world.rank) == 0:
-        store.set(f"{key}/rank", str(world.rank))
-        return once.perform(fn, store, key)
-    while not store.check([f"{key}/rank"]):  # which one it is follows from no number where ranks go round the nodes
-        time.sleep(once.LOOK_S)
-    return once.await_end(store, key, rank=int(store.get(f"{key}/rank")))
+    key = f"paceline/once/{store.add(f'paceline/once/calls/{world.rank}', 1)}"
+    works = (world.local_rank if on_node else world.rank) == 0
+    own = _node(world) if on_node else "job"
+    # Which ranks work follows from no number where ranks go round the nodes.
+    store.set(f"{key}/at/{world.rank}", json.dumps([own, works]))
+    once.arrive(store, key)
+    value, data = once.perform(fn, store, f"{key}/{world.rank}") if works else (None, b"")
+    workers = _workers(store, key, world) if on_node else {own: 0}
+    for rank in sorted({*workers.values()} - {world.rank}):
+        once.await_end(store, f"{key}/{rank}", rank=rank)
+    once.await_all(store, key, world_size=world.world_size)
+    pickles = {rank: runtime.bytes_of(rank, data) for rank in sorted(workers.values())}
+    return value if works else pickle.loads(pickles[workers[own]])
+
+
+def _workers(store: Any, key: str, world: World) -> dict[str, int]:
+    """Return the rank that works on each node, once all ranks have come."""
+    once.await_all(store, key, world_size=world.world_size)
+    places = [json.loads(store.get(f"{key}/at/{rank}")) for rank in range(world.world_size)]
+    return {node: rank for rank, (node, works) in enumerate(places) if works}
 
 
 def _node(world: World) -> str:

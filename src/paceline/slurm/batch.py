@@ -143,6 +143,7 @@ def _start(request: Request, place: Place) -> list[str]:
     script = ["--"] if request.script.startswith("-") else []
     script += [word(each) for each in (request.script, *request.script_args)]
     return [
+        *_secret(request),
         "# this script runs on the first node of the job: its address, and a port that is free there",
         f"endpoint=$({_own(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
         "status=0",
@@ -157,6 +158,16 @@ def _record(request: Request, place: Place) -> str:
         return ""
     ends = " --on-node-loss fail" if request.on_node_loss == "fail" else ""
     return f' --job-script "$0"{ends}'
+
+
+def _secret(request: Request) -> list[str]:
+    """Return the lines that make the secret of this start; Slurm hands the variable to all tasks."""
+    if request.max_nodes == 1:
+        return []
+    return [
+        "# a secret by which the launchers of the nodes know each other: new at each start, and written to no file",
+        f"export {env.RUN_SECRET}=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",
+    ]
 
 
 def _own(place: Place) -> str:

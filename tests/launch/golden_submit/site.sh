@@ -37,6 +37,8 @@ export NASTY=$'$(touch x) \'a\' "b"\n`c`'
 srun --export=ALL --ntasks-per-node=1 mkdir -p -- /scratch/ada/"${SLURM_JOB_ID}"'/x y' || exit
 export TMPDIR=/scratch/ada/"${SLURM_JOB_ID}"'/x y'
 
+# a secret by which the launchers of the nodes know each other: new at each start, and written to no file
+export PACELINE_RUN_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint --run-dir '/home/ada/digits/all runs of ada/20261121-140300-train-3f2a' --job-script "$0" --on-node-loss fail) || exit
 status=0

@@ -24,6 +24,8 @@
 # where the latest checkpoint is damaged: go on from the latest one that is whole
 export PACELINE_DAMAGED=skip
 
+# a secret by which the launchers of the nodes know each other: new at each start, and written to no file
+export PACELINE_RUN_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 # this script runs on the first node of the job: its address, and a port that is free there
 endpoint=$(/opt/venv/bin/paceline endpoint --run-dir /home/ada/digits/paceline-runs/20261121-140300-train-3f2a --job-script "$0") || exit
 status=0

@@ -1,0 +1,153 @@
+"""Signatures of what launchers write for each other, so that nobody without the run's secret is believed.
+
+``sign`` and ``verify`` are pure. A signature binds the value to its key, the run's token, its sender and a number that
+each sender counts up: a message can be moved to no other key, run or attempt, and an older one is told from a newer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_MARK = b"paceline-signed"
+_STAYS_S = 0.2
+
+
+@dataclass(frozen=True)
+class Message:
+    """What was signed.
+
+    Attributes:
+        sender: Who has signed it.
+        number: Counts the messages of this sender.
+        value: What it says.
+    """
+
+    sender: str
+    number: int
+    value: bytes
+
+
+def sign(secret: bytes, token: str, key: str, message: Message) -> bytes:
+    """Return a message as it is written under a key: a line with the signature, and the value."""
+    return b"%s %s %d %s\n%s" % (
+        _MARK,
+        _digest(secret, token, key, message).encode(),
+        message.number,
+        message.sender.encode(),
+        message.value,
+    )
+
+
+def verify(secret: bytes, token: str, key: str, content: bytes) -> Message | None:
+    """Return the message that was written under a key; None if nobody with the secret has signed it for that key."""
+    line, value = _split(content)
+    try:
+        digest, number, sender = line.decode("ascii").split(" ")
+        message = Message(sender, int(number), value)
+    except ValueError:
+        return None
+    return message if hmac.compare_digest(digest, _digest(secret, token, key, message)) else None
+
+
+def unsigned(content: bytes) -> bytes:
+    """Return the value of a message without a look at its signature, if it has one."""
+    line, value = _split(content)
+    return value if line else content
+
+
+def _split(content: bytes) -> tuple[bytes, bytes]:
+    """Return the line of the signature without its mark, empty if there is none, and the value."""
+    if not content.startswith(_MARK + b" "):
+        return b"", content
+    line, _, value = content.partition(b"\n")
+    return line[len(_MARK) + 1 :], value
+
+
+def _digest(secret: bytes, token: str, key: str, message: Message) -> str:
+    # With their lengths, so that what ends one field cannot begin the next.
+    parts = (token.encode(), key.encode(), message.sender.encode(), str(message.number).encode(), message.value)
+    content = b"".join(b"%d:%s" % (len(part), part) for part in parts)
+    return hmac.new(secret, content, hashlib.sha256).hexdigest()
+
+
+class Signing:
+    """How this launcher signs what it writes, and what it believes.
+
+    Args:
+        secret: The run's secret; empty for a run without one, in which all that is written is believed.
+        token: The run's token.
+        on_ignored: Called once for each kind of key under which a message was found that is not believed.
+    """
+
+    def __init__(
+        self, secret: bytes = b"", *, token: str = "", on_ignored: Callable[[str], None] = lambda key: None
+    ) -> None:
+        self._secret = secret
+        self._token = token
+        self._on_ignored = on_ignored
+        self._sender = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._newest: dict[tuple[str, str], int] = {}  # by key and sender
+        self._old_since_s: dict[tuple[str, str, int], float] = {}
+        self._ignored: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether messages are signed, and only signed ones believed."""
+        return bool(self._secret)
+
+    def drop(self) -> None:
+        """Sign no more and believe all, as a run without a secret: some node of it does not have it."""
+        self._secret = b""
+
+    def close(self, key: str, value: bytes) -> bytes:
+        """Return a value as it is written under a key."""
+        if not self._secret:
+            return value
+        return sign(self._secret, self._token, key, Message(self._sender, next(self._numbers), value))
+
+    def open(self, key: str, content: bytes) -> bytes | None:
+        """Return the value that was written under a key; None if it is not believed."""
+        if not self._secret:
+            return unsigned(content)
+        message = verify(self._secret, self._token, key, content)
+        if message is None:
+            self._report(key)
+            return None
+        return None if self._is_old(key, message) else message.value
+
+    def has_signed(self, key: str, content: bytes) -> bool:
+        """Return whether somebody with the secret has signed this."""
+        return bool(self._secret) and verify(self._secret, self._token, key, content) is not None
+
+    def _is_old(self, key: str, message: Message) -> bool:
+        """Return whether a newer message of this sender was seen under the key.
+
+        It is reported when it stays: of two threads the one that has read first may look at it last.
+        """
+        place, now_s = (key, message.sender), time.monotonic()
+        with self._lock:
+            newest = self._newest.get(place, 0)
+            self._newest[place] = max(newest, message.number)
+            if message.number >= newest:
+                return False
+            since_s = self._old_since_s.setdefault((*place, message.number), now_s)
+        if now_s - since_s > _STAYS_S:
+            self._report(key)
+        return True
+
+    def _report(self, key: str) -> None:
+        kind = key.rpartition("|")[2].rstrip("0123456789").rstrip("/")
+        with self._lock:
+            is_new = kind not in self._ignored
+            self._ignored.add(kind)
+        if is_new:
+            self._on_ignored(kind)
