@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import os
-import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +15,8 @@ from typing import Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from paceline import __version__, command_help, env, nodeaddr, terminal
-from paceline.errors import EXIT_MISUSE, EXIT_OK, Finding, PacelineError, UsageError, closest
+from paceline import __version__, command_errors, command_help, env, nodeaddr, terminal
+from paceline.errors import EXIT_OK, PacelineError
 from paceline.launcher import command_line, preferences
 from paceline.launcher import options as launch
 from paceline.launcher import slurm as slurm_place
@@ -28,8 +26,6 @@ from paceline.slurm.option_table import HANDED, OWN
 Deed = Callable[[], int]
 
 _UNHEARD = 128 + 13  # what shells tell of a program that was ended by SIGPIPE: whoever read has gone, as head does
-
-_TOGETHER_S = 1.0  # so far apart do the tasks of a step come here
 
 
 # A group inside it, and every command, takes its class from this one.
@@ -331,10 +327,6 @@ def _why(words: tuple[str, ...], seconds: float, signal: str, collects: bool, as
 
     PID is the process of a launcher or of a rank, JOBID a Slurm job, NODE a host that ssh reaches, FILE what
     --collect has written. Without one: all ranks of this user on this host.
-
-    \b
-    paceline why
-    paceline why node-a node-b
     """
 
     def deed() -> int:
@@ -406,10 +398,6 @@ def _translate(command: tuple[str, ...], as_json: bool) -> Deed:
 
     COMMAND is a line of torchrun, accelerate launch, fabric run or deepspeed, also behind srun, env or the like; or
     all of it in single quotes, so that $VARIABLES stay as they are. What has no counterpart is said on stderr.
-
-    \b
-    paceline translate -- accelerate launch --mixed_precision bf16 --num_processes 4 train.py
-    paceline translate 'srun torchrun --nnodes 2 --node-rank $SLURM_NODEID train.py --lr 0.1'
     """
 
     def deed() -> int:
@@ -463,7 +451,7 @@ def main() -> NoReturn:
     except PacelineError as error:
         if os.getpid() != launcher:
             raise  # of a rank's own script
-        _refuse(error)
+        command_errors.refuse(error)
     except KeyboardInterrupt:  # before anything was started: later the launcher takes signals by itself
         sys.exit(130)
     except BrokenPipeError:
@@ -484,16 +472,16 @@ def _understood() -> Deed:
     try:
         deed: Any = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
-        _refuse(_unknown_option(error))
+        command_errors.refuse(command_errors.unknown_option(error))
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(EXIT_OK)
     except click.ClickException as error:
-        _refuse(_misused(error))
+        command_errors.refuse(command_errors.misused(error))
     except click.Abort:
         sys.exit(130)
     except PacelineError as error:
-        _refuse(error)
+        command_errors.refuse(error)
     if not callable(deed):
         sys.exit(deed or 0)  # --help and --version
     understood: Deed = deed
@@ -505,40 +493,3 @@ def _say_what_can_be_said() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
-    typed = error.option_name
-    if error.ctx is not None and error.ctx.command is cli:
-        what = f"paceline has no option {typed}"
-        return UsageError(Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ..."))
-    if error.ctx is not None and error.ctx.command.name == "submit":
-        from paceline.slurm import request
-
-        return request.unknown_option(typed)
-    if error.ctx is not None and error.ctx.command.name != "run":
-        path = error.ctx.command_path
-        near = closest(typed, [form for parameter in error.ctx.command.params for form in parameter.opts])
-        what, fix = f"{path} has no option {typed}", f"{path} {near}" if near else f"{path} --help"
-        return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
-    return launch.unknown_option(typed)
-
-
-def _misused(error: click.ClickException) -> UsageError:
-    command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
-    what = error.format_message()
-    script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
-    fix = f"paceline run {script[1]}" if script else f"{command} --help"
-    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
-
-
-def _refuse(error: PacelineError) -> NoReturn:
-    status = error.exit_status if error.exit_status else EXIT_MISUSE
-    if not error.said_elsewhere:
-        terminal.show(error.finding.render(), sys.stderr)
-    if error.found_by_all:
-        # srun may end all tasks when the first has failed: before it was said, or with a status that says SIGTERM
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
-        sys.stderr.flush()
-        time.sleep(_TOGETHER_S)
-    sys.exit(status)

@@ -11,8 +11,16 @@ GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "run": {
         "Ranks and nodes": ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone"),
         "Elastic rendezvous": ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr", "max_restarts"),
-        "What is started": ("module", "no_python", "run_path", "start_method", "numa_binding", "virtual_local_rank"),
-        "Before the start": ("check", "check_only", "no_check", "roll_call_timeout", "no_slurm"),
+        "What is started": (
+            "module",
+            "no_python",
+            "run_path",
+            "start_method",
+            "accelerate_config",
+            "numa_binding",
+            "virtual_local_rank",
+        ),
+        "Before the start": ("check", "check_only", "no_check", "roll_call_timeout", "no_slurm", "secret_file"),
         "While it runs": (
             "hang_timeout",
             "on_hang",
@@ -77,6 +85,11 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     ),
     "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --json job.sh"),
+    "paceline why": ("paceline why", "paceline why node-a node-b"),
+    "paceline translate": (
+        "paceline translate -- accelerate launch --num_processes 4 train.py",
+        "paceline translate 'srun torchrun --nnodes 2 train.py --lr 0.1'",
+    ),
     "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
     "paceline doctor": ("paceline doctor", "paceline doctor --json"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),

@@ -51,6 +51,7 @@ FLOORS = {
     "session": 3,
     "trainer": 3,
     "why": 3,
+    "command_errors": 3,
     "cli": 4,
     "__main__": 4,
     "entry": 4,
@@ -59,12 +60,13 @@ SAME_FLOOR = {
     ("inline", "run"),  # the launch of a function is a run with another beginning
     ("__main__", "entry"),
     ("entry", "cli"),
+    ("command_errors", "slurm"),  # which options it takes
     ("run", "slurm"),  # a launcher in a step asks Slurm about a node that is silent
     ("translate", "slurm"),  # lines to paste are quoted in one way
     ("why", "slurm"),  # asks for the nodes of a job, and starts a step on them
     ("trainer", "session"),  # a loop on Session's public members
 }
-LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "translate", "why", "cli"}
+LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "translate", "why", "command_errors", "cli"}
 
 
 def room(module: str) -> str:

@@ -18,7 +18,8 @@ from paceline.torch_private import OF_RESULTS, OPTIONAL, PRIVATE
 OTHERS = {"_replace", "_fields", "_indices", "_data", "_distributed", "_update_count", "_computed", "_forward_cache"}
 OTHERS |= {"_popen", "_bootstrap", "_ctxt_switches"}
 # Of our own objects, which another of our modules looks at; ends of the names of hooks.
-OURS = {"_activity", "_paceline_loop", "_paceline_has_forked", "_hparams"}
+OTHERS |= {"_collections_abc"}
+OURS = {"_check", "_activity", "_paceline_loop", "_paceline_has_forked", "_hparams"}
 OURS |= {"_dataloader", "_epoch_start", "_epoch_end"}
 # Reads texts that any version of torch has printed, and scripts that are written for any version of it.
 READERS = ("explain/", "lint/", "catalogue/", "doctor/", "variables/", "torch_private.py")

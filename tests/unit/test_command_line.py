@@ -63,7 +63,7 @@ def unambiguous():
         for form in sorted({option.long, f"--{option.name}"}):
             for end in range(3, len(form)):
                 begun = [form[:end]] if option.flag else [form[:end] + "=1"]
-                if not option.ours and len(parser._get_option_tuples(begun[0])) == 1:
+                if not (option.ours or option.newer) and len(parser._get_option_tuples(begun[0])) == 1:
                     yield begun[0], option
 
 

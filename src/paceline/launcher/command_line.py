@@ -44,7 +44,7 @@ def abbreviated_by(form: str) -> list[Option]:
     """Return the options of torchrun that begin with a form."""
     if not form.startswith("--"):
         return []
-    return [option for option in OPTIONS if not option.ours and _begins(option, form)]
+    return [option for option in OPTIONS if not (option.ours or option.newer) and _begins(option, form)]
 
 
 def _begins(option: Option, form: str) -> bool:

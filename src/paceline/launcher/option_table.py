@@ -18,6 +18,7 @@ class Option:
         ours: True for what torchrun does not have.
         metavar: What stands for the value in the help.
         many: True for an option that may be given several times.
+        newer: Only torchrun of torch 2.15 or newer has it: abbreviations of older ones must not become ambiguous.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Option:
     ours: bool = False
     metavar: str = ""
     many: bool = False
+    newer: bool = False
 
     @property
     def long(self) -> str:
@@ -79,6 +81,7 @@ OPTIONS: tuple[Option, ...] = (
         "log_line_prefix_template",
         "prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank} and ${hostname}",
         metavar="TEXT",
+        newer=True,
     ),
     Option("local_ranks_filter", "local ranks that the console shows, such as 0,1", "", metavar="N,N"),
     Option("duplicate_stdout_filters", "lines of teed stdout to copy to filtered_stdout.log", metavar="A,B"),
