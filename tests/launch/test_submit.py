@@ -472,7 +472,7 @@ MISUSE = [
     (["--mem", "64GB", "train.py"], "--mem 64GB", "--mem 64G"),
     (["--sbatch", "constraint=a100", "train.py"], "begins with a dash", "--sbatch --constraint=a100"),
     (["--sbatch", "--gres=gpu:4", "train.py"], "sets --gres itself", "--gpus-per-node 4"),
-    (["--sbatch", "--array=1-3", "train.py"], "has no --array", "leave out"),
+    (["--sbatch", "--array=1-3", "train.py"], "has no --array", "for i in 0 1 2; do paceline submit"),
     (["--sbatch", "--comment=a\nb", "train.py"], "without control characters", ""),
     (["--job-name", "a\nb", "train.py"], "without control characters", ""),
     (["--gpu-per-node", "4", "train.py"], "has no option --gpu-per-node", "--gpus-per-node"),
