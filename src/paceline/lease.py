@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import queue
 import secrets
 import socket
 import threading
@@ -220,6 +221,13 @@ class Lease:
             self._has_warned = True
             self._say(text)
 
+    def release_soon(self) -> None:
+        """Give the folder back at the next heartbeat or ``take``; for callbacks of the garbage collector.
+
+        The collector may run in this module, in a thread that holds one of its locks: ``release`` would wait for ever.
+        """
+        _heart.given_back.put(self)
+
     def release(self) -> None:
         """Give the folder back, after the last of its users."""
         if os.getpid() != self._pid:
@@ -248,6 +256,7 @@ def take(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | 
         UsageError: A living run has it.
         OSError: The folder cannot be written.
     """
+    _heart.take_back()
     known = _heart.lease_of(folder)
     if known is not None:
         known.users += 1
@@ -416,6 +425,7 @@ class _Heart:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_registered = False
+        self.given_back: queue.SimpleQueue[Lease] = queue.SimpleQueue()  # its ``put`` may interrupt itself
 
     def lease_of(self, folder: Path) -> Lease | None:
         return self._leases.get(Path(os.path.abspath(folder)))
@@ -435,6 +445,12 @@ class _Heart:
                 self._thread = threading.Thread(target=self._run, name="paceline-lease", daemon=True)
                 self._thread.start()
 
+    def take_back(self) -> None:
+        """Release what callbacks of the garbage collector have left."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.given_back.get_nowait().release()
+
     def forget(self, lease: Lease) -> None:
         with self._lock:
             if self._leases.get(lease.folder) is lease:
@@ -443,6 +459,7 @@ class _Heart:
     def _run(self) -> None:
         while True:
             time.sleep(scaled(LEASE_HEARTBEAT))
+            self.take_back()
             with self._lock:
                 leases = list(self._leases.values())
                 if not leases:
@@ -458,6 +475,7 @@ class _Heart:
 
     def _forget_all(self) -> None:
         self._leases, self._thread, self._lock = {}, None, threading.Lock()
+        self.given_back = queue.SimpleQueue()
 
 
 _heart = _Heart()

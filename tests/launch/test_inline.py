@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -33,7 +34,9 @@ def test_rank_0s_value_comes_back(command):
     )
     assert ended.status == 0, ended.err
     assert ended.out == "16\nagain\n"
-    assert "OpenMP pool a fork does not inherit" in ended.err
+    plan = json.loads((command.folder / ended.run_dir / "plan.json").read_text())
+    assert plan["threads"]["value"] == 1
+    assert "OpenMP pool a fork does not inherit" in plan["threads"]["reason"]
 
 
 def test_a_failure_raises_with_the_finding(command):

@@ -243,3 +243,21 @@ def test_a_forked_child_gives_nothing_back(take, tmp_path):
         os._exit(0)
     os.waitpid(pid, 0)
     assert lease.read(tmp_path).token == held.owner.token
+
+
+def test_the_garbage_collector_may_give_a_folder_back_at_any_moment(take):
+    """It ran while a lease was being kept, in a thread that held the lock that ``release`` waits for."""
+    first = take()
+    with lease._heart._lock, first._lock:
+        first.release_soon()
+    second = take()
+    assert second is not first
+    assert lease.read(second.folder).token == second.owner.token
+
+
+def test_a_heartbeat_gives_back_what_the_garbage_collector_has_left(take, tmp_path):
+    take().release_soon()
+    deadline_s = time.monotonic() + 5
+    while RunDir(tmp_path).lease.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

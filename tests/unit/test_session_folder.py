@@ -48,7 +48,7 @@ def damage(session, name):
 def trained():
     session, model = begin("run")
     train(session, model, 2)
-    session._place.release()
+    session._place.release_soon()
     return session
 
 

@@ -114,7 +114,7 @@ def _warm_up(modules: Sequence[str]) -> None:
     import gc
     from importlib import import_module
 
-    slow = threading.Timer(_SLOW_IMPORT_S, terminal.say, ["importing torch (slow on a network file system)"])
+    slow = threading.Timer(_SLOW_IMPORT_S, _say_to_a_person, ["importing torch (slow on a network file system)"])
     slow.daemon = True
     slow.start()
     try:
@@ -130,3 +130,8 @@ def _warm_up(modules: Sequence[str]) -> None:
     gc.freeze()
     if "triton" in sys.modules:  # that of torch 2.15 is built with nanobind, which prints what is never collected
         atexit.register(gc.unfreeze)
+
+
+def _say_to_a_person(text: str) -> None:
+    if terminal.columns_of(sys.stderr):
+        terminal.say(text)

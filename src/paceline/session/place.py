@@ -130,10 +130,10 @@ class Place:
         if owner is not None:
             raise RunError(lease.taken_over(self.run_dir.root, owner))
 
-    def release(self) -> None:
-        """Give the folder back."""
+    def release_soon(self) -> None:
+        """Give the folder back; called by the garbage collector."""
         if self._lease is not None:
-            self._lease.release()
+            self._lease.release_soon()
 
     def say_what_is_beside(self) -> None:
         """Say on rank 0 that the folder has no checkpoint and a similar one has, with the line that continues it."""

@@ -107,7 +107,8 @@ class Session:
         self._checkpoints = Checkpoints(
             self.run_dir.checkpoints, world=self._world, device=self._device, guard=self._place.require_own
         )
-        weakref.finalize(self, self._place.release).atexit = False  # at the end of the process: after ending.finish
+        # At the end of the process it is given back after ending.finish.
+        weakref.finalize(self, self._place.release_soon).atexit = False
         self._progress = Progress(
             world=self._world,
             device=self._device,
