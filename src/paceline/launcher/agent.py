@@ -190,6 +190,7 @@ class Agent(LocalElasticAgent):
         store.set(guard.IDENTITY_KEY, self._identity)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._obey_stop()  # it may have come while the nodes met
         spec = worker_group.spec
         restarts = spec.max_restarts - self._remaining_restarts
         workers = worker_group.workers
@@ -258,14 +259,18 @@ class Agent(LocalElasticAgent):
     def _is_hurried(self) -> bool:
         return self.board is not None and self.board.remote.hurry
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        assert self.group is not None
-        self.group.listen(self._wait_s)
+    def _obey_stop(self) -> None:
+        """Raise SignalException where a signal has asked for the end, here or on another node."""
         if self.board is not None and self.board.remote.stop and self._asked_to_stop is None:
             self._asked_to_stop = signal.Signals(self.board.remote.stop)
         if self._asked_to_stop is not None:
             self.stopping.set()
             raise SignalException(f"the launcher got {self._asked_to_stop.name}", sigval=self._asked_to_stop)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        assert self.group is not None
+        self.group.listen(self._wait_s)
+        self._obey_stop()
         result: RunResult = super()._monitor_workers(worker_group)
         if self._late_variables is not None:
             self._late_variables.tick(at_once=result.state != WorkerState.HEALTHY)

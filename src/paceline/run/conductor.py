@@ -184,9 +184,8 @@ class Conductor:
                 )
                 time_left = f"at least {seconds} s ({whose})" if whose else time_left
             self._console.say(f"{by}: ranks have {time_left} to end by themselves; {again} ends them now")
-        if self._node.agent is not None:
-            by_slurm = "Slurm" in sender and self._slurm_times.limits.signals_all
-            self._node.agent.ask_to_stop(hands_on, reached_ranks=by_slurm and hands_on == number)
+        by_slurm = "Slurm" in sender and self._slurm_times.limits.signals_all
+        self._node.ask_to_stop(hands_on, reached_ranks=by_slurm and hands_on == number)
         return time.monotonic() + _NOTICE_S
 
     def _account(self, kind: str, content: Any) -> Report:

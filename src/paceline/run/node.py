@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import tempfile
 import time
@@ -60,6 +61,7 @@ class Node:
         self._training = identity.of_command(
             options.script, options.script_args, env.snapshot(), folder=identity.working_folder()
         )
+        self._asked_to_stop: signal.Signals | None = None
         self.agent: Agent | None = None
         self.run_dir: RunDir | None = None
         self.first_attempt = 0
@@ -113,6 +115,8 @@ class Node:
         )
         spec = agents.make_spec(self._options, self._plan, meeting)
         self.agent = agents.Agent(spec, machinery, meeting)
+        if self._asked_to_stop is not None:  # before there was an agent to be told
+            self.agent.ask_to_stop(self._asked_to_stop)
         try:
             result = self.agent.run()
         except SignalException:
@@ -120,6 +124,12 @@ class Node:
         if result is None:  # the rendezvous was closed while this node waited: nothing of its own failed
             return True
         return not result.is_failed() and result.state.name == "SUCCEEDED"
+
+    def ask_to_stop(self, signum: signal.Signals, *, reached_ranks: bool = False) -> None:
+        """Ask the agent to stop, also if there is none yet; see ``Agent.ask_to_stop``."""
+        self._asked_to_stop = signum
+        if self.agent is not None:
+            self.agent.ask_to_stop(signum, reached_ranks=reached_ranks)
 
     def leave(self) -> None:
         """Let the node that hosts the store know that this launcher ends in order."""
