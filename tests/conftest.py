@@ -12,7 +12,7 @@ import pytest
 from representative import names_of, representative_tests
 
 # Tests with these marks assert deadlines of a machine that is shared, or run programs of others.
-RETRIED = ("alone", "peers", "slurm", "namespaces", "slow")
+RETRIED = ("alone", "healthy", "peers", "slurm", "namespaces", "slow")
 
 
 def pytest_addoption(parser):

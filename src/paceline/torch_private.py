@@ -86,7 +86,12 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 OF_RESULTS: dict[str, tuple[str, ...]] = {
     "torch.compiler.disable": ("_torchdynamo_disable",),
     "torch.distributed.fsdp.FullyShardedDataParallel": ("_fsdp_flattened",),
-    "torch.nn.functional.cross_entropy": ("_saved_reduction",),
+    "torch.nn.functional.cross_entropy": (
+        "_saved_ignore_index",
+        "_saved_reduction",
+        "_saved_target",
+        "_saved_weight",
+    ),
     "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
     "torch.sum": ("_saved_self_sym_sizes",),
 }

@@ -6,6 +6,17 @@ HANG = {"limit_s": 10}
 PLACE = r"train\.py:\d+"
 
 
+TWO_LINES = """
+if step == 5:
+    numbers = torch.ones(3)
+    broke()
+    if rank == 0:
+        dist.all_reduce(numbers)
+    else:
+        dist.broadcast(numbers, 1)
+"""
+
+
 @fault(
     "different collectives",
     finding="collective-mismatch",
@@ -14,17 +25,7 @@ PLACE = r"train\.py:\d+"
     **HANG,
 )
 def test_two_lines(stage):
-    stage.script(
-        step="""
-        if step == 5:
-            numbers = torch.ones(3)
-            broke()
-            if rank == 0:
-                dist.all_reduce(numbers)
-            else:
-                dist.broadcast(numbers, 1)
-        """
-    )
+    stage.script(step=TWO_LINES)
     stage.launch()
 
 
@@ -176,15 +177,5 @@ def test_sizes_that_one_rank_survives(stage):
     **HANG,
 )
 def test_two_lines_on_two_hosts(stage):
-    stage.script(
-        step="""
-        if step == 5:
-            numbers = torch.ones(3)
-            broke()
-            if rank == 0:
-                dist.all_reduce(numbers)
-            else:
-                dist.broadcast(numbers, 1)
-        """
-    )
+    stage.script(step=TWO_LINES)
     stage.launch()

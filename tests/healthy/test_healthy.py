@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+PARTS = Path(__file__).parent / "parts"  # modules that several programs import
 CODE = re.compile(r"\b[A-Z]{3}\d{3}\b [a-z-]+: |\[[A-Z]{3}\d{3} [a-z-]+\]")
 # What differs from 2 ranks, status 0 and no arguments.
 RANKS = {"one_rank": 1, "three_ranks_uneven": 3, "pipeline_three_stages": 3}
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.healthy, pytest.mark.timeout(150)]
 @pytest.mark.parametrize("name", sorted(path.stem for path in PROGRAMS.glob("*.py")))
 def test_a_healthy_program_is_left_alone(command, name):
     program = command.script((PROGRAMS / f"{name}.py").read_text(), f"{name}.py")
+    for part in PARTS.glob("*.py"):
+        command.script(part.read_text(), part.name)
     ended = command.run(
         *("--nproc-per-node", RANKS.get(name, 2), "--run-dir", "paceline-run"),
         *(program, *ARGUMENTS.get(name, ())),

@@ -12,6 +12,7 @@ FLOORS = {
     "errors": 0,
     "env": 0,
     "terminal": 0,
+    "syntax": 0,
     "deadlines": 0,
     "cpus": 0,
     "world": 0,

@@ -208,6 +208,13 @@ else:
         yield pool
         pool.close()
 
+    @pytest.fixture(scope="module")
+    def alone(library_ranks, tmp_path_factory):
+        """What the set-ups of a module come to on one rank; see ``parity.Alone``."""
+        from ranks import parity
+
+        return parity.Alone(library_ranks, tmp_path_factory.mktemp("alone"))
+
     @pytest.fixture
     def port():
         """A port that nobody listens on."""

@@ -214,11 +214,6 @@ SETUPS = [
 IN_FLOAT32 = [gpt2_with_its_own_loss, t5_with_its_own_loss]
 
 
-@pytest.fixture(scope="module")
-def alone(library_ranks, tmp_path_factory):
-    return parity.Alone(library_ranks, tmp_path_factory.mktemp("alone"))
-
-
 @pytest.mark.parametrize(("setup", "world_size"), parity.cases(SETUPS))
 def test_any_number_of_ranks_trains_what_one_would(library_ranks, alone, tmp_path, setup, world_size):
     parity.check(parity.run(library_ranks, setup, tmp_path / "run", world_size), alone(setup))

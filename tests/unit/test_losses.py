@@ -1,11 +1,11 @@
-"""Sums over rows, told apart from means and from penalties by the graph of the loss."""
+"""Sums over rows and means over something else, told apart from means over rows by the graph of the loss."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.session.losses import function_that_sums
+from paceline.session.losses import function_that_sums, other_than_rows
 
 NUM_ROWS = 5
 LAYER = nn.Linear(4, NUM_ROWS)  # as many weights as rows: a penalty on them has the shape of a loss
@@ -54,3 +54,33 @@ def test_the_graph_is_still_there():
     loss = functional.mse_loss(LAYER(X), Y, reduction="sum")
     assert function_that_sums(loss, NUM_ROWS) == 'mse_loss(..., reduction="sum")'
     loss.backward()
+
+
+CLASS_WEIGHTS = torch.linspace(0.5, 2, NUM_ROWS)
+TOKENS = torch.arange(2 * NUM_ROWS) % NUM_ROWS  # two a row
+PADDED = TOKENS.masked_fill(TOKENS == 3, 0).index_fill(0, torch.tensor([1]), 3)  # one row has a label less
+NOT_OVER_ROWS = [
+    lambda out: functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS),
+    lambda out: functional.mse_loss(out, Y) + functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS),
+    lambda out: functional.cross_entropy(out.repeat(2, 1), PADDED, ignore_index=3),
+    lambda out: functional.cross_entropy(out, LABELS, ignore_index=0),
+]
+OVER_ROWS = [
+    lambda out: functional.cross_entropy(out, LABELS),
+    lambda out: functional.cross_entropy(out, LABELS, weight=torch.full((NUM_ROWS,), 2.0)),
+    lambda out: functional.cross_entropy(out, LABELS, weight=CLASS_WEIGHTS, reduction="none").mean(),
+    lambda out: functional.cross_entropy(out.repeat(2, 1), torch.tensor([0, 3] * NUM_ROWS), ignore_index=3),
+    lambda out: functional.cross_entropy(out.repeat(2, 1), TOKENS.clamp(max=2).add(1), ignore_index=0),
+    lambda out: functional.cross_entropy(out.repeat(2, 1)[:7], TOKENS[:7], ignore_index=3),
+    lambda out: functional.mse_loss(out, Y),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NOT_OVER_ROWS)))
+def test_a_mean_over_something_else_than_rows_is_seen(number):
+    assert other_than_rows(NOT_OVER_ROWS[number](LAYER(X)), NUM_ROWS).startswith("cross_entropy")
+
+
+@pytest.mark.parametrize("number", range(len(OVER_ROWS)))
+def test_a_mean_over_rows_is_left_alone(number):
+    assert other_than_rows(OVER_ROWS[number](LAYER(X)), NUM_ROWS) == ""

@@ -7,7 +7,7 @@ from paceline.data.order import derive
 from paceline.data.samples import random_state, seed_all, set_random_state
 from paceline.data.shard import Rows, Shard, in_order
 from paceline.data.surroundings import Surroundings
-from paceline.data.tally import Iteration, Tally
+from paceline.data.tally import Iteration, Tally, not_of_samples
 
 __all__ = [
     "Iteration",
@@ -19,6 +19,7 @@ __all__ = [
     "adopted",
     "derive",
     "in_order",
+    "not_of_samples",
     "parts_of_batch",
     "random_state",
     "rebuilt",

@@ -217,7 +217,7 @@ class Tally:
         if chosen is not None:
             _refuse_holes(chosen, weighted)
             if chosen.odd and not weighted:
-                raise _not_of_samples(chosen.odd)
+                raise not_of_samples(chosen.odd)
             for each in since if weighted else (chosen,):  # those of a zip are trained on together
                 each.trained |= each is chosen or (each.live and each.with_grad)
             self._trained = chosen
@@ -296,7 +296,8 @@ def _has_borrowed(iterations: list[Iteration]) -> bool:
     return bool(borrowed)
 
 
-def _not_of_samples(odd: str) -> UsageError:
+def not_of_samples(odd: str) -> UsageError:
+    """Return the refusal of a loss that is a mean over something else than samples: ``odd`` says over what."""
     return UsageError(
         Finding(
             "batch-weight-unknown",
@@ -304,8 +305,8 @@ def _not_of_samples(odd: str) -> UsageError:
             where="session.backward(loss)",
             why="a loss is weighted by its samples; a mean over something else, of which samples have different "
             "numbers, would change with the number of ranks",
-            fix="session.backward(loss, weight=n) with what the loss is a mean over: n = (labels != -100).sum(), or "
-            "len(rows); in a training_step: return {'loss': loss, 'weight': n}",
+            fix="session.backward(loss, weight=n) with what the loss is a mean over: n = (labels != -100).sum(), "
+            "class_weights[labels].sum() or len(rows); in a training_step: return {'loss': loss, 'weight': n}",
         )
     )
 

@@ -158,8 +158,7 @@ class Roll:
     def _call(self, waited_s: float) -> None:
         """See who is there, and write the verdict into the store as soon as there is one."""
         self._look()
-        gone = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
-        present = [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone]
+        present = self._present()
         newest = max((seen.first for seen in self._seen.values()), default=0.0)
         sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
         signed = [node for node in present if self._seen[node.ticket].is_signed]
@@ -207,6 +206,11 @@ class Roll:
         for key, content in contents.items():
             self._store.underlying_store.set(key, content)
 
+    def _present(self) -> list[Arrived]:
+        """Return the nodes that have given a sign of life lately, in the order of their tickets."""
+        gone_s = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
+        return [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone_s]
+
     def _look(self) -> None:
         now = time.monotonic()
         count = int(self._store.add(f"{_ROLL}/count", 0))
@@ -251,8 +255,7 @@ class Roll:
     def _num_alive(self) -> int:
         """Return how many nodes have given a sign of life lately, or have read the verdict and gone."""
         self._look()
-        gone_s = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
-        return sum(seen.since > gone_s for seen in self._seen.values())
+        return len(self._present())
 
     def _come_late(self) -> None:
         """Go in where torch's rendezvous may have a place for this node, else end."""

@@ -13,11 +13,11 @@ import re
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from paceline.errors import Notice
+from paceline.syntax import tree_of
 
 # By family, from the reads of `import torch, torch._dynamo` (torch 2.13): those of the libraries that compute, and all
 # of torch's own. Excepted is what is read when it is needed: as a process group is made, or a model loaded.
@@ -40,13 +40,10 @@ def is_early(name: str) -> bool:
 
 def set_in(source: str) -> list[str]:
     """Return the variables that a script sets or removes, as far as their names stand there in full."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
+    tree = tree_of(source)
+    if tree is None:
         return []
-    names = [name for node in nodes for name in _names_set_by(node)]
+    names = [name for node in ast.walk(tree) for name in _names_set_by(node)]
     return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator
+
+from paceline.syntax import tree_of
 
 # What a test that chooses ranks speaks of: rank == 0, is_main_process(), trainer.is_global_zero, os.environ["RANK"] ...
 # Whole words only: lora_rank, ranking or num_ranks are the same on all ranks.
@@ -25,13 +26,8 @@ def guard_of(source: str, line: int) -> tuple[int, str] | None:
         source: Text of the file.
         line: Number of the line, from 1.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-    return next(_guards(tree.body, line), None)
+    tree = tree_of(source)
+    return next(_guards(tree.body, line), None) if tree is not None else None
 
 
 def _guards(body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:

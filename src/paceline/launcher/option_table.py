@@ -42,6 +42,8 @@ NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 ON_HANG = ("report", "stop", "off")
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+# Options that say how many nodes there are and where they meet.
+MEETING = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
 DEFAULT_PORT = 29500
 DEFAULT_C10D_PORT = 29400
 

@@ -143,8 +143,12 @@ def signed_identity(identity: Mapping[str, Any], secret: bytes, source: str) -> 
 
 
 def _signature(values: Mapping[str, Any], secret: bytes) -> str:
-    content = json.dumps({**values, "signature": ""}, sort_keys=True).encode()
-    return sign(secret, str(values["token"]), _KEY, Message("head", 0, content)).partition(b"\n")[0].decode()
+    message = Message("head", 0, _unsigned_content(values))
+    return sign(secret, str(values["token"]), _KEY, message).partition(b"\n")[0].decode()
+
+
+def _unsigned_content(values: Mapping[str, Any]) -> bytes:
+    return json.dumps({**values, "signature": ""}, sort_keys=True).encode()
 
 
 def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, place: str) -> bytes:
@@ -171,8 +175,7 @@ def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, plac
 
 
 def _is_signed(identity: Mapping[str, Any], secret: bytes) -> bool:
-    content = json.dumps({**identity, "signature": ""}, sort_keys=True).encode()
-    written = str(identity.get("signature", "")).encode() + b"\n" + content
+    written = str(identity.get("signature", "")).encode() + b"\n" + _unsigned_content(identity)
     return verify(secret, str(identity["token"]), _KEY, written) is not None
 
 

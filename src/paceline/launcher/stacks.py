@@ -170,7 +170,7 @@ def read_crash(file: Path) -> tuple[Frame, ...]:
 
 def _ask(pid: int) -> bool:
     """Send the signal, unless the process would die of it: not every program runs in our entry."""
-    if not witness.SIGNAL or not _catches(pid, witness.SIGNAL):
+    if not witness.SIGNAL or not catches(pid, witness.SIGNAL):
         return False
     with contextlib.suppress(OSError):
         os.kill(pid, witness.SIGNAL)
@@ -178,7 +178,8 @@ def _ask(pid: int) -> bool:
     return False
 
 
-def _catches(pid: int, signum: int) -> bool:
+def catches(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal; what the handler does is not visible from outside."""
     caught = _status(pid).get("SigCgt", "0")
     return bool(int(caught, 16) >> (signum - 1) & 1)
 

@@ -7,10 +7,10 @@ import os
 import re
 import stat
 import sys
-import warnings
 from dataclasses import dataclass
 
 from paceline.errors import Finding
+from paceline.syntax import tree_of
 
 MOST_BYTES = 2 * 1024 * 1024
 # Nobody writes a job script of this size; the bound keeps the answer within seconds, whatever a file holds.
@@ -108,15 +108,12 @@ def is_python(source: Source) -> bool:
         return True
     if _suffix(source) in _DOCUMENTS or is_job(source):
         return False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            body = ast.parse(source.text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = tree_of(source.text)
+    if tree is None:
         return False
     # tables, lists and plain words can be Python too; a training script imports something or defines it
     told = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return any(isinstance(node, told) for node in body)
+    return any(isinstance(node, told) for node in tree.body)
 
 
 def is_job(source: Source) -> bool:

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 from paceline import precision, runtime, strategy
 from paceline.accumulation import Group
-from paceline.data import Tally
+from paceline.data import Tally, not_of_samples
 from paceline.errors import Finding, UsageError
 from paceline.session.few_rows import BATCH_NORMS, FewRows
-from paceline.session.losses import function_that_sums, loss_is_a_sum
+from paceline.session.losses import function_that_sums, loss_is_a_sum, other_than_rows
 from paceline.session.outside import OutsideBackward
 from paceline.world import World
 
@@ -141,18 +141,21 @@ class Gradients:
         return part.ends_group
 
     def _look_at(self, loss: torch.Tensor, num_rows: int) -> None:
-        """Refuse a sum over rows; in a world of one, where nothing is wrong yet, say that it would be.
+        """Refuse what is no mean over rows; in a world of one, where nothing is wrong yet, say that it would be.
 
         Raises:
-            UsageError: It is one, and counts wrongly.
+            UsageError: It is none, and counts wrongly.
         """
         self._num_losses += 1
-        function = function_that_sums(loss, num_rows)
-        if not function:
-            return
-        if self._world_size > 1 or self._accumulate > 1:
-            raise loss_is_a_sum(function)
-        self._say(f"the loss is a sum over rows ({function}); on several ranks it has to be a mean: loss / len(x)")
+        is_alone = self._world_size == 1 and self._accumulate == 1
+        if function := function_that_sums(loss, num_rows):
+            if not is_alone:
+                raise loss_is_a_sum(function)
+            self._say(f"the loss is a sum over rows ({function}); on several ranks it has to be a mean: loss / len(x)")
+        if counted := other_than_rows(loss, num_rows):
+            if not is_alone:
+                raise not_of_samples(counted)
+            self._say(f"{counted}; on several ranks say so: session.backward(loss, weight=n)")
 
     @contextmanager
     def _zeroed(self, loss: torch.Tensor) -> Iterator[None]:

@@ -1,11 +1,13 @@
-"""Whether a loss is a sum over rows, as far as its autograd graph proves it.
+"""Whether a loss is a mean over rows, as far as its autograd graph tells.
 
 A rank's loss is weighted by its share of the batch, which is right for a mean over its rows. A sum over rows counts the
-share a second time, and the result would depend on the number of ranks.
+share a second time, and a mean over something of which rows have different numbers has another share; either way the
+result would depend on the number of ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from paceline.errors import Finding, UsageError
 
 SUM = 2  # torch's number of reduction="sum" in the nodes of its losses; 0 is "none"
+MEAN = 1
 # Nodes of torch's losses that hold how they were reduced, and the function that made them.
 LOSSES = {
     "NllLossBackward0": "cross_entropy",
@@ -49,6 +52,21 @@ def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
         loss: Shape ``[]``.
         num_rows: This rank's rows of the batch.
     """
+    return next(filter(None, (_function_of(node, num_rows) for node in _summands(loss))), "")
+
+
+def other_than_rows(loss: torch.Tensor, num_rows: int) -> str:
+    """Return what a loss, or a summand of it, is a mean over if rows have different numbers of it; else empty.
+
+    Args:
+        loss: Shape ``[]``.
+        num_rows: This rank's rows of the batch.
+    """
+    return next(filter(None, (_counted_by(node, num_rows) for node in _summands(loss))), "")
+
+
+def _summands(loss: torch.Tensor) -> Iterator[Any]:
+    """Iterate over the nodes whose values are added up to a loss."""
     visited: set[Any] = set()
     pending: list[Any] = [loss.grad_fn]
     while pending:
@@ -56,11 +74,26 @@ def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
         if node is None or node in visited:
             continue
         visited.add(node)
-        if function := _function_of(node, num_rows):
-            return function
+        yield node
         if node.name() in _TRANSPARENT:
             pending += [inner for inner, _ in node.next_functions]
-    return ""
+
+
+def _counted_by(node: Any, num_rows: int) -> str:
+    """Return what a cross entropy divides by, where that is not the number of rows or a multiple of it."""
+    if LOSSES.get(node.name()) != "cross_entropy" or node._saved_reduction != MEAN:
+        return ""
+    weights, target = node._saved_weight, node._saved_target
+    if weights is not None and bool((weights != weights[0]).any()):
+        return "cross_entropy(..., weight=...) is a mean over the weights of the classes in a batch"
+    counted = target != node._saved_ignore_index
+    if not num_rows or target.numel() % num_rows:
+        return ""
+    # Labels of a row lie together, or apart in data whose first dimension is time; nobody says which.
+    by_row = (counted.reshape(num_rows, -1).sum(1), counted.reshape(-1, num_rows).sum(0))
+    if any(bool((count == count[0]).all()) for count in by_row):
+        return ""
+    return f"cross_entropy ignores labels of {node._saved_ignore_index}, of which rows have different numbers"
 
 
 def _function_of(node: Any, num_rows: int) -> str:

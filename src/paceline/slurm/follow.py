@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paceline import terminal
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launcher import evidence
 from paceline.rundir import RUNS, RunDir
@@ -55,7 +56,7 @@ def follow(subject: str | RunDir) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"paceline: {printable(text)}", file=sys.stderr, flush=True)
+    terminal.say(printable(text))
 
 
 @dataclass
@@ -238,7 +239,7 @@ class Follower:
 
     def _print(self, lines: list[str]) -> None:
         sys.stdout.flush()
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        terminal.show("\n".join(lines), sys.stderr)
 
 
 def describe(state: JobState, *, again: str | None, now_s: float) -> str:

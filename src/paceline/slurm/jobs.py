@@ -13,13 +13,13 @@ import math
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline import terminal
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.launcher import evidence
 from paceline.rundir import RUNS, RunDir, open_file
@@ -94,7 +94,7 @@ def jobs(folder: Path | None, *, as_json: bool) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"paceline: {printable(text)}", file=sys.stderr)
+    terminal.say(printable(text))
 
 
 def _row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row | None:

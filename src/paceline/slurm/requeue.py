@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline import env
+from paceline import env, terminal
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
 from paceline.launcher import evidence
 from paceline.rundir import RunDir
@@ -79,12 +79,12 @@ def requeue(folder: Path, *, status: int) -> int:
     job_id = env.read(env.JOB_ID)
     if status == EXIT_OK or not job_id:
         if not job_id:
-            _say("requeue is for job scripts: SLURM_JOB_ID is not set")
+            terminal.say("requeue is for job scripts: SLURM_JOB_ID is not set")
         return EXIT_OK
     try:
         _requeue(RunDir(folder), status, job_id)
     except Exception as error:  # whatever it is, the job's own status says how its run ended
-        _say(f"the job cannot be queued again: {type(error).__name__}: {error}")
+        terminal.say(f"the job cannot be queued again: {type(error).__name__}: {error}")
     return EXIT_OK
 
 
@@ -237,7 +237,7 @@ def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobS
     if not refused.sure:  # a second job beside a first that was queued after all would write the same checkpoints
         record.write(run_dir, job)
         again = f"squeue --me tells whether it is; if not: sbatch {word(str(run_dir.job_script.absolute()))}"
-        _say(f"Slurm does not tell whether job {job.job_id} is queued again ({refused.text}); {again}")
+        terminal.say(f"Slurm does not tell whether job {job.job_id} is queued again ({refused.text}); {again}")
         return
     cannot = f"job {job.job_id} cannot be queued again ({refused.text})"
     said = _submit(run_dir, exclude)
@@ -245,10 +245,10 @@ def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobS
     if said.status != 0 or not number.isdigit():
         record.write(run_dir, job)
         maybe = "; squeue --me tells whether it was all the same" if refusal.unsure(said) else ""
-        _say(f"{cannot}, nor submitted again: {_first_line(said)}{maybe}")
+        terminal.say(f"{cannot}, nor submitted again: {_first_line(said)}{maybe}")
         return
     record.write(run_dir, written.resubmitted(number, cluster))
-    _say(f"{cannot}: submitted as job {number}{_words(decision, exclude)}")
+    terminal.say(f"{cannot}: submitted as job {number}{_words(decision, exclude)}")
 
 
 def _put_back(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Refusal | None:
@@ -259,7 +259,7 @@ def _put_back(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Re
             return refused
         if exclude:  # can only be said of a job that waits
             commands.tell("scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}")
-        _say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
+        terminal.say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
     return None
 
 
@@ -322,9 +322,5 @@ def _first_line(said: commands.Said) -> str:
     return next((line.strip() for line in said.err.splitlines() if line.strip()), f"status {said.status}")
 
 
-def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)
-
-
 def _show(finding: Finding) -> None:
-    print(finding.render(), file=sys.stderr, flush=True)
+    terminal.show(finding.render(), sys.stderr)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
-from paceline import env, identity, lease
+from paceline import env, identity, lease, terminal
 from paceline.errors import UsageError
 from paceline.rundir import RunDir
 from paceline.slurm import lookup, record
@@ -39,7 +38,7 @@ def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_lo
     if conflict is not None:
         raise UsageError(conflict)
     folder.mkdir(parents=True, exist_ok=True)
-    lease.acquire(folder, lease.this_job(element=mine.element), say=_say, ended=_has_ended)
+    lease.acquire(folder, lease.this_job(element=mine.element), say=terminal.say, ended=_has_ended)
     known = record.read(run_dir)
     if known is None and script is not None:
         known = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
@@ -66,7 +65,3 @@ def _has_ended(job_id: str) -> bool:
     """Return whether a job has ended as far as Slurm says: its run then gives no sign any more."""
     state = lookup.state(JobRecord(job_id)).state
     return state is not None and state.ended
-
-
-def _say(text: str) -> None:
-    print(f"paceline: {text}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.errors import Finding
+from paceline.syntax import tree_of
 
 _NOTICES = ("SIGUSR1", "SIGUSR2")
 _LIGHTNING = ("lightning", "pytorch_lightning")
@@ -39,9 +40,8 @@ def look(text: str, *, script: str) -> Saving:
         text: The script.
         script: Its name, for people.
     """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    tree = tree_of(text)
+    if tree is None:
         return Saving()
     nodes = list(ast.walk(tree))
     names = {_name(node) for node in nodes} | set(_imported(nodes))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline import env
+from paceline import env, terminal
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
 from paceline.launcher import script
 from paceline.rundir import RUNS, RunDir, new_run_id, write_whole
@@ -137,7 +137,7 @@ def _with_signal(asked: Request, text: str) -> Request:
     """Have the script stopped by the signal that it saves at, and say where it is known to save at none."""
     found = saving.look(text, script=asked.script)
     if found.finding is not None and asked.requeue:
-        print(found.finding.render(), file=sys.stderr)
+        terminal.show(found.finding.render(), sys.stderr)
     return asked.saving_at(found.signal)
 
 
@@ -241,7 +241,7 @@ def _require_possible(asked: Request, told: Cluster) -> None:
         found = [*waits, *(replace(each, severity="warning") for each in found if each not in waits)]
     for finding in found:
         if finding is not fatal:
-            print(finding.render(), file=sys.stderr)
+            terminal.show(finding.render(), sys.stderr)
     if fatal is not None:
         raise UsageError(fatal)
 
@@ -305,7 +305,7 @@ def _warn_of_early_signal(asked: Request) -> None:
             fix=f"--time {request.clock(4 * _TO_START_S)}, or more",
             severity="warning",
         )
-        print(finding.render(), file=sys.stderr)
+        terminal.show(finding.render(), sys.stderr)
 
 
 def _require_ended(before: JobRecord | None, place: Place) -> None:
@@ -314,10 +314,9 @@ def _require_ended(before: JobRecord | None, place: Place) -> None:
         return
     answer = lookup.state(before)
     if not answer.heard:
-        print(
-            f"paceline: squeue does not tell whether job {before.job_id} of {place.run_dir} has ended; "
-            "if it has not, two jobs write the same checkpoints",
-            file=sys.stderr,
+        terminal.say(
+            f"squeue does not tell whether job {before.job_id} of {place.run_dir} has ended; "
+            "if it has not, two jobs write the same checkpoints"
         )
     if answer.state is not None and not answer.state.ended:
         on = f" -M {word(before.cluster)}" if before.cluster else ""

@@ -9,9 +9,10 @@ from typing import Any
 
 from paceline.errors import Finding, UsageError
 from paceline.launcher.accelerate.settings import HEAD, Settings, settle
+from paceline.launcher.option_table import MEETING
 from paceline.lint.job.launcher_options import FABRIC
 
-_MEETING = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
+_STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"
 _LOCAL_RANK = (
     "{} passes --local_rank to the script, paceline run does not: "
@@ -67,11 +68,11 @@ def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
     backend = options.get("rdzv_backend", "static")
     ignored: tuple[str, ...]
     if "standalone" in options:
-        ignored, beside = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_MEETING[1:4]), "--standalone"
+        ignored, beside = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_STATIC_PLACE), "--standalone"
     elif backend != "static":
-        ignored, beside = _MEETING[1:4], f"--rdzv-backend {backend}"
+        ignored, beside = _STATIC_PLACE, f"--rdzv-backend {backend}"
     elif "rdzv_endpoint" in options:
-        ignored, beside = _MEETING[2:4], "--rdzv-endpoint"
+        ignored, beside = ("master_addr", "master_port"), "--rdzv-endpoint"
     else:
         return {}
     return {name: beside for name in dict.fromkeys(ignored) if name in options}
@@ -124,9 +125,9 @@ def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
 
 def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
     """Return the options that are to be typed beside a configuration that gives others."""
-    others = {name: value for name, value in options.items() if name not in _MEETING and named.get(name) != value}
-    meeting = {name: value for name, value in options.items() if name in _MEETING}
-    if meeting == {name: value for name, value in named.items() if name in _MEETING}:
+    others = {name: value for name, value in options.items() if name not in MEETING and named.get(name) != value}
+    meeting = {name: value for name, value in options.items() if name in MEETING}
+    if meeting == {name: value for name, value in named.items() if name in MEETING}:
         return others
     one_node = {"nnodes": "1"} if "nnodes" in named else {}
     return {**others, **one_node, **meeting}

@@ -115,7 +115,7 @@ def _of_job(job: str, way: Way) -> Gathered:
     listed = commands.query("squeue", "-h", "-j", job, "-o", "%D")
     nodes = listed.out.split()[:1]
     if listed.status != 0 or not nodes or not nodes[0].isdigit():
-        reason = (listed.err.strip().splitlines() or ["it is not running"])[-1]
+        reason = _last_line(listed.err, "it is not running")
         return Gathered([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {reason}",))
     step = ("srun", "--overlap", f"--jobid={job}", f"--nodes={nodes[0]}", f"--ntasks={nodes[0]}", "--ntasks-per-node=1")
     answer = commands.tell(*step, *_collector(way), timeout_s=way.seconds + _REMOTE_S, environ=commands.outside())
@@ -140,8 +140,8 @@ def _collector(way: Way) -> tuple[str, ...]:
     return (sys.executable, "-m", "paceline", "why", "--collect", "--seconds", f"{way.seconds:g}", *signal)
 
 
-def _last_line(err: str) -> str:
-    return (err.strip().splitlines() or ["no answer"])[-1]
+def _last_line(err: str, otherwise: str = "no answer") -> str:
+    return (err.strip().splitlines() or [otherwise])[-1]
 
 
 # What was collected as data

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from paceline.syntax import tree_of
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -36,11 +37,8 @@ def nest(source: str, *, file: str, line: int) -> Nest | None:
         file: Its name.
         line: The line, from 1.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = tree_of(source)
+    if tree is None:
         return None
     around = [node for node in ast.walk(tree) if isinstance(node, (*_LOOPS, *_FUNCTIONS)) and _holds(node, line)]
     function = max((node.lineno for node in around if isinstance(node, _FUNCTIONS)), default=0)

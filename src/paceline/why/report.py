@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding, status_of
+from paceline.slurm.quoting import printable
 from paceline.why.account import Account
 from paceline.why.judge import MOVING, PROVEN, Verdict, judge
 from paceline.wording import few, named, shorten
@@ -43,7 +44,7 @@ class RunReport:
             lines += [f"  {line}" for account in self.accounts for line in account.nccl]
         if notice.advice:
             lines.append(f"  {notice.advice}")
-        return [_printable(shorten(line)) for line in lines]
+        return [printable(shorten(line)) for line in lines]
 
     def _finding_lines(self, finding: Finding) -> list[str]:
         label = "proven" if self.verdict.kind == PROVEN else "likely, if it stays so"
@@ -51,7 +52,10 @@ class RunReport:
         if finding.where:
             lines.append(f"  where: {finding.where}")
         lines += [f"  {line}" for line in finding.evidence[:_MOST_EVIDENCE]]
-        lines += [f"  {word}: {text}" for word, text in (("why", finding.why), ("fix", finding.fix)) if text]
+        if finding.why:
+            lines.append(f"  why: {finding.why}")
+        if finding.advice:
+            lines.append(f"  {finding.advice}")
         return [*lines, f"  {finding.more}"]
 
     def to_json(self) -> dict[str, Any]:
@@ -85,18 +89,13 @@ class Report:
     def render(self) -> str:
         """Return the report as text."""
         parts = ["\n".join(run.lines()) for run in self.runs]
-        missed = [_printable(f"not looked at: {shorten(line)}") for line in self.missed]
+        missed = [printable(f"not looked at: {shorten(line)}") for line in self.missed]
         return "\n\n".join([*parts, *missed])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
         findings = [run.verdict.finding.to_json() for run in self.runs if run.verdict.finding is not None]
         return {"findings": findings, "runs": [run.to_json() for run in self.runs], "missed": list(self.missed)}
-
-
-def _printable(line: str) -> str:
-    """Return a line without characters that a terminal obeys: a command line may hold any."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in line)
 
 
 def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:

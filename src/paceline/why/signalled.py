@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from paceline.launcher import position
+from paceline.launcher import position, stacks
 
 _ANSWER_S = 1.0
 _QUIET_S = 0.05  # a dump is whole when it has not grown for so long
@@ -42,7 +42,7 @@ def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
         signum: The signal that its user has registered faulthandler for.
     """
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
-    if not _catches(pid, signum):
+    if not stacks.catches(pid, signum):
         return [], f"it does not catch {name}, so it was not sent"
     file = Path(f"/proc/{pid}/fd/2")
     try:
@@ -56,15 +56,6 @@ def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
         return [], f"{name}: {error.strerror}"
     frames = list(position.parse(text))
     return frames, "" if frames else f"it wrote no stack to its stderr when {name} was sent"
-
-
-def _catches(pid: int, signum: int) -> bool:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
 def _written(file: Path, start: int) -> str:

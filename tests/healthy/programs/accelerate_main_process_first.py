@@ -20,6 +20,7 @@ def main():
         accelerator.backward(model(x).square().mean())
         optimizer.step()
     accelerator.save_state("state")
+    accelerator.wait_for_everyone()  # the main process alone writes the model and the optimizer
     accelerator.load_state("state")
     accelerator.end_training()
 

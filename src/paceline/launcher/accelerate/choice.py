@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ast
-import warnings as python_warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import Finding
 from paceline.launcher.accelerate.settings import HEAD, Settings
+from paceline.launcher.option_table import MEETING
+from paceline.syntax import tree_of
 
 # The layout of a run and its devices are the command line's and the machine's, unless a configuration is named.
 _OF_THE_MACHINE = ("ACCELERATE_USE_CPU", "KMP_AFFINITY", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 # Options that say where nodes meet: one that is typed, or taken from Slurm, replaces the configuration's whole layout.
-_LAYOUT = frozenset({"nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint"})
-_LAYOUT |= {"standalone"}
+_LAYOUT = frozenset({*MEETING, "standalone"})
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,8 @@ def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, st
 
 def imports_accelerate(source: str) -> bool:
     """Return whether a script's own text imports accelerate; False where the text cannot be understood."""
-    try:
-        with python_warnings.catch_warnings():
-            python_warnings.simplefilter("ignore")
-            nodes = ast.walk(ast.parse(source))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    return any(_of_accelerate(node) for node in nodes)
+    tree = tree_of(source)
+    return tree is not None and any(map(_of_accelerate, ast.walk(tree)))
 
 
 def _of_accelerate(node: ast.AST) -> bool:
