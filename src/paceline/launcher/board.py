@@ -127,7 +127,7 @@ class Board:
         self._count = 0
         self._steps = 0
         self._beat: Operation | None = None
-        self._asked_state_s: dict[int, float] = {}
+        self._asked_state_s: dict[tuple[int, bytes], float] = {}  # by node and its last heartbeat
         self._published = ""
         self._fell_silent_s: dict[int, float] = {}
         self._num_told = 0
@@ -424,20 +424,17 @@ class Board:
             self._surroundings.inform(notice)
 
     def _ask_state(self, node: int) -> None:
-        """Ask the scheduler about a silent node, in a thread: it may take seconds."""
-        now_s = self._heartbeats.now_s
-        if now_s - self._asked_state_s.get(node, -_ASK_STATE_S) < _ASK_STATE_S:
-            return
-        self._asked_state_s[node] = now_s
-        heard = self._heartbeats.heard[node]
+        """Ask the scheduler about a silent node, in a thread: it may take seconds. A new silence is a new question."""
+        now_s, heard = self._heartbeats.now_s, self._heartbeats.heard[node]
         beat = heard.beat
+        if now_s - self._asked_state_s.get((node, beat), -_ASK_STATE_S) < _ASK_STATE_S:
+            return
+        self._asked_state_s[node, beat] = now_s
 
         def ask() -> None:
             state = self._surroundings.node_state(node)
-            if heard.beat == beat:
+            if heard.beat == beat:  # else it was heard in the meantime
                 heard.state = state
-            else:  # it was heard in the meantime: a new silence is a new question
-                self._asked_state_s.pop(node, None)
 
         threading.Thread(target=ask, name="paceline-node-state", daemon=True).start()
 
