@@ -23,7 +23,7 @@ FILL = """
 @fault(
     "disk of the run folder full at the start",
     finding="disk-full",
-    names=("small/runs", "No space left on device"),
+    names=("small/paceline-runs", "No space left on device"),
     status=0,
     mounts=True,
 )
