@@ -16,6 +16,7 @@ from starting import Running
 
 _WARM = "paceline-warm"
 RULE = "── paceline"
+_REPORT = re.compile(r'\{"(exit_status|findings)".*')
 _PRINTED = re.compile(r"(?:error|warning|hint) [A-Z]{3}\d{3} ([a-z0-9-]+): (.*)|\[[A-Z]{3}\d{3} ([a-z0-9-]+)\]")
 
 
@@ -101,8 +102,8 @@ class Launched:
     def findings(self) -> list[dict]:
         """The findings of ``--json``; of the text where the command was refused before it could print them."""
         for line in reversed(self.out):
-            if line.text.startswith("{") and '"findings"' in line.text:
-                return json.loads(line.text)["findings"]
+            if report := _REPORT.search(line.text):  # perhaps behind what a rank printed without a line feed
+                return json.loads(report[0])["findings"]
         return [{"name": name, "what": what} for name, what in self.printed.items()]
 
     @property
