@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -34,12 +35,35 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Children that outlive a test on purpose: pools of ranks, and what multiprocessing starts once for a process.
+SHARED_CHILDREN = ("ranks/conftest.py", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+def children() -> set[str]:
+    """Return the process ids of this process's living children, without those that tests share; on Linux."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in read(file).split() if is_left(pid)}
+
+
+def is_left(pid: str) -> bool:
+    """Return whether a child lives and is none that tests share: of one that has ended there is no command line."""
+    command = read(Path(f"/proc/{pid}/cmdline"))
+    return bool(command) and not any(name in command for name in SHARED_CHILDREN)
+
+
+def read(file: Path) -> str:
+    """Return what the kernel says of a process or a thread, empty if it has ended."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
 @pytest.fixture(autouse=True)
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""
     if "paceline.session.place" in sys.modules:
         sys.modules["paceline.session.place"].reset()  # a test is what a process is to Sessions
-    environ, threads = dict(os.environ), set(threading.enumerate())
+    environ, threads, processes = dict(os.environ), set(threading.enumerate()), children()
     yield
     environ.pop("PYTEST_CURRENT_TEST", None)
     # torch sets the second one when it first needs it, in whichever test that is.
@@ -47,3 +71,4 @@ def clean_surroundings():
     now = {name: value for name, value in os.environ.items() if name not in ignored}
     assert now == environ
     assert not [thread for thread in set(threading.enumerate()) - threads if not thread.daemon]
+    assert children() <= processes

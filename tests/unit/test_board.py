@@ -194,6 +194,23 @@ def test_a_silent_node_is_named_on_all_others_and_may_come_back(make):
     until(lambda: sum("node 1" in line and "is heard again, after 1" in line for line in told) == 2)
 
 
+def test_a_silence_like_the_last_one_is_not_named_again(make):
+    """Heartbeats that queue behind gradients on a full link come every dozen seconds, for as long as it is full."""
+    told = []
+    head, silent = make(0, 1, inform=lambda notice: told.append(notice.what))
+    until(lambda: head._heartbeats.heard[1].host)
+    beat, head._heartbeats.hear = head._heartbeats.hear, lambda node, beat: None
+    until(lambda: silent_for(head, 1, 12) or 1 in head.remote.silent)
+    head._heartbeats.hear = beat
+    until(lambda: not head.remote.silent)
+    stop(silent)
+    seen = head._answered
+    until(lambda: silent_for(head, 1, 12) or head._answered > seen + 4)
+    assert sum("has been silent for 12 s" in line for line in told) == 1
+    until(lambda: silent_for(head, 1, 30) or 1 in head.remote.silent)
+    assert sum("has been silent for" in line for line in told) == 2
+
+
 def test_a_node_that_goes_silent_is_lost_for_all_others_after_the_node_timeout(make):
     head, silent, third = make(0, 1, 2, num_nodes=3)
     until(lambda: head._heartbeats.heard[1].host)

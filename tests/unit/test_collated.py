@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.data.absent import BORROW, EMPTY, LEAVE_OUT, Situation, batch_size_for, choose
-from paceline.data.collated import unit_of
+from paceline.data.collated import Counted, unit_of
 from paceline.data.likeness import is_due, is_other, mark_of
 
 X = torch.zeros
@@ -32,6 +32,16 @@ class Graphs:
 )
 def test_rows_that_are_samples(batch, num_samples):
     assert unit_of(batch, num_samples) is None
+
+
+def test_two_fields_of_two_samples_are_told_from_a_list_of_two_samples():
+    """By a batch of one sample, which two fields cannot be a list of."""
+    counted = Counted(lambda samples: [X(len(set(samples)), 4), X(len(set(samples)))], of_rows=True)
+    assert counted([1, 1])[1] is None  # nobody knows yet
+    assert counted([1])[1] is None
+    assert counted([1, 2])[1] is None
+    assert counted([1, 1])[1].per_sample is None
+    assert Counted(lambda samples: [X(3, 4) for _ in samples], of_rows=True)([1, 2])[1] is None
 
 
 @pytest.mark.parametrize(

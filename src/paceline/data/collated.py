@@ -41,10 +41,15 @@ class Counted:
 
     def __init__(self, collate: Callable[[Any], Any], *, of_rows: bool) -> None:
         self._collate, self._of_rows = collate, of_rows
+        self._num_fields = 0  # of a batch that is a list, once it is known not to be a list of samples
 
     def __call__(self, samples: Any) -> tuple[Any, Unit | None]:
         batch = self._collate(samples)
-        return batch, unit_of(batch, len(samples) if self._of_rows else 0)
+        if not self._of_rows:
+            return batch, unit_of(batch, 0)
+        self._num_fields = self._num_fields or _num_fields(batch, len(samples))
+        is_of_fields = isinstance(batch, list) and len(batch) == self._num_fields
+        return batch, unit_of(tuple(batch) if is_of_fields else batch, len(samples))
 
 
 class Units:
@@ -110,6 +115,16 @@ def unit_of(batch: Any, num_samples: int) -> Unit | None:
     """
     rows = _rows(batch, num_samples) if num_samples else None
     return rows or _labels(batch)
+
+
+def _num_fields(batch: Any, num_samples: int) -> int:
+    """Return how many fields a batch has that is a list, as default_collate makes them; 0 if that is not certain.
+
+    Two fields of two samples look like a list of two samples; two fields of one sample do not.
+    """
+    if not isinstance(batch, list) or len(batch) == num_samples or not all(map(_is_array, batch)):
+        return 0
+    return len(batch) if all(len(part.shape) and part.shape[0] == num_samples for part in batch) else 0
 
 
 def _rows(batch: Any, num_samples: int) -> Unit | None:

@@ -130,6 +130,7 @@ class Board:
         self._asked_state_s: dict[tuple[int, bytes], float] = {}  # by node and its last heartbeat
         self._published = ""
         self._fell_silent_s: dict[int, float] = {}
+        self._noticed_after_s: dict[int, float] = {}  # of nodes that have been silent before
         self._num_told = 0
         self._news: dict[str, bytes] = {}
         self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
@@ -399,16 +400,16 @@ class Board:
         """Print a notice when a node falls silent and when it is heard again; note when it is lost."""
         if node in self.remote.lost:
             return
-        self._set_silent(node, host, silent_s=known.silent_s)
+        is_silent = known.silent_s > self._noticed_after_s.get(node, deadlines.scaled(deadlines.SILENT_NODE_NOTICE))
+        self._set_silent(node, host, is_silent, silent_s=known.silent_s)
         closed_s = max(_CLOSED_S, 3 * self._tick_s)
         reason = silence.judge(known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s)
         if reason:
             self.remote.lose(node, Loss(host, reason, round(known.silent_s, 1)))
 
-    def _set_silent(self, node: int, host: str, *, silent_s: float) -> None:
+    def _set_silent(self, node: int, host: str, is_silent: bool, *, silent_s: float) -> None:
         """Note for how long a node has been silent, and print what is new."""
         now_s, limit_s = self._heartbeats.now_s, self._surroundings.node_timeout_s
-        is_silent = silent_s > deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         if is_silent and node not in self.remote.silent:
             self.remote.silent[node] = host
             self._fell_silent_s[node] = now_s - silent_s
@@ -416,6 +417,7 @@ class Board:
         elif not is_silent and node in self.remote.silent:
             del self.remote.silent[node]
             lasted_s = now_s - silent_s - self._fell_silent_s.pop(node)
+            self._noticed_after_s[node] = silence.next_notice_s(lasted_s, node_timeout_s=limit_s)
             self._inform(node, silence.heard_again(node, host, silent_s=lasted_s))
 
     def _inform(self, node: int, notice: Notice) -> None:
@@ -452,7 +454,7 @@ class Board:
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE) + self._tick_s
         for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0, STORE}:
             host = silent.get(node) or self.remote.silent.get(node, "")
-            self._set_silent(node, host, silent_s=notice_s if node in silent else 0.0)
+            self._set_silent(node, host, node in silent, silent_s=notice_s if node in silent else 0.0)
         for lost, loss in nodes["lost"].items():
             self.remote.lose(int(lost), Loss(*loss))
 

@@ -94,6 +94,18 @@ def heard_again(node: int, host: str, *, silent_s: float) -> Notice:
     return Notice(f"{named(node, host)} is heard again, after {silent_s:.0f} s")
 
 
+def next_notice_s(lasted_s: float, *, node_timeout_s: float) -> float:
+    """Return from how many seconds on the next silence of a node is worth a notice.
+
+    Where a link is full, heartbeats queue behind gradients: a silence like the last one is nothing new.
+
+    Args:
+        lasted_s: The silence that has just ended.
+        node_timeout_s: When the node would have been lost; a notice is to come well before.
+    """
+    return max(lasted_s, min(2 * lasted_s, node_timeout_s / 2))
+
+
 def named(node: int, host: str) -> str:
     """Return who a node is, to be found by a person."""
     if node == STORE:
