@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ _ALONE = (
 Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 
 _MIN_SCALE = 1e-3  # of a loss scale: below it nothing is left of a gradient in fp16
+_OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)  # of the whole, not of a download
 _ENDED_OUTSIDE = ("stop", "step-cancelled", "exit--15", "stopped")
 _OWN = ("user-exception", "script-error-on-one-rank")
 _NEVER = 1 << 62
@@ -219,7 +221,8 @@ def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
 
 def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """What was ended from outside after the training had come to its end did no harm."""
-    success, progress = scanned.of("success"), scanned.of("progress")
+    success = [match for match in scanned.of("success") if _OVER.search(match.line.body)]
+    progress = scanned.of("progress")
     over = success[-1].line.number if success else _NEVER
     if any(match.line.number > over for match in progress):
         return list(candidates)
