@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.explain.lines import Line, shorten
 from paceline.explain.scan import Match, Scanned
-from paceline.explain.signature import GENERAL, REMARK, SUMMARY, fill
+from paceline.explain.signature import COARSE, GENERAL, REMARK, SUMMARY, WARNED, fill
 from paceline.explain.tracebacks import Frame, Raised, Stack
 
 _MAX_EVIDENCE = 3
@@ -16,6 +16,12 @@ _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
 _CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
 _CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
+# The level that a logger gives its line; NCCL's WARN is its only level for errors.
+_MILD = re.compile(
+    r"^(?!.{0,80}?\b(?:ERROR|CRITICAL|FATAL|NCCL)\b|\S+:\d+:\d+ \[)"
+    r".{0,80}?(?<![\w/])(?:WARN|WARNING|INFO|DEBUG)(?![\w/])"
+    r"|(?:^|[: ])(?:\[[WI]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp):\d+\]|[WI]\d{4} \d\d:\d\d:\d\d)"
+)
 _REACH = 12  # lines after an exception that its message may take
 
 
@@ -73,8 +79,15 @@ def known(scanned: Scanned) -> list[Candidate]:
     for match in scanned.matches:
         signature = match.signature
         if signature.name and signature.weight > REMARK:
-            groups.setdefault((signature.name, signature.weight, signature.key), []).append(match)
-    return [_candidate(matches, scanned) for matches in groups.values()]
+            groups.setdefault((signature.name, _weight(match), signature.key), []).append(match)
+    return [replace(_candidate(matches, scanned), weight=weight) for (_, weight, _), matches in groups.items()]
+
+
+def _weight(match: Match) -> int:
+    """What a program logs as a warning or an information has mostly been overcome, and is not the cause."""
+    signature = match.signature
+    mild = signature.weight >= COARSE and not signature.in_warning and _MILD.search(match.line.text)
+    return WARNED if mild else signature.weight
 
 
 def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
@@ -210,6 +223,8 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         weight -= 1
     if frame is None and raised.frames:
         weight -= 3  # a library's own frames only: its launcher's, often
+    if not raised.shown and _MILD.search(raised.line.text):
+        weight = WARNED
     return Candidate(
         name,
         weight,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from paceline.explain.candidates import Candidate, quoted
 from paceline.explain.collectives import branches, hang, slow_rank, uneven, watchdogs
 from paceline.explain.memory import held_by_others
 from paceline.explain.scan import Scanned
-from paceline.explain.signature import CAUSE, COARSE, GENERAL, HINTED, REMARK, SUMMARY, TIMEOUT, VICTIM
+from paceline.explain.signature import CAUSE, COARSE, GENERAL, HINTED, REMARK, SUMMARY, TIMEOUT, VICTIM, WARNED
 from paceline.explain.survived import survived
 
 _ALONE = (
@@ -20,9 +21,11 @@ _ALONE = (
 Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 
 _MIN_SCALE = 1e-3  # of a loss scale: below it nothing is left of a gradient in fp16
+_OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)  # of the whole, not of a download
+_ENDED_OUTSIDE = ("stop", "step-cancelled", "exit--15", "stopped")
 _OWN = ("user-exception", "script-error-on-one-rank")
 _NEVER = 1 << 62
-_WARNINGS = (HINTED, HINTED + 1, HINTED + 2, VICTIM + 3, VICTIM + 5)  # what may have been overcome
+_WARNINGS = (HINTED, HINTED + 1, HINTED + 2, VICTIM + 3, VICTIM + 5, WARNED)  # what may have been overcome
 
 
 def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -55,6 +58,13 @@ def _loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candi
         count=len(scales),
     )
     return [*candidates, found]
+
+
+def _diverged(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A loss that is not a number is a matter of fp16 only where the text speaks of fp16."""
+    if scanned.of("fp16"):
+        return list(candidates)
+    return [replace(each, name="user-exception") if each.key == "diverged" else each for each in candidates]
 
 
 def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -149,6 +159,29 @@ def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     return current
 
 
+def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A server that refuses a file was reached: that the file is not in the cache either follows from the refusal."""
+    answers = scanned.of("server-answered")
+    if not answers:
+        return list(candidates)
+    said = quoted([answers[0].line])
+    return [
+        replace(
+            each,
+            name="user-exception",
+            weight=GENERAL - 1,  # below the exception that names the refusal, where the text has it
+            what=f"a server refuses a file, which is not in the local cache either: {said[0]}",
+            evidence=said + each.evidence,
+            why="the server was reached, so this node has access to it",
+            fix="open the address in a browser with the same account: the name, the permission and the token "
+            "(huggingface-cli login) must be right",
+        )
+        if each.key == "not-in-cache"
+        else each
+        for each in candidates
+    ]
+
+
 def _unclear(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """What NCCL does not explain is explained by a connection that was closed."""
     if not any(each.name == "peer-rank-died" and each.weight >= VICTIM for each in candidates):
@@ -165,7 +198,17 @@ def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     """A tensor changed in place is DDP's doing only where there is a DDP."""
     if scanned.counts["distributed"] or scanned.ranks:
         return list(candidates)
-    return [each for each in candidates if each.name != "ddp-inplace-buffer"]
+    return [
+        replace(
+            each,
+            name="user-exception",
+            what=each.what.partition("; under DDP")[0],
+            fix="torch.autograd.set_detect_anomaly(True) shows the forward operation whose result was changed",
+        )
+        if each.name == "ddp-inplace-buffer"
+        else each
+        for each in candidates
+    ]
 
 
 def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -174,6 +217,24 @@ def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     if stop is None:
         return list(candidates)
     return [_after(each, stop) for each in candidates]
+
+
+def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What was ended from outside after the training had come to its end did no harm."""
+    success = [match for match in scanned.of("success") if _OVER.search(match.line.body)]
+    progress = scanned.of("progress")
+    over = success[-1].line.number if success else _NEVER
+    if any(match.line.number > over for match in progress):
+        return list(candidates)
+    return [
+        each for each in candidates if each.number < over or each.key not in _ENDED_OUTSIDE or each.weight >= GENERAL
+    ]
+
+
+def _submitted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A job that was taken was not refused, whatever else sbatch said."""
+    taken = bool(scanned.of("submitted"))
+    return [each for each in candidates if not (taken and each.key == "refused-in-other-words")]
 
 
 def _after(each: Candidate, stop: Candidate) -> Candidate:
@@ -287,6 +348,7 @@ _RULES: tuple[Rule, ...] = (
     endpoint,
     surplus,
     _loss_scale,
+    _diverged,
     _one_nan,
     _stopped_on_nan,
     _left_over,
@@ -298,10 +360,13 @@ _RULES: tuple[Rule, ...] = (
     _replicas,
     _in_place,
     _table,
+    _answered,
     _unclear,
     _endings,
     _alone,
     survived,
+    _cleared_away,
+    _submitted,
     _torn,
     _other_python,
     _stops,

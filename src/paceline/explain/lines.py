@@ -31,7 +31,8 @@ _LABELS = tuple(
         r"\[ *\d+\.\d{6}\] ",  # dmesg
         r"\[?(?:pod|container)/[^\]\s]+\]? ",
         r"(?P<host>[\w.-]{1,60}?) +\| (?! )?",  # docker compose
-        r"(?P<host>(?!c10d|cuda|v\d|mlx)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*): (?!error:)",  # pdsh, DeepSpeed
+        # pdsh, DeepSpeed
+        r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*): (?!error:)",
         r"wandb: ",
         r"(?P<glog>\[[WEIF]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp|cu):\d+\]) ?",
     )

@@ -300,7 +300,7 @@ _NO_ERROR = re.compile(
 # Besides the signatures' anchors: what exceptions, tracebacks, errors of any kind and paceline's own reports hold.
 _WORDS = (
     'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core dumped|interrupt|exit'
-    "|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
+    "|.exc.|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
 )
 
 

@@ -33,6 +33,7 @@ CRASH = 50  # a process ended by a signal: a fault of its own, mostly
 HINTED = 45  # a warning that names a fault, but may have been overcome
 TIMEOUT = 40  # somebody waited in vain: what is wrong lies elsewhere, mostly
 UNCLEAR = 30  # an error without a cause
+WARNED = UNCLEAR - 1  # names a fault, in a line that its own logger calls a warning or an information
 VICTIM = 20  # a consequence of another process's end
 SUMMARY = 10  # what a launcher says at the end
 REMARK = 0  # harmless

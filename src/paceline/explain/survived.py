@@ -11,10 +11,14 @@ from paceline.explain.lines import Line
 from paceline.explain.scan import Scanned
 from paceline.explain.signature import GENERAL, REMARK
 
-_STEP = re.compile(r"\b(?:global_?)?(?:steps?|iter\w*|batch)\b\D{0,4}(?P<step>\d+)|\b(?P<of>\d+)/\d+\b", re.IGNORECASE)
-_EPOCH = re.compile(r"\bepoch\b\D{0,4}(?P<epoch>\d+)", re.IGNORECASE)
+_STEP = re.compile(
+    r"\b(?:global_?)?(?:steps?|iter\w*|batch|(?:num_)?updates)\b\D{0,4}(?P<step>\d+)|\b(?P<of>\d+) ?/ ?\d+\b",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(r"\bepoch\b\D{0,4}(?P<epoch>\d+(?:\.\d+)?)", re.IGNORECASE)
 _OWN_STEPS = 2  # of the process itself: it is alive
 _UNLABELLED_STEPS = 5  # of processes that nothing tells apart: more than the others take before they notice a dead one
+_PASSED_REACH = 4  # lines behind a fault in which the program says what it does instead
 _OTHERS_STEPS = 10  # of another rank: it cannot continue that long without this one
 _UNKNOWN = 1 << 62
 # What stays true of a run that continues, or is in a scheduler's file that was put before that of the run.
@@ -34,7 +38,7 @@ class _Step:
     """A line of progress, and how far training has come by it: epoch and step, as far as the line has them."""
 
     line: Line
-    position: tuple[int, int] | None
+    position: tuple[float, int] | None
 
 
 def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -56,17 +60,17 @@ def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 def _steps(scanned: Scanned) -> list[_Step]:
     """The lines of progress; summaries that experiment trackers print at the end are none."""
     steps = []
-    epochs: dict[str, int] = {}
+    epochs: dict[str, float] = {}
     for match in scanned.of("progress"):
         line = match.line
         if "wandb:" in line.text:
             continue
         epoch, step = _EPOCH.search(line.body), _STEP.search(line.body)
         if epoch:
-            epochs[line.source] = int(epoch["epoch"])
+            epochs[line.source] = float(epoch["epoch"])
         position = (epochs.get(line.source, 0), int(step["step"] or step["of"])) if step else None
         if epoch and not step:
-            position = (int(epoch["epoch"]), 0)
+            position = (float(epoch["epoch"]), 0)
         steps.append(_Step(line, position))
     return steps
 
@@ -81,10 +85,16 @@ def _continued(candidate: Candidate, steps: Sequence[_Step], scanned: Scanned) -
         return False
     own = [step for step in steps if step.line.source == candidate.source]
     several = scanned.counts["distributed"] or scanned.ranks
-    needed = _UNLABELLED_STEPS if several and not candidate.source else _OWN_STEPS
+    needed = _UNLABELLED_STEPS if several and not candidate.source and not _passed(candidate, scanned) else _OWN_STEPS
     if own:
         return _num_after(own, candidate.last) >= needed
     return _num_after(steps, candidate.last) >= _OTHERS_STEPS
+
+
+def _passed(candidate: Candidate, scanned: Scanned) -> bool:
+    """The lines behind it say that the program left out what failed, or tries again."""
+    reach = range(candidate.last, candidate.last + _PASSED_REACH)
+    return any(match.line.number in reach for match in scanned.of("passed-over"))
 
 
 def _ended_well(line: Line, candidate: Candidate) -> bool:

@@ -14,12 +14,19 @@ _DUMP = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent c
 _HEADER = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r"File \"(?P<file>[^\"]+)\", line (?P<line>\d+)(?:, in (?P<function>[\w<>.]+))?")
 _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\:~ -]+\.py):(?P<line>\d+) in (?P<function>[\w<>]+)")
-_NAME = r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
+_LOWER = r"(?:[a-z_]\w*\.)+(?:error|timeout|gaierror)"  # cv2.error, zlib.error, socket.timeout
+_NAME = rf"(?:(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*|{_LOWER})"
 _ENDING = r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Empty|Full|StopIteration|Refused|Conflict|Killed|Died\w*)"
 # An exception at the start of a line: of any name under an open traceback, with a telling name elsewhere.
 _RAISED = re.compile(rf"^\s*(?:\|\s*)?(?P<type>{_NAME})(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$")
 _NAMED = re.compile(
-    rf"^\s*(?:\|\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*?{_ENDING})(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+    rf"^\s*(?:\|\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*?{_ENDING}|Exception)|(?:[a-z_]\w*\.)+Error)(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+)
+# An exception of a module for exceptions or of a well-known library: its own name need not say that it is one.
+_OF_EXCEPTIONS = re.compile(
+    r"^(?P<type>(?:[a-z_]\w*\.)+(?:exc|errors?|exceptions?)\.[A-Z]\w+"
+    r"|(?:pyarrow|triton|botocore|lmdb|h5py|jaxlib|sqlite3)\.(?:\w+\.)*[A-Z]\w+(?=: )"
+    rf"|{_LOWER}(?=: ))(?P<inner>)?(?::\s*(?P<message>.*))?$"
 )
 _INSIDE = re.compile(
     r"(?<![\w/.'\"-])(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*?(?:Error|Exception))(?P<inner>)?: (?P<message>\S.*)$"
@@ -195,6 +202,12 @@ class _Open:
     ignored: bool = False
 
 
+def _short(name: str) -> str:
+    """The name of an exception without its module, which names the exceptions of C modules in lower case need."""
+    module, _, own = name.rpartition(".")
+    return own if not own[:1].islower() else f"{module.rpartition('.')[2]}.{own}"
+
+
 class Tracebacks:
     """Gathers exceptions from lines, one open traceback for each source."""
 
@@ -282,7 +295,7 @@ class Tracebacks:
         anchored, found = True, None
         if current is not None:
             found = _RAISED.match(line.body) if not line.body[:1].isspace() or line.text[:1] in "│" else None
-        found = found or _NAMED.match(line.body)
+        found = found or _NAMED.match(line.body) or _OF_EXCEPTIONS.match(line.body)
         if found is None and "Error" in line.body + "Exception" and (inside := _INSIDE.search(line.body)):
             anchored = False
             found = None if _CODE.search(line.body[: inside.start()]) else inside
@@ -296,7 +309,7 @@ class Tracebacks:
         if current is not None and current.ignored:
             return
         raised = Raised(
-            found["type"].rpartition(".")[2],
+            _short(found["type"]),
             (found["message"] or "").strip(),
             tuple(current.frames) if current else (),
             line,

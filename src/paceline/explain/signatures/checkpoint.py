@@ -61,7 +61,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "checkpoint-damaged",
         "failed finding central directory|invalid magic number|might be corrupted|not a zip|file is "
         "corrupt|invalid load key"
-        "|headertoolarge|invalidheader|metadataincompletebuffer|pytorchstreamreader|checksum",
+        "|deserializing header|headertoolarge|invalidheader|metadataincompletebuffer|pytorchstreamreader|checksum",
         r"failed finding central directory|[Ii]nvalid magic number; corrupt file|file might be corrupted"
         r"|invalid load key"
         r"|Error while deserializing header|PytorchStreamReader failed"

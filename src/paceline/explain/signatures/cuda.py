@@ -166,10 +166,12 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "driver-mismatch",
-        "driver version is insufficient|driver on your system is too old|forward compatibility|unsupported toolchain",
+        "driver version is insufficient|driver on your system is too old|forward compatibility|unsupported toolchain"
+        "|unsupported display driver",
         r"CUDA driver version is insufficient"
         r"|driver on your system is too old(?: \(found version (?P<version>\d+)\))?"
-        r"|forward compatibility was attempted on non supported HW|unsupported toolchain",
+        r"|forward compatibility was attempted on non supported HW|unsupported toolchain"
+        r"|unsupported display driver / cuda driver combination",
         what=(
             "the NVIDIA driver serves CUDA {version} at most, and torch is built for a newer one",
             "the NVIDIA driver is too old for the CUDA that torch is built for",
@@ -206,7 +208,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a GPU is out of memory",
         fix="a smaller batch for each GPU; JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, TensorFlow: set_memory_growth, if "
         "another process is on the GPU; nvidia-smi shows it",
-        unless=r"device:CPU|allocator cpu",
+        unless=r"device:CPU|allocator cpu|No space left",
     ),
     note(
         "other-framework",

@@ -33,16 +33,17 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "too-many-open-files",
-        "too many open files|ancdata",
-        r"Too many open files|received \d+ items of ancdata",
+        "too many open files|ancdata|inotify",
+        r"Too many open files|received \d+ items of ancdata|inotify (?:watch|instance) limit reached",
         what="the limit of open file descriptors is reached",
         fix="ulimit -n 65536 before the start, or torch.multiprocessing.set_sharing_strategy('file_system')",
         why="every tensor that a worker hands over holds a descriptor",
     ),
     cause(
         "disk-full",
-        "no space left on device|disk quota exceeded|quota exceeded|enospc",
-        r"No space left on device|(?:Disk )?quota exceeded|ENOSPC",
+        "no space left on device|disk quota exceeded|quota exceeded|enospc|not enough disk space"
+        "|not enough free disk space",
+        r"No space left on device|(?:Disk )?quota exceeded|ENOSPC|Error: Not enough (?:free )?disk space",
         what="there is no space left on the disk that is written to",
         fix="df -h and quota -s on the node; point checkpoints, caches and TMPDIR to a disk with room",
         unless=r"/dev/shm|shared memory|</?torch_|nccl|inotify|posix_fallocate|GPU",

@@ -124,26 +124,42 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "fp16-nan",
-        "floatingpointerror|non-finite|nan",
-        r"FloatingPointError:.*(?:loss scale|Nan|nan|inf)|Loss is (?:nan|inf)\w*, stopping|model diverged.*nan|"
-        r"(?:unscale|inf checks).*(?:nan|NaN)\b|Function '\w+' returned nan values",
+        "floatingpointerror|non-finite|nan|loss is inf",
+        r"FloatingPointError:.*(?:loss scale|[Nn]a[Nn]|inf)|Loss is (?:nan|inf)\w*, stopping|model diverged.*nan|"
+        r"(?:unscale|inf checks).*(?:nan|NaN)\b|Function '\w+' returned nan values"
+        r"|total norm of order \S+ for gradients from `parameters` is non-finite"
+        r"|found NaN in local (?:grad|forward)|tensor contains either `inf`, `nan`|Loss is (?:nan|inf)\w*[.!]?$",
         what="loss or gradients became NaN or Inf",
         fix=(
             "torch.autograd.set_detect_anomaly(True) finds the operation; lower the learning rate, use bf16, "
             "check inputs"
         ),
         weight=COARSE,
+        key="diverged",
+    ),
+    note(
+        "fp16",
+        "_fp16|-fp16| fp16|'fp16|.fp16|float16|16-mixed|precision=16|loss scale|loss_scale|gradscaler"
+        "|unscale|half precision|.amp|use_amp|--amp",
+        r"fp16(?!['\"]?\s*[:=]\s*(?:False|false|0))|\bfloat16|(?<!bf)16-mixed|precision=16\b|loss[ _]scale|GradScaler"
+        r"|unscale|half precision|\b(?:torch\.cuda\.)?amp\b(?!['\"]?\s*[:=]\s*(?:False|false|0))",
     ),
     note(
         "progress",
         "loss|it/s|s/it|step|epoch|iter",
-        r"\bloss\w*\b.{0,12}\d|\d(?:it/s|s/it)\b|\b(?:steps?|iter\w*|epoch)\b[ :=\[#]{1,3}\d",
+        r"\bloss\w*\b.{0,12}\d|\d(?:it/s|s/it)\b|(?<!\*\* )\b(?:steps?|iter\w*|epoch)\b[ :=\[#]{1,3}\d",
+    ),
+    note(
+        "passed-over",
+        "skipp|retry|falling back|fall back|ignoring|ignored|attempt ",
+        r"\bskip(?:ping|ped)\b|\b(?:will )?retry(?:ing)?\b|\bfall(?:ing)? back\b|\bignor(?:ing|ed)\b|\battempt \d",
     ),
     note(
         "success",
         "train_runtime|stopped: `max_|training complete|training is complete|training finished|training done|success"
-        "|exited with code 0|exit code 0|exit status 0",
-        r"\btrain_runtime\b|`Trainer\.fit` stopped: `max_\w+=\d+` reached"
+        "|exited with code 0|exit code 0|exit status 0|application startup complete|uvicorn running on",
+        r"\btrain_runtime\b|Application startup complete|Uvicorn running on"
+        r"|`Trainer\.fit` stopped: `max_\w+=\d+` reached"
         r"|\btraining (?:is )?(?:completed?|finished|done)\b"
         r"|\b(?:completed|finished|ended) successfully|successfully (?:completed|finished)"
         r"|exit(?:ed with)? (?:code|status)"

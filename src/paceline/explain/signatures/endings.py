@@ -123,9 +123,9 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "rank-died-signal",
-        "exitcode: -6|exitcode  : -6|sigabrt|signal 6|core dumped|aborted|return code",
+        "exitcode: -6|exitcode  : -6|exit code 134|status 134|sigabrt|signal 6|core dumped|aborted|return code",
         r"(?:exitcode *: *|return code *=? *)-6\b|died with <Signals\.SIGABRT|\(SIGABRT\)|[Ss]ignal 6\b"
-        r"|Aborted \(core dumped\)|Aborted *$",
+        r"|Aborted \(core dumped\)|Aborted *$|(?:exit code|status) 134\b",
         what="a rank aborted itself (SIGABRT); the line before the abort tells why",
         fix="look at the last lines of that rank's own output, above the stack of C++ frames",
         weight=VICTIM + 2,
@@ -270,7 +270,9 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     note(
         "distributed",
-        "torch.distributed|torch/distributed|distributeddataparallel|distributed_backend|torchrun|world_size|nproc|ddp",
-        r"torch[./\\]distributed|DistributedDataParallel|distributed_backend|torchrun|world_size|nproc|\bddp\b",
+        "torch.distributed|torch/distributed|distributeddataparallel|distributed_backend|torchrun|world_size|nproc|ddp"
+        "|local_rank|nccl|syncbatchnorm|distributed training",
+        r"torch[./\\]distributed|DistributedDataParallel|distributed_backend|torchrun|world_size|nproc|\bddp\b"
+        r"|local_rank|\bnccl\b|SyncBatchNorm|[Dd]istributed training",
     ),
 )

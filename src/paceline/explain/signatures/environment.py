@@ -190,35 +190,6 @@ SIGNATURES: tuple[Signature, ...] = (
         weight=HINTED,
     ),
     cause(
-        "no-internet",
-        "connectionpool|couldn't connect to 'http|couldn't reach|localentrynotfound|in the local cache"
-        "|disk cache|in the cached path"
-        "|thrown while requesting|failed to establish a new connection|urlopen error|could not resolve host:"
-        "|connecterror|offlinemode",
-        r"We couldn't connect to 'https?://(?P<host>[^'/]+)"
-        r"|HTTPS?ConnectionPool\(host='(?P<pool>[^']+)'.*(?:Max retries exceeded|timed out)"
-        r"|Couldn't reach (?:'[^']*' on the (?P<hub>Hub)|https?://(?P<url>[^/\s]+))|LocalEntryNotFoundError"
-        r"|cannot find the requested files in the (?:(?:local|disk) cache|cached path)"
-        r"|thrown while requesting \w+ https?://(?P<requested>[^/\s]+)"
-        r"|Failed to establish a new connection: \[Errno (?:-2|-3|-5|101|110|113)\]"
-        r"|urlopen error (?:\[Errno (?:-2|-3|-5|101|110|111|113)\]|timed out)"
-        r"|[Cc]ould not resolve host: (?P<curl>[\w.-]+\.[a-z]+)|ConnectError: \[Errno (?:-2|-3|-5|101|110|111|113)\]",
-        what=(
-            "{host} cannot be reached: this node has no access to the internet (likely)",
-            "{pool} cannot be reached: this node has no access to the internet (likely)",
-            "{requested} cannot be reached: this node has no access to the internet (likely)",
-            "{url} cannot be reached: this node has no access to the internet (likely)",
-            "{curl} cannot be reached: this node has no access to the internet (likely)",
-            "a server outside cannot be reached: this node has no access to the internet (likely)",
-        ),
-        fix="download on a login node before the job, then export HF_HUB_OFFLINE=1 (WANDB_MODE=offline); or the site's "
-        "proxy: export https_proxy=http://HOST:PORT",
-        why="compute nodes of most clusters reach only the cluster itself",
-        weight=COARSE,
-        unless=r"host='(?:localhost|127\.|10\.|172\.(?:1[6-9]|2\d|3[01])\.|192\.168\.|0\.0\.0\.0|\[?::)"
-        r"|retry loop|[Rr]etrying|will retry",
-    ),
-    cause(
         "torch-missing",
         "no module named 'torch'|no module named torch",
         r"No module named '?torch'?(?:$|[^.\w])",

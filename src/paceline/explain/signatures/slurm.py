@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.explain.signature import COARSE, GENERAL, HINTED, SUMMARY, VICTIM, Signature, cause, note
+from paceline.explain.signature import GENERAL, HINTED, SUMMARY, VICTIM, Signature, cause, note
 
 _MEMORY = (
     "sbatch --mem=... with more memory, or fewer DataLoader workers and less caching; sacct -j JOB -o MaxRSS,State"
@@ -42,8 +42,8 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=r"CUDA|torch\S*OutOfMemory|HIP out",
     ),
     cause(
-        "rank-died-signal",
-        "cancelled at|due to preemption|scancel|preempt|due to node failure|job cancelled",
+        "slurm-job-ended",
+        "cancelled at|due to preemption",
         r"CANCELLED AT \S+ DUE TO (?P<reason>PREEMPTION|JOB REQUEUE|\w+ LIMIT|ADMIN\w*)|DUE TO (?P<cause>PREEMPTION)",
         what=("Slurm ended the job: {reason}", "Slurm ended the job: {cause}"),
         fix="save on SIGTERM and requeue: #SBATCH --requeue --signal=TERM@120",
@@ -61,12 +61,23 @@ SIGNATURES: tuple[Signature, ...] = (
         weight=GENERAL + 5,
     ),
     cause(
-        "rank-died-signal",
+        "slurm-job-ended",
         "cancelled at",
-        r"\*\*\* (?P<unit>JOB|STEP) (?P<job>\S+) ON \S+ CANCELLED AT \S+ *\*\*\*",
-        what="Slurm cancelled {unit} {job}: by scancel, or because a task of it failed",
+        r"\*\*\* JOB (?P<job>\S+) ON \S+ CANCELLED AT \S+ *\*\*\*",
+        what="Slurm cancelled job {job}, and names no reason: by scancel, mostly",
+        fix="sacct -j {job} -o JobID,State,ExitCode,Elapsed: CANCELLED by UID tells who; look for what failed above it",
+        why="at a time limit, a preemption or a failed node Slurm writes the reason behind it",
+        weight=VICTIM + 9,
+        key="stop",
+    ),
+    cause(
+        "slurm-job-ended",
+        "cancelled at",
+        r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+ *\*\*\*",
+        what="Slurm cancelled step {step}: by scancel, or because a task of it failed",
         fix="look for the first task that failed above this line; sacct -j JOB -o JobID,State,ExitCode",
-        weight=SUMMARY + 2,
+        weight=SUMMARY - 1,
+        key="step-cancelled",
     ),
     cause(
         "slurm-ntasks-mismatch",
@@ -98,55 +109,6 @@ SIGNATURES: tuple[Signature, ...] = (
         fix="on each node: chronyc tracking, or timedatectl; tell the operators which node's clock is off",
         why="the scheduler's credentials are valid for a few minutes only, by the clock of the node that reads them",
         unless=r"make(?:\[\d+\])?: |\bmake: warning",
-    ),
-    cause(
-        "cpus-too-few",
-        "more processors requested than permitted|requested node configuration is not available",
-        r"More processors requested than permitted",
-        what="srun asks for more than the job was given",
-        fix="srun --ntasks and --cpus-per-task at most as in the #SBATCH lines",
-    ),
-    cause(
-        "unknown-sbatch-option",
-        "sbatch:|srun:",
-        r"(?:sbatch|srun|salloc): (?:error: )?(?:unrecognized option|invalid option"
-        r"|unknown option)[^\w-]*(?P<option>-{0,2}[\w-]+)?",
-        what=("Slurm does not know the option {option}", "Slurm does not know an option"),
-        fix="sbatch --help lists them",
-    ),
-    cause(
-        "option-contradicted",
-        "error: batch job submission failed|unable to create step|error: unable to allocate resources",
-        r"(?:Batch job submission failed|Unable to create step for job \S+"
-        r"|Unable to allocate resources): (?P<reason>.+)",
-        what="Slurm refuses the request: {reason}",
-        fix="compare the #SBATCH lines with sinfo -o '%P %l %c %m %G' and the limits of your account",
-        weight=COARSE,
-    ),
-    cause(
-        "option-contradicted",
-        "sbatch: error|srun: error|salloc: error",
-        r"(?:sbatch|srun|salloc): error: (?P<reason>.*(?:can ?not be satisfied|specification invalid)"
-        r"|[Ii]nvalid (?!job id)[\w -]+ specified.*|[Ii]nvalid [\w -]+ specification.*)",
-        what="Slurm refuses the request: {reason}",
-        fix="compare the #SBATCH lines with sinfo -o '%P %l %c %m %G' and the limits of your account",
-        weight=COARSE - 1,
-    ),
-    cause(
-        "dos-line-ends",
-        "dos line breaks|^m: bad interpreter",
-        r"contains DOS line breaks|\^M: bad interpreter",
-        what="the job script has line ends of Windows",
-        fix="dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT",
-    ),
-    cause(
-        "slurm-unavailable",
-        "unable to contact slurm controller|socket timed out on send/recv|munge encode failed|auth_g_create",
-        r"Unable to contact slurm controller|Munge encode failed|auth_g_create: .*authentication error"
-        r"|Socket timed out on send/recv operation",
-        what="Slurm does not answer, or does not accept this host",
-        fix="scontrol ping, and munge -n on this host; wait a minute and try again; then tell the operators",
-        weight=COARSE + 1,
     ),
     cause(
         "run-folder-not-shared",
@@ -206,16 +168,6 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a Slurm task was aborted; its own error is not in this text",
         fix="look at the output of that task: srun --output=log-%t.txt --label",
         weight=SUMMARY - 2,
-    ),
-    cause(
-        "missing-srun",
-        "unable to confirm allocation|invalid job id specified|srun: command not found|srun: not found"
-        '|usable "srun" command',
-        r"usable \"srun\" command in its path|srun: (?:(?:command )?not found"
-        r"|error: .*(?:Unable to confirm allocation|Invalid job id))",
-        what="srun does not work here: no Slurm job around it",
-        fix="start it inside a job: sbatch job.sh, or salloc first",
-        weight=COARSE,
     ),
     note(
         "member",
