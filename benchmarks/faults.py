@@ -88,9 +88,10 @@ def judge(fault: Fault, launched: Launched, number: int, moment_s: float) -> dic
         return None
     lines = [line for line in launched.err if not _TALK.search(line.text)]
     first = next((line for line in lines if line.time_s >= moment_s - 1 and _ERROR.search(line.text)), None)
+    named_s = named_after_s(lines, names, moment_s)
     return {
-        "first_s": None if first is None else round(max(0.0, first.time_s - moment_s), 1),
-        "named_s": named_after_s(lines, names, moment_s),
+        "first_s": named_s if first is None else round(max(0.0, first.time_s - moment_s), 1),
+        "named_s": named_s,
         "lines": len(lines),
     }
 

@@ -62,11 +62,12 @@ def picture(positions: Sequence[Position]) -> Picture | None:
 def _absent(absent: Sequence[Position], waiting: Sequence[Position]) -> Picture:
     longest = max(absent, key=lambda position: position.idle_s)
     since_s = min(max(position.idle_s for position in waiting), longest.idle_s)
-    lines = [f"{named([position.rank])} is in {position.spot}{_facts(position)}" for position in absent[1:]]
+    several = len({position.host for position in (*absent, *waiting)}) > 1
+    lines = [_is_in(position, several) for position in absent[1:]]
     lines.append(f"{named(position.rank for position in waiting)}: {waiting[0].doing}")
     notice = Notice(
         f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s (hang?): "
-        f"{_is_in(absent[0])}{_facts(absent[0])}",
+        f"{_is_in(absent[0], several)}",
         few_lines(lines, _LINES),
         advice=_advice(waiting, since_s),
     )
@@ -93,7 +94,8 @@ def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Pic
 
 def _nobody_waits(absent: Sequence[Position]) -> Picture:
     since_s = min(position.idle_s for position in absent)
-    lines = [f"{named([position.rank])} is in {position.spot}{_facts(position)}" for position in absent]
+    several = len({position.host for position in absent}) > 1
+    lines = [_is_in(position, several) for position in absent]
     notice = Notice(
         f"no rank has made progress for {since_s:.0f} s, and none waits for another (a server, or a hang?)",
         few_lines(lines, _LINES),
@@ -106,10 +108,11 @@ def _wait(waiting: Sequence[Position]) -> str:
     return f"{named(position.rank for position in waiting)} {'has' if len(waiting) == 1 else 'have'} been waiting"
 
 
-def _is_in(position: Position) -> str:
-    if position.state in (STOPPED, UNKILLABLE):
-        return f"rank {position.rank} is {position.spot}"
-    return f"rank {position.rank} is in {position.spot}"
+def _is_in(position: Position, several: bool) -> str:
+    """Return where a rank is, with its host where there are several."""
+    rank = f"rank {position.rank} ({position.host})" if several else f"rank {position.rank}"
+    where = position.spot if position.state in (STOPPED, UNKILLABLE) else f"in {position.spot}"
+    return f"{rank} is {where}{_facts(position)}"
 
 
 def _facts(position: Position) -> str:
