@@ -35,8 +35,12 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Children that outlive a test on purpose: pools of ranks, and what multiprocessing starts once for a process.
-SHARED_CHILDREN = ("ranks/conftest.py", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# Children that outlive a test on purpose: pools of ranks, the Slurm cluster of a session, of which a test may start a
+# daemon again, and what multiprocessing starts once for a process.
+SHARED_CHILDREN = (
+    *("ranks/conftest.py", "/slurmctld", "/slurmd", "/slurmstepd", "/munged"),
+    *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
+)
 
 
 def children() -> set[str]:
