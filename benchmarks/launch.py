@@ -100,7 +100,7 @@ CASES = [
 ]
 ANSWERS = [
     ("paceline --help", answering("--help"), "0.3 s"),
-    ("paceline run, wrong option", answering("run", "--nproc-per-nod", "2", "x.py"), "0.3 s"),
+    ("paceline run, wrong option", answering("run", "--nproc-per-nodes", "2", "x.py"), "0.3 s"),
     ("paceline run, no such script", answering("run", "--nproc-per-node", "2", "missing.py"), "0.3 s"),
 ]
 

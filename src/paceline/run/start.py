@@ -6,18 +6,19 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from paceline import env, pulse, terminal, torch_requirements
 from paceline.errors import EXIT_OK
 from paceline.launcher import host, ports, script, slurm, starter, worker
 from paceline.launcher import plan as planning
-from paceline.launcher.account import Report
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan
 from paceline.launcher.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
-from paceline.run import checkup
-from paceline.run.conductor import Conductor
 from paceline.run.configured import configure
+
+if TYPE_CHECKING:
+    from paceline.launcher.account import Report
 
 _SLOW_IMPORT_S = 2.0  # after so long a person wonders
 
@@ -38,6 +39,8 @@ def run(options: Options) -> int:
     if options.numa_binding:
         torch_requirements.require_numa_binding()
     if options.check_only:
+        from paceline.run import checkup
+
         return checkup.run(options, _conduct_function)
     source = script.read(options)
     configured = configure(options, source)
@@ -92,6 +95,10 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
         task: What every rank runs.
         function: What a ``function`` task runs.
     """
+    # Not at the top: a command that is refused is answered at once.
+    from paceline.launcher.account import Report
+    from paceline.run.conductor import Conductor
+
     if plan.threads.value is not None:
         env.put(env.OMP_THREADS, str(plan.threads.value))
     # Taken out of the environment, which ranks inherit.
