@@ -10,6 +10,7 @@ The nodes' names do not resolve, as in a container of a site without name servic
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -249,8 +250,12 @@ def stop(folder: Path) -> None:
             time.sleep(0.05)
     for child in _children:
         child.poll()
-    for pid in cluster.processes():  # steps, whose slurmd was killed or started twice
-        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while (steps := cluster.processes()) and time.monotonic() < deadline:  # whose slurmd was killed or started twice
+        for pid in steps:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
     (cluster.folder / "pids.json").unlink(missing_ok=True)
 
 
