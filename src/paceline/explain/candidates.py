@@ -84,7 +84,7 @@ def known(scanned: Scanned) -> list[Candidate]:
 
 
 def _weight(match: Match) -> int:
-    """What a program logs as a warning or an information has mostly been overcome, and is not the cause."""
+    """Return a signature's weight; a low one where the line is logged as a warning, which is usually not the cause."""
     signature = match.signature
     mild = signature.weight >= COARSE and not signature.in_warning and _MILD.search(match.line.text)
     return WARNED if mild else signature.weight

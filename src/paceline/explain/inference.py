@@ -64,7 +64,10 @@ def _diverged(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     """A loss that is not a number is a matter of fp16 only where the text speaks of fp16."""
     if scanned.of("fp16"):
         return list(candidates)
-    return [replace(each, name="user-exception") if each.key == "diverged" else each for each in candidates]
+    return [
+        replace(candidate, name="user-exception") if candidate.key == "diverged" else candidate
+        for candidate in candidates
+    ]
 
 
 def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -164,22 +167,21 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     answers = scanned.of("server-answered")
     if not answers:
         return list(candidates)
-    said = quoted([answers[0].line])
-    return [
-        replace(
-            each,
+    refusal = quoted([answers[0].line])
+
+    def refused(candidate: Candidate) -> Candidate:
+        return replace(
+            candidate,
             name="user-exception",
             weight=GENERAL - 1,  # below the exception that names the refusal, where the text has it
-            what=f"a server refuses a file, which is not in the local cache either: {said[0]}",
-            evidence=said + each.evidence,
+            what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
+            evidence=refusal + candidate.evidence,
             why="the server was reached, so this node has access to it",
             fix="open the address in a browser with the same account: the name, the permission and the token "
             "(huggingface-cli login) must be right",
         )
-        if each.key == "not-in-cache"
-        else each
-        for each in candidates
-    ]
+
+    return [refused(candidate) if candidate.key == "not-in-cache" else candidate for candidate in candidates]
 
 
 def _unclear(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -198,17 +200,16 @@ def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     """A tensor changed in place is DDP's doing only where there is a DDP."""
     if scanned.counts["distributed"] or scanned.ranks:
         return list(candidates)
-    return [
-        replace(
-            each,
+
+    def without_ddp(candidate: Candidate) -> Candidate:
+        return replace(
+            candidate,
             name="user-exception",
-            what=each.what.partition("; under DDP")[0],
+            what=candidate.what.partition("; under DDP")[0],
             fix="torch.autograd.set_detect_anomaly(True) shows the forward operation whose result was changed",
         )
-        if each.name == "ddp-inplace-buffer"
-        else each
-        for each in candidates
-    ]
+
+    return [without_ddp(candidate) if candidate.name == "ddp-inplace-buffer" else candidate for candidate in candidates]
 
 
 def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -221,20 +222,22 @@ def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
 
 def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """What was ended from outside after the training had come to its end did no harm."""
-    success = [match for match in scanned.of("success") if _OVER.search(match.line.body)]
-    progress = scanned.of("progress")
-    over = success[-1].line.number if success else _NEVER
-    if any(match.line.number > over for match in progress):
+    ends = [match.line.number for match in scanned.of("success") if _OVER.search(match.line.body)]
+    if not ends or any(match.line.number > ends[-1] for match in scanned.of("progress")):
         return list(candidates)
-    return [
-        each for each in candidates if each.number < over or each.key not in _ENDED_OUTSIDE or each.weight >= GENERAL
-    ]
+
+    def is_harmless(candidate: Candidate) -> bool:
+        was_ended_outside = candidate.key in _ENDED_OUTSIDE and candidate.weight < GENERAL
+        return was_ended_outside and candidate.number >= ends[-1]
+
+    return [candidate for candidate in candidates if not is_harmless(candidate)]
 
 
 def _submitted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A job that was taken was not refused, whatever else sbatch said."""
-    taken = bool(scanned.of("submitted"))
-    return [each for each in candidates if not (taken and each.key == "refused-in-other-words")]
+    """A job that sbatch has accepted was not refused."""
+    if not scanned.of("submitted"):
+        return list(candidates)
+    return [candidate for candidate in candidates if candidate.key != "refused-in-other-words"]
 
 
 def _after(each: Candidate, stop: Candidate) -> Candidate:

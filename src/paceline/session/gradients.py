@@ -141,10 +141,10 @@ class Gradients:
         return part.ends_group
 
     def _look_at(self, loss: torch.Tensor, num_rows: int) -> None:
-        """Refuse what is no mean over rows; in a world of one, where nothing is wrong yet, say that it would be.
+        """Refuse a loss that is not a mean over rows; in a world of one, where it is not wrong yet, print a line.
 
         Raises:
-            UsageError: It is none, and counts wrongly.
+            UsageError: The loss is not a mean over rows, and there are several ranks or accumulated batches.
         """
         self._num_losses += 1
         is_alone = self._world_size == 1 and self._accumulate == 1
