@@ -29,6 +29,7 @@ from torch.distributed.elastic.multiprocessing.api import (
 from paceline import deadlines, env
 from paceline.errors import Finding
 from paceline.launcher import arrival, guard, host, outcome, rank_files, ras, rollcall, silence
+from paceline.launcher.attempt import Attempt
 from paceline.launcher.board import Board, Surroundings
 from paceline.launcher.console import Console
 from paceline.launcher.early_variables import LateVariables
@@ -37,7 +38,7 @@ from paceline.launcher.fork_watch import ForkWatch
 from paceline.launcher.observer import Observer
 from paceline.launcher.options import Options
 from paceline.launcher.plan import Plan, rank_environment
-from paceline.launcher.ranks import Attempt, Machinery, RankGroup
+from paceline.launcher.ranks import Machinery, RankGroup
 from paceline.launcher.rendezvous import HeldRendezvous, Meeting, node_timeout_s
 from paceline.launcher.saving import SaveWatch
 from paceline.launcher.signed_store import SignedStore
@@ -169,7 +170,9 @@ class Agent(LocalElasticAgent):
             arrival.keep_places(places, store, node=self.node_rank, num_nodes=self.num_nodes)
         found = rollcall.compare(
             store,
-            self._machinery,
+            self._machinery.options,
+            self._machinery.plan,
+            self._machinery.run_dir.root,
             node=self.node_rank,
             num_nodes=self.num_nodes,
             token=str(self._meeting.identity["token"]),

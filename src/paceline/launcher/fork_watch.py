@@ -16,8 +16,8 @@ from collections.abc import Callable
 from paceline import python_fork
 from paceline.errors import Finding, Notice
 from paceline.launcher import children, fork_deadlock, worker_processes
+from paceline.launcher.attempt import WatchedRanks
 from paceline.launcher.fork_deadlock import NativeFrame, WorkerLook
-from paceline.launcher.ranks import RankGroup
 from paceline.pulse import PulseBoard
 
 _EVERY_S = 1.0
@@ -34,7 +34,9 @@ class ForkWatch:
         inform: Prints a notice; None where another node or attempt prints it.
     """
 
-    def __init__(self, group: RankGroup, pulses: PulseBoard, *, inform: Callable[[Notice], None] | None = None) -> None:
+    def __init__(
+        self, group: WatchedRanks, pulses: PulseBoard, *, inform: Callable[[Notice], None] | None = None
+    ) -> None:
         self._group, self._pulses, self._inform = group, pulses, inform
         self._next_s = 0.0
         self._first: dict[int, WorkerLook] = {}  # by local rank: the earliest look since which its worker has not run

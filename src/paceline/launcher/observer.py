@@ -16,9 +16,9 @@ from typing import Any
 
 from paceline.errors import Finding
 from paceline.launcher import observations
+from paceline.launcher.attempt import WatchedRanks
 from paceline.launcher.board import Board
 from paceline.launcher.observations import Pace, Parameters
-from paceline.launcher.ranks import RankGroup
 from paceline.pulse import Pulse, PulseBoard
 from paceline.rundir import RunDir
 
@@ -44,7 +44,7 @@ class Observer:
 
     def __init__(
         self,
-        group: RankGroup,
+        group: WatchedRanks,
         pulses: PulseBoard,
         board: Board | None,
         *,

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from paceline import env, pulse, rundir
 from paceline.errors import Finding, Notice
 from paceline.launcher import evidence, outcome, position, rank_files, stacks, system
+from paceline.launcher.attempt import Attempt, Ended
 from paceline.launcher.console import DEFAULT_PREFIX, Console, fill_prefix, plan_streams
 from paceline.launcher.endings import Failure, RankEnd
 from paceline.launcher.options import Options
@@ -27,7 +28,7 @@ from paceline.launcher.position import Position
 from paceline.launcher.rank_files import RankFiles
 from paceline.launcher.resume import Again
 from paceline.launcher.stacks import Look
-from paceline.launcher.starter import Ended, Starter
+from paceline.launcher.starter import Starter
 from paceline.launcher.task import RankTask
 from paceline.rundir import RunDir
 
@@ -83,42 +84,6 @@ class Machinery:
     logs: LogsSpecs
     again: Again
     node_state: Callable[[int], str] = lambda node: ""
-
-
-@dataclass
-class Attempt:
-    """One start of this node's ranks.
-
-    Attributes:
-        number: Its number in the run folder: restarts before it, and attempts of earlier starts.
-        ranks: Global rank by local rank.
-        world_size: Ranks on all nodes.
-        pids: Process by local rank.
-        ended: How processes ended, by local rank.
-        stopped: Local ranks that the launcher ended, with the reason and when, by this node's clock.
-        looks: Where local ranks stood when another had failed, or when they hung.
-        oom_before: Count of the kernel's kills before it.
-        log_paths: Log file by local rank.
-        error_paths: Error file by local rank.
-        files: What ranks leave in memory, by local rank.
-    """
-
-    number: int
-    ranks: dict[int, int]
-    world_size: int
-    pids: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, Ended] = field(default_factory=dict)
-    stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
-    looks: dict[int, Look] = field(default_factory=dict)
-    oom_before: int = 0
-    log_paths: dict[int, str] = field(default_factory=dict)
-    error_paths: dict[int, str] = field(default_factory=dict)
-    files: dict[int, RankFiles] = field(default_factory=dict)
-
-    @property
-    def living(self) -> set[int]:
-        """Local ranks whose process has not ended."""
-        return set(self.ranks) - set(self.ended)
 
 
 class RankGroup(PContext):

@@ -19,7 +19,8 @@ from torch.distributed import DistStoreError
 from paceline.errors import Finding, RunError
 from paceline.launcher import facts, interfaces, likeness, link, reach
 from paceline.launcher.facts import Facts
-from paceline.launcher.ranks import Machinery
+from paceline.launcher.options import Options
+from paceline.launcher.plan import Plan
 from paceline.launcher.signed_store import SignedStore
 from paceline.rundir import shown
 
@@ -265,13 +266,24 @@ class RollCall:
 
 
 def compare(
-    store: Any, machinery: Machinery, *, node: int, num_nodes: int, token: str, address: str, first: bool
+    store: Any,
+    options: Options,
+    plan: Plan,
+    folder: Path,
+    *,
+    node: int,
+    num_nodes: int,
+    token: str,
+    address: str,
+    first: bool,
 ) -> Result:
     """Compare the nodes of a run as far as there is something to compare.
 
     Args:
         store: The store of the attempt.
-        machinery: What this node works with.
+        options: The options of the run.
+        plan: What was decided for this node.
+        folder: The run folder.
         node: Rank of this node.
         num_nodes: Number of nodes.
         token: The run's token.
@@ -281,10 +293,9 @@ def compare(
     Raises:
         RunError: The nodes cannot work together.
     """
-    options, folder = machinery.options, machinery.run_dir.root
 
     def gather(port: int) -> Facts:
-        return facts.gather(options, machinery.plan, node=node, address=address, port=port)
+        return facts.gather(options, plan, node=node, address=address, port=port)
 
     if num_nodes == 1:
         asked = options.check and first

@@ -26,11 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from paceline import env
 from paceline.errors import Notice
 from paceline.launcher import pump, system
 from paceline.launcher.pump import Copy
-from paceline.launcher.task import PROGRAM, RankTask
+from paceline.launcher.task import RankTask
 
 # How long ranks have after SIGTERM when the launcher has been killed; the whole must fit in 10 s.
 _ORPHAN_GRACE_S = 5.0
@@ -38,23 +37,6 @@ _ORPHAN_GRACE_S = 5.0
 _LOOK_S, _LOOKS = 2.0, 2
 # What a scheduler or a terminal sends to every process of a job; the launcher decides what becomes of it.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a rank's process ended.
-
-    Attributes:
-        local_rank: Rank on this node.
-        pid: Its process.
-        code: Exit code; negative for a signal, as in ``subprocess``.
-        time_ns: When the starter reaped it, wall clock.
-    """
-
-    local_rank: int
-    pid: int
-    code: int
-    time_ns: int
 
 
 class Starter:
@@ -379,24 +361,3 @@ def _settle_in(stdout: int, stderr: int, *, parent: int, name: str) -> None:
         os.dup2(descriptor, place)
     for descriptor in {stdout, stderr} - {1, 2}:
         os.close(descriptor)
-
-
-def execute(task: RankTask) -> NoReturn:
-    """In a rank that is not to be forked from warm memory: become the fresh process.
-
-    ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
-
-    Raises:
-        OSError: The program cannot be executed.
-    """
-    if task.method == "spawn":
-        env.put(env.TASK, task.to_json())
-        for handle in (task.pulse, task.crash, task.stacks, task.report):
-            if handle >= 0:
-                os.set_inheritable(handle, True)
-        command = [task.python, "-u", "-m", "paceline.launcher.worker"]
-    elif task.kind == PROGRAM:
-        command = [task.target, *task.args]
-    else:
-        command = [task.python, "-u", *(["-m"] if task.kind == "module" else []), task.target, *task.args]
-    os.execvp(command[0], command)

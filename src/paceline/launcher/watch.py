@@ -16,10 +16,10 @@ from typing import Any
 from paceline import deadlines, pulse
 from paceline.errors import Finding, Notice
 from paceline.launcher import locate, observations, proof, stacks, waiting
+from paceline.launcher.attempt import WatchedRanks
 from paceline.launcher.board import Board
 from paceline.launcher.position import STOPPED, Position
 from paceline.launcher.proof import Call, Stand
-from paceline.launcher.ranks import RankGroup
 from paceline.launcher.stacks import Look
 
 _EVERY_S = 0.5
@@ -84,7 +84,7 @@ class Watch:
 
     def __init__(
         self,
-        group: RankGroup,
+        group: WatchedRanks,
         board: Board | None,
         *,
         asked_s: float | None,

@@ -30,11 +30,11 @@ from typing import Any, NoReturn, TextIO
 
 from paceline import env, pulse
 from paceline.errors import EXIT_UNFINISHED, PacelineError
-from paceline.launcher import awaited_worker, guard, keep_group, probe, rank_files, starter, system, witness
+from paceline.launcher import awaited_worker, guard, keep_group, probe, rank_files, system, witness
 from paceline.launcher.after_import import when_imported
 from paceline.launcher.early_variables import Lateness
 from paceline.launcher.rank_files import VARIABLE
-from paceline.launcher.task import FUNCTION, MODULE, PATH, RankTask
+from paceline.launcher.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
 from paceline.rundir import write_whole
 
 # Of exceptions in threads, so many are recorded: a pool of them may fail in the same way again and again.
@@ -87,11 +87,32 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
 
 def _become(task: RankTask) -> NoReturn:
     try:
-        starter.execute(task)
+        execute(task)
     except OSError as error:
         record(task, error)
         print(f"paceline: cannot execute {task.target}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(127)
+
+
+def execute(task: RankTask) -> NoReturn:
+    """In a rank that is not to be forked from warm memory: become the fresh process.
+
+    ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
+
+    Raises:
+        OSError: The program cannot be executed.
+    """
+    if task.method == "spawn":
+        env.put(env.TASK, task.to_json())
+        for handle in (task.pulse, task.crash, task.stacks, task.report):
+            if handle >= 0:
+                os.set_inheritable(handle, True)
+        command = [task.python, "-u", "-m", "paceline.launcher.worker"]
+    elif task.kind == PROGRAM:
+        command = [task.target, *task.args]
+    else:
+        command = [task.python, "-u", *(["-m"] if task.kind == "module" else []), task.target, *task.args]
+    os.execvp(command[0], command)
 
 
 def _open_streams() -> None:
