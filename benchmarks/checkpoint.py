@@ -33,7 +33,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from paceline.checkpoint import Checkpoints
+from paceline.train.checkpoint import Checkpoints
 from paceline.world import World, from_environ
 
 ROOT = Path(__file__).parent.parent

@@ -141,7 +141,7 @@ def raw(dataset, options):
 
 def probe(dataset, options):
     """The loop by hand, seen by paceline's launcher; the other sides are not."""
-    from paceline.launcher.probe import install
+    from paceline.launch.probe.probe import install
     from paceline.pulse import SLOT_BYTES
 
     slot = memoryview(bytearray(SLOT_BYTES)).cast("q")

@@ -29,15 +29,16 @@ from pathlib import Path
 
 from torch.distributed import PrefixStore, TCPStore
 
-from paceline.launcher import facts as node_facts
-from paceline.launcher import host, plan
-from paceline.launcher.arrival import Roll
-from paceline.launcher.facts import Facts, Interface
-from paceline.launcher.notes import Note, Notes
-from paceline.launcher.options import Options
-from paceline.launcher.presence import Arrived
-from paceline.launcher.rollcall import RollCall
-from paceline.launcher.store import open_store
+from paceline.launch.plan import plan
+from paceline.launch.plan.options import Options
+from paceline.launch.preflight import facts as node_facts
+from paceline.launch.preflight.facts import Facts, Interface
+from paceline.launch.preflight.rollcall import RollCall
+from paceline.launch.rendezvous.arrival import Roll
+from paceline.launch.rendezvous.notes import Note, Notes
+from paceline.launch.rendezvous.presence import Arrived
+from paceline.launch.rendezvous.store import open_store
+from paceline.machine import host
 
 TIMEOUT = timedelta(seconds=120)
 

@@ -1,4 +1,4 @@
-"""Writes which NCCL reads which variable into src/paceline/variables/nccl.json.
+"""Writes which NCCL reads which variable into src/paceline/diagnose/variables/nccl.json.
 
     python scripts/nccl_variables.py [VERSION ...]      look at more versions (default: those of the table again)
     python scripts/nccl_variables.py --strings FOLDER   use FOLDER/strings-VERSION.txt instead of downloading
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).parents[1] / "src" / "paceline" / "variables" / "nccl.json"
+TABLE = Path(__file__).parents[1] / "src" / "paceline" / "diagnose" / "variables" / "nccl.json"
 # A name ends its string: it may be glued to what lies before it in memory.
 NAME = re.compile(rb"NCCL_[A-Z0-9_]+(?=\x00)")
 # Names of enumerations, subsystems and messages that the library holds as strings too.

@@ -65,8 +65,8 @@ def read(file: Path) -> str:
 @pytest.fixture(autouse=True)
 def clean_surroundings():
     """Fail a test that leaves the environment, a thread or a child process behind."""
-    if "paceline.session.place" in sys.modules:
-        sys.modules["paceline.session.place"].reset()  # a test is what a process is to Sessions
+    if "paceline.train.session.place" in sys.modules:
+        sys.modules["paceline.train.session.place"].reset()  # a test is what a process is to Sessions
     environ, threads, processes = dict(os.environ), set(threading.enumerate()), children()
     yield
     environ.pop("PYTEST_CURRENT_TEST", None)

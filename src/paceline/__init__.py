@@ -13,30 +13,30 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
-    from paceline.inline import launch as launch
-    from paceline.logging import CSVLogger as CSVLogger
-    from paceline.logging import TensorBoardLogger as TensorBoardLogger
-    from paceline.session import Session as Session
-    from paceline.strategy import DDP as DDP
-    from paceline.strategy import FSDP as FSDP
-    from paceline.trainer import DataModule as DataModule
-    from paceline.trainer import Module as Module
-    from paceline.trainer import Trainer as Trainer
+    from paceline.launch.run.inline import launch as launch
+    from paceline.train.logging import CSVLogger as CSVLogger
+    from paceline.train.logging import TensorBoardLogger as TensorBoardLogger
+    from paceline.train.model.strategy import DDP as DDP
+    from paceline.train.model.strategy import FSDP as FSDP
+    from paceline.train.session import Session as Session
+    from paceline.train.trainer import DataModule as DataModule
+    from paceline.train.trainer import Module as Module
+    from paceline.train.trainer import Trainer as Trainer
 
 _WITHOUT_TORCH = ("CSVLogger", "Finding", "PacelineError", "launch")  # launch looks for it when it is called
 
 _HOMES = {
     "CSVLogger": "paceline.logging",
-    "DDP": "paceline.strategy",
-    "FSDP": "paceline.strategy",
+    "DDP": "paceline.train.model.strategy",
+    "FSDP": "paceline.train.model.strategy",
     "DataModule": "paceline.trainer",
     "Finding": "paceline.errors",
     "Module": "paceline.trainer",
     "PacelineError": "paceline.errors",
-    "Session": "paceline.session",
+    "Session": "paceline.train.session",
     "TensorBoardLogger": "paceline.logging",
     "Trainer": "paceline.trainer",
-    "launch": "paceline.inline",
+    "launch": "paceline.launch.run.inline",
 }
 
 __all__ = [
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _WITHOUT_TORCH:
-        from paceline import torch_requirements
+        from paceline.machine import torch_requirements
 
         torch_requirements.require()
     value = getattr(import_module(_HOMES[name]), name)

@@ -1,5 +1,5 @@
 """``python -m paceline``."""
 
-from paceline.entry import main
+from paceline.cli.entry import main
 
 main()

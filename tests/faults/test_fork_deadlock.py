@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from faults.stage import FRAMEWORKS, fault
-from paceline import python_fork
+from paceline.machine import python_fork
 
 FUTEX = """
 import ctypes

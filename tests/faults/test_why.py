@@ -16,7 +16,7 @@ import pytest
 
 from faults import stage as stages
 from faults.stage import START_S
-from paceline.launcher import children
+from paceline.launch.monitor import children
 
 SECONDS = 5
 PLACE = r"\btrain\.py:\d+"

@@ -36,8 +36,8 @@ else:
 """
 PLACES = [
     "click",
-    "paceline.launcher.options",
-    "paceline.run",
+    "paceline.launch.plan.options",
+    "paceline.launch.run",
     "torch",
     "numpy",
     "torch.utils.data",

@@ -315,9 +315,9 @@ for number in range(20):
 """
 SHORT_WINDOWS = """
 import sys
-from paceline.launcher import observer
+from paceline.launch.monitor import observer
 observer.WINDOW_S = 0.8
-from paceline.cli import main
+from paceline.cli.main import main
 main()
 """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fake_slurm import FakeSlurm, cluster
-from paceline import lint
+from paceline.diagnose import lint
 from starting import BIN, commands
 
 GOLDENS = Path(__file__).with_name("golden_submit")

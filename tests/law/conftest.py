@@ -18,7 +18,7 @@ class Source:
     """One file of the package.
 
     Attributes:
-        module: Its full name, ``paceline.launcher.host``; of a package's door the package's name.
+        module: Its full name, ``paceline.machine.host``; of a package's door the package's name.
         path: Its place below ``src/paceline``, with slashes.
         text: What it says.
         tree: The same as a tree.

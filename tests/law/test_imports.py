@@ -12,34 +12,18 @@ import paceline
 
 ROOT = Path(paceline.__file__).parents[1]
 
+# Whole packages; of others the modules that answer on the command line, or that a rank reads before its script does.
+PARTS = ("cli", "diagnose", "signatures", "slurm", "text", "rundir", "machine", "launch/plan", "why")
 WITHOUT_TORCH = (
-    "paceline",
-    "paceline.cli",
-    "paceline.errors",
-    "paceline.env",
-    "paceline.world",
-    "paceline.rundir",
-    "paceline.pulse",
-    "paceline.checkpoint",
-    "paceline.checkpoint.manifest",
-    "paceline.checkpoint.findings",
-    "paceline.checkpoint.folder",
-    "paceline.checkpoint.damage",
-    "paceline.checkpoint.shares",
-    "paceline.checkpoint.table",
-    "paceline.launcher.options",
-    "paceline.launcher.host",
-    "paceline.launcher.plan",
-    "paceline.launcher.script",
-    "paceline.launcher.outcome",
-    "paceline.launcher.resume",
-    "paceline.launcher.summary",
-    "paceline.launcher.nccl",
-    "paceline.launcher.worker",
+    *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.pulse"),
+    *(f"paceline.train.checkpoint{name}" for name in ("", ".manifest", ".findings", ".folder", ".damage", ".shares")),
+    "paceline.train.checkpoint.table",
+    *(f"paceline.launch.outcome.{name}" for name in ("root_cause", "resume", "summary", "nccl")),
+    "paceline.launch.in_rank.worker",
     *(
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for room in ("catalogue", "variables", "explain", "lint", "doctor", "slurm", "translate", "why")
-        for path in sorted((ROOT / "paceline" / room).rglob("*.py"))
+        for part in PARTS
+        for path in sorted((ROOT / "paceline" / part).rglob("*.py"))
     ),
 )
 
@@ -109,7 +93,7 @@ def test_the_command_answers_without_torch(args, status):
         "import os, sys\n"
         "os._exit = sys.exit\n"  # which is how the command ends after its deed
         "sys.argv[0] = 'paceline'\n"
-        "from paceline.cli import main\n"
+        "from paceline.cli.main import main\n"
         "try:\n"
         "    main()\n"
         "except SystemExit as stop:\n"

@@ -1,83 +1,32 @@
-"""An import points to a lower floor; siblings never meet; outside a room only its door is used."""
+"""An import points down: to a part below, inside a part to a package before; what a package exports is used."""
 
 from __future__ import annotations
 
 import ast
 import sys
 
-# A new module has to be given its floor here before anybody can import it.
+# A new module has to be given its place here before anybody can import it.
+# The core has an order of its own, and so have the packages below: a module may import those before it.
+CORE = ("codes", "pulse", "env", "errors", "deadlines", "text", "world", "rundir")
 FLOORS = {
-    "codes": 0,
-    "wording": 0,
-    "errors": 0,
-    "env": 0,
-    "terminal": 0,
-    "syntax": 0,
-    "deadlines": 0,
-    "cpus": 0,
-    "world": 0,
-    "rundir": 0,
-    "identity": 0,
-    "lease": 0,
-    "pulse": 0,
-    "nodeaddr": 0,
-    "python_fork": 0,
-    "torch_requirements": 1,
-    "torch_private": 1,
-    "runtime": 1,
-    "command_help": 1,
-    "catalogue": 1,
-    "variables": 1,
-    "data": 2,
-    "checkpoint": 2,
-    "launcher": 2,
-    "explain": 2,
-    "doctor": 2,
-    "lint": 2,
-    "logging": 2,
-    "blocks": 1,
-    "comm_hooks": 1,
-    "strategy": 2,
-    "precision": 2,
-    "accumulation": 2,
-    "activations": 2,
-    "portable": 2,
-    "stopping": 2,
-    "once": 2,
-    "scaling": 2,
-    "run": 3,
-    "slurm": 3,
-    "translate": 3,
-    "inline": 3,
-    "session": 3,
-    "trainer": 3,
-    "why": 3,
-    "command_errors": 3,
-    "cli": 4,
-    "__main__": 4,
-    "entry": 4,
+    **dict.fromkeys(CORE, 0),
+    **dict.fromkeys(("machine", "signatures"), 1),
+    **dict.fromkeys(("diagnose", "train"), 2),
+    **dict.fromkeys(("launch", "logging", "trainer"), 3),  # two doors of train, which users import
+    **dict.fromkeys(("slurm", "why"), 4),
+    "cli": 5,
+    "__main__": 6,
 }
-# The ground floor has an order of its own: a module may import those before it.
-LADDER = [
-    *("codes", "wording", "syntax", "pulse", "nodeaddr", "python_fork", "env"),
-    *("errors", "deadlines", "terminal", "world", "rundir", "cpus", "identity", "lease"),
-]
-SAME_FLOOR = {
-    ("inline", "run"),  # the launch of a function is a run with another beginning
-    ("__main__", "entry"),
-    ("entry", "cli"),
-    ("command_errors", "slurm"),  # which options it takes
-    ("run", "slurm"),  # a launcher in a step asks Slurm about a node that is silent
-    ("translate", "slurm"),  # lines to paste are quoted in one way
-    ("why", "slurm"),  # asks for the nodes of a job, and starts a step on them
-    ("trainer", "session"),  # a loop on Session's public members
+INSIDE = {
+    "launch": ("plan", "probe", "in_rank", "channel", "monitor", "outcome", "preflight", "rendezvous", "run"),
+    "train": ("runtime", "logging", "model", "data", "checkpoint", "session", "trainer"),
+    "diagnose": ("variables", "catalogue", "explain", "lint", "doctor"),
 }
-LAUNCHER_USERS = {"launcher", "run", "inline", "slurm", "translate", "why", "command_errors", "cli"}
 
 
-def room(module: str) -> str:
-    """``paceline.launcher.host`` is in the room ``launcher``."""
-    return module.split(".")[1] if "." in module else ""
+def part(module: str, depth: int = 1) -> str:
+    """``paceline.machine.host`` is in the part ``machine``; at depth 2, ``paceline.launch.plan.ports`` is in ``plan``."""
+    return f"{module}..".split(".")[depth]
 
 
 def imports(source, modules):
@@ -109,43 +58,38 @@ def inner_imports(sources):
 
 
 def allowed(importer: str, imported: str) -> bool:
-    if importer == imported or (importer, imported) in SAME_FLOOR:
-        return True
-    above, below = FLOORS[importer], FLOORS[imported]
-    if above == below == 0:
-        return LADDER.index(imported) < LADDER.index(importer)
-    return below < above
+    above, below = part(importer), part(imported)
+    if above == below:
+        order = INSIDE.get(above)
+        inner, inner_below = part(importer, 2), part(imported, 2)
+        return order is None or inner == inner_below or order.index(inner_below) < order.index(inner)
+    if FLOORS[above] == FLOORS[below] == 0:
+        return CORE.index(below) < CORE.index(above)
+    return FLOORS[below] < FLOORS[above]
 
 
-def test_every_module_has_a_floor(sources):
-    assert {room(source.module) for source in sources} - {""} == set(FLOORS)
-    assert {name for name, floor in FLOORS.items() if floor == 0} == set(LADDER)
+def test_every_module_has_its_place(sources):
+    assert {part(source.module) for source in sources} - {""} == set(FLOORS)
+    for name, order in INSIDE.items():
+        assert {part(source.module, 2) for source in sources if part(source.module) == name} - {""} == set(order)
 
 
-def test_imports_point_to_a_lower_floor(sources):
+def test_imports_go_down(sources):
     assert [
         f"{place} imports {imported}"
         for place, importer, imported in inner_imports(sources)
-        if room(imported) and not allowed(room(importer), room(imported))
+        if part(imported) and not allowed(importer, imported)
     ] == []
 
 
-def test_the_ground_floor_needs_the_standard_library_only(sources):
+def test_the_core_needs_the_standard_library_only(sources):
     modules = {source.module for source in sources}
     assert [
         f"{source.path}:{line} imports {name}"
         for source in sources
-        if FLOORS.get(room(source.module)) == 0
+        if part(source.module) in CORE
         for line, name in imports(source, modules)
-        if name.split(".")[0] not in sys.stdlib_module_names and FLOORS.get(room(name)) != 0
-    ] == []
-
-
-def test_outside_data_only_its_door_is_used(sources):
-    assert [
-        f"{place} imports {imported}"
-        for place, importer, imported in inner_imports(sources)
-        if room(imported) == "data" and room(importer) != "data" and imported != "paceline.data"
+        if name.split(".")[0] not in sys.stdlib_module_names and part(name) not in CORE
     ] == []
 
 
@@ -155,17 +99,3 @@ def test_inside_a_package_the_file_is_imported_and_not_the_door(sources):
         for place, importer, imported in inner_imports(sources)
         if imported.count(".") == 1 and importer.startswith(f"{imported}.")
     ] == []
-
-
-def test_only_those_who_conduct_a_run_know_the_launcher(sources):
-    assert [
-        f"{place} imports {imported}"
-        for place, importer, imported in inner_imports(sources)
-        if room(imported) == "launcher" and room(importer) not in LAUNCHER_USERS
-    ] == []
-
-
-def test_the_launcher_has_no_door(sources):
-    (door,) = [source for source in sources if source.module == "paceline.launcher"]
-    assert ast.get_docstring(door.tree)
-    assert len(door.tree.body) == 1, "importing any of its files would run this too"

@@ -15,7 +15,7 @@ OF_PATHS |= {"glob", "rglob", "mkdir", "unlink", "rename", "resolve", "absolute"
 BUILTINS = {"open", "print", "input"}
 # Where the docstring itself says which function is not.
 EXCEPT = {
-    ("launcher/position.py", "os.path.relpath"),  # shows a path from the working folder
+    ("launch/monitor/position.py", "os.path.relpath"),  # shows a path from the working folder
     ("slurm/jobstate.py", "time.mktime"),  # Slurm prints local times
 }
 

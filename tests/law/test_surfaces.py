@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import paceline
-from paceline.lint.python import surfaces
+from paceline.diagnose.lint.python import surfaces
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import re
 import sys
 from importlib import import_module
 
-from paceline.torch_private import OF_RESULTS, OPTIONAL, PRIVATE
+from paceline.machine.torch_private import OF_RESULTS, OPTIONAL, PRIVATE
 
 # Of named tuples, and of other libraries: datasets, torchmetrics, multiprocessing; a line of /proc.
 OTHERS = {"_replace", "_fields", "_indices", "_data", "_distributed", "_update_count", "_computed", "_forward_cache"}
@@ -22,7 +22,7 @@ OTHERS |= {"_collections_abc"}
 OURS = {"_check", "_activity", "_paceline_loop", "_paceline_has_forked", "_hparams"}
 OURS |= {"_dataloader", "_epoch_start", "_epoch_end"}
 # Reads texts that any version of torch has printed, and scripts that are written for any version of it.
-READERS = ("explain/", "lint/", "catalogue/", "doctor/", "variables/", "torch_private.py")
+READERS = ("diagnose/", "signatures/", "machine/torch_private.py")
 
 TABLES = (PRIVATE, OF_RESULTS, OPTIONAL)
 PATHS = {path for table in TABLES for path in table} | {

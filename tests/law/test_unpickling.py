@@ -7,7 +7,13 @@ import ast
 # What each of them unpickles: a pipe from its own fork; what ranks send through their process group; a checkpoint's
 # parts on their way between ranks; files of a checkpoint, whose checksums are compared first; a dump of torch's
 # Flight Recorder, by an unpickler that knows no class.
-MAY_UNPICKLE = {"inline.py", "session/together.py", "portable.py", "checkpoint/read.py", "why/recorder.py"}
+MAY_UNPICKLE = {
+    "launch/run/inline.py",
+    "train/session/together.py",
+    "train/checkpoint/portable.py",
+    "train/checkpoint/read.py",
+    "why/recorder.py",
+}
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 READERS = {"load", "loads", "Unpickler"}
 

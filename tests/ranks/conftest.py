@@ -103,7 +103,7 @@ class Ranks:
 
 def serve(pipe, rank):
     """Perform jobs until the pipe is closed."""
-    from paceline.session.place import reset as reset_places
+    from paceline.train.session.place import reset as reset_places
 
     # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker that collects one, in
     # a fork where its threads are gone, ends by SIGSEGV in torch 2.15, without paceline too.
@@ -173,7 +173,7 @@ def main(modules, handles):
     """Fork a rank for each pipe, and wait until all have ended."""
     import torch
 
-    import paceline.session  # noqa: F401
+    import paceline.train.session  # noqa: F401
 
     for name in modules:
         import_module(name)

@@ -20,8 +20,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from paceline.checkpoint import Checkpoints, manifest, verify
 from paceline.errors import PacelineError
+from paceline.train.checkpoint import Checkpoints, manifest, verify
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -238,7 +238,7 @@ class FullDisk:
 
 def fill_the_disk(folder, wait):
     """A good save, one in which the last rank's disk is full, and one more when there is space again."""
-    from paceline.checkpoint import files
+    from paceline.train.checkpoint import files
 
     here = checkpoints(folder)
     here.save(tensors(1), step=1, epoch=0, wait=True)
@@ -303,7 +303,7 @@ def test_ranks_that_save_different_things_are_told_which(ranks, tmp_path):
 
 
 def save_elsewhere(folder):
-    from paceline.checkpoint import checkpoints as module
+    from paceline.train.checkpoint import checkpoints as module
 
     module._SEEN_S = 0.2
     own = Path(folder) / f"of-{rank() % 2}"
@@ -387,7 +387,7 @@ def test_what_is_in_the_folder_is_what_the_manifest_says(ranks, tmp_path):
 
 LAST_WORDS = """
 import pathlib, sys, torch
-from paceline.checkpoint import Checkpoints
+from paceline.train.checkpoint import Checkpoints
 from paceline.world import World
 here = Checkpoints(pathlib.Path(sys.argv[1]), world=World(), device=torch.device("cpu"))
 here.save({f"model/{n}": torch.ones(500_000) for n in range(20)}, step=1, epoch=0)

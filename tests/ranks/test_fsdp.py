@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from paceline import DDP, FSDP, Session
 from paceline.errors import PacelineError
-from paceline.strategy import choose
+from paceline.train.model.strategy import choose
 
 NUM_WORDS, WIDTH = 8, 6
 

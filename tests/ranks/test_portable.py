@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import Session, strategy
+from paceline import Session
 from paceline.errors import UsageError
+from paceline.train.model import strategy
 
 
 class Odd(nn.Module):

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from paceline import Session, runtime
+from paceline import Session
 from paceline.errors import UsageError
+from paceline.train import runtime
 
 WORLDS = (1, 2, 3, 4)
 SEVERAL = (2, 3, 4)

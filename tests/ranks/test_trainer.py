@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from paceline import DataModule, Module, Trainer, stopping
+from paceline import DataModule, Module, Trainer
 from paceline.errors import PacelineError
+from paceline.train.session import stopping
 
 WORLDS = (1, 2, 3, 4)
 

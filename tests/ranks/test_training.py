@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 from paceline import DDP, Session
 from paceline.errors import PacelineError
-from paceline.session.together import do_once
+from paceline.train.session.together import do_once
 from paceline.world import World
 
 WORLDS = (1, 2, 3, 4)

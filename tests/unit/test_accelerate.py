@@ -8,12 +8,12 @@ import warnings
 
 import pytest
 
+from paceline.diagnose.lint.job.launcher_options import ACCELERATE
 from paceline.errors import UsageError
-from paceline.launcher.accelerate import choice, config_file
-from paceline.launcher.accelerate.settings import Settings, settle
-from paceline.launcher.options import parse
-from paceline.lint.job.launcher_options import ACCELERATE
-from paceline.run.configured import configure
+from paceline.launch.plan.accelerate import choice, config_file
+from paceline.launch.plan.accelerate.settings import Settings, settle
+from paceline.launch.plan.options import parse
+from paceline.launch.run.configured import configure
 
 BF16 = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"
 FSDP = """

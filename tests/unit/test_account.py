@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from paceline.errors import Finding, SetupError, UsageError
-from paceline.launcher.account import Report, Run, Stop, broken, refused, tell
-from paceline.launcher.endings import Failure, RankEnd
-from paceline.launcher.resume import Again, Checkpoint
+from paceline.launch.outcome.account import Report, Run, Stop, broken, refused, tell
+from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.launch.outcome.resume import Again, Checkpoint
 
 S = 1_000_000_000
 PULSES = [

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from paceline.accumulation import Group
-from paceline.data.shard import EvenBatches, Rows, Shard
+from paceline.train.data.shard import EvenBatches, Rows, Shard
+from paceline.train.session.accumulation import Group
 
 
 def gradients(losses, parts, world_size):

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline import pulse
-from paceline.launcher import awaited_worker
+from paceline.launch.probe import awaited_worker
 
 
 class Slow(Dataset):

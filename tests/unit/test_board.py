@@ -13,8 +13,8 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from paceline import deadlines
-from paceline.launcher import liveness, silence
-from paceline.launcher.board import Board, Surroundings
+from paceline.launch.channel import liveness, silence
+from paceline.launch.channel.board import Board, Surroundings
 
 
 def until(condition, *, within_s=8.0):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paceline import cli as module
-from paceline.checkpoint import Checkpoints, table
+from paceline.cli import main as module
 from paceline.errors import PacelineError
+from paceline.train.checkpoint import Checkpoints, table
 from paceline.world import World
 
 

@@ -8,14 +8,15 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
 
-from paceline.checkpoint import Checkpoints, files, folder, manifest, read, resolve, write
-from paceline.checkpoint.checkpoints import Checkpoints as Same
-from paceline.checkpoint.manifest import TensorInfo
 from paceline.errors import PacelineError, RunError, SetupError, UsageError
+from paceline.train.checkpoint import Checkpoints, files, folder, manifest, read, resolve, write
+from paceline.train.checkpoint.checkpoints import Checkpoints as Same
+from paceline.train.checkpoint.manifest import TensorInfo
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -497,4 +498,4 @@ def test_the_door_gives_the_class():
     assert Checkpoints is Same
     assert issubclass(RunError, PacelineError)
     with pytest.raises(AttributeError, match="nothing_here"):
-        __import__("paceline.checkpoint").checkpoint.nothing_here  # noqa: B018
+        import_module("paceline.train.checkpoint").nothing_here  # noqa: B018

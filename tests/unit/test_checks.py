@@ -13,10 +13,10 @@ from torch import nn
 
 from paceline import pulse
 from paceline.errors import RunError
-from paceline.launcher import finite
-from paceline.launcher.finite import FiniteCheck, non_finite
-from paceline.launcher.parameters import in_shards, names_of
-from paceline.launcher.replicas import ReplicaCheck, checksums, combined
+from paceline.launch.probe import finite
+from paceline.launch.probe.finite import FiniteCheck, non_finite
+from paceline.launch.probe.parameters import in_shards, names_of
+from paceline.launch.probe.replicas import ReplicaCheck, checksums, combined
 
 NAN = float("nan")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.errors import Finding, UsageError
-from paceline.launcher import options
-from paceline.run import checkup
+from paceline.launch.plan import options
+from paceline.launch.run import checkup
 
 FULL = Finding("disk-full", "3 MB are left", where="/tmp")
 HINT = Finding("workers-exceed-cpus", "8 workers for 2 CPUs", severity="hint")

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from paceline import __version__
-from paceline import cli as module
-from paceline import run as running
-from paceline.launcher.option_table import OPTIONS
+from paceline.cli import main as module
+from paceline.launch import run as running
+from paceline.launch.plan.option_table import OPTIONS
 
 
 @pytest.fixture

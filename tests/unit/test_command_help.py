@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from paceline.cli import cli
-from paceline.command_help import EXAMPLES, GROUPS
+from paceline.cli.command_help import EXAMPLES, GROUPS
+from paceline.cli.main import cli
 
 
 def commands(group=cli, path="paceline"):

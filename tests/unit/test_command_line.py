@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch.distributed.run import get_args_parser
 
-from paceline.launcher.command_line import in_full
-from paceline.launcher.option_table import OPTIONS
+from paceline.launch.plan.command_line import in_full
+from paceline.launch.plan.option_table import OPTIONS
 
 
 @pytest.mark.parametrize(

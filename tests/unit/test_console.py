@@ -16,9 +16,9 @@ import time
 
 import pytest
 
-from paceline.launcher import log_file, pump
-from paceline.launcher.console import Console, StreamPlan, fill_prefix, plan_streams
-from paceline.launcher.options import parse
+from paceline.launch.plan.options import parse
+from paceline.launch.run import log_file, pump
+from paceline.launch.run.console import Console, StreamPlan, fill_prefix, plan_streams
 
 # ----------------------------------------------------------------------------------------------- decisions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import cpus
+from paceline.machine import cpus
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from torch.utils.data import (
     random_split,
 )
 
-from paceline.data.batch import moved_ahead, to_device, without_rows
-from paceline.data.samples import in_memory, takes_batches
+from paceline.train.data.batch import moved_ahead, to_device, without_rows
+from paceline.train.data.samples import in_memory, takes_batches
 from unit.test_data_rooms import drawn, make, refused
 
 Pair = namedtuple("Pair", "x y")

@@ -21,10 +21,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from paceline.data import Loader, Surroundings, Tally, adopted
-from paceline.data.samples import in_memory, kept_state, takes_batches
-from paceline.data.tune import choose
 from paceline.errors import UsageError
+from paceline.train.data import Loader, Surroundings, Tally, adopted
+from paceline.train.data.samples import in_memory, kept_state, takes_batches
+from paceline.train.data.tune import choose
 from paceline.world import World
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from paceline.launcher import early_variables
-from paceline.launcher.early_variables import Lateness, LateVariables, is_early
+from paceline.launch.plan import early_variables
+from paceline.launch.plan.early_variables import Lateness, LateVariables, is_early
 
 SETS = "import {module}\ndef act():\n    heard('OMP_NUM_THREADS', '2', '1')\n"
 

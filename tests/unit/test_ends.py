@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.trainer.ends import NO_END, End, differ, mean_of_ends, remarks
+from paceline.train.trainer.ends import NO_END, End, differ, mean_of_ends, remarks
 
 
 def ends(*pairs, is_whole=False):

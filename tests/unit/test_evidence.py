@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.launcher import evidence, worker
-from paceline.launcher.endings import Failure
-from paceline.launcher.resume import Checkpoint
-from paceline.launcher.task import SCRIPT, RankTask
-from paceline.rundir import RunDir
+from paceline.launch.in_rank import worker
+from paceline.launch.outcome import evidence
+from paceline.launch.outcome.endings import Failure
+from paceline.launch.outcome.resume import Checkpoint
+from paceline.launch.plan.task import SCRIPT, RankTask
+from paceline.rundir.files import RunDir
 
 OURS = str(Path(evidence.__file__).parent / "worker.py")
 
@@ -54,7 +55,7 @@ def test_a_record_that_is_cut_off_leaves_no_half_file(tmp_path, monkeypatch):
     def disk_full(handle):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("paceline.rundir.os.fsync", disk_full)
+    monkeypatch.setattr("paceline.rundir.files.os.fsync", disk_full)
     worker.record(RankTask(0, SCRIPT, "train.py", error_file=str(path)), ValueError("no"))
     assert list(tmp_path.iterdir()) == []
 

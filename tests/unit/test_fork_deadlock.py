@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline import pulse, python_fork
-from paceline.launcher import children, fork_deadlock, fork_watch, worker_processes
-from paceline.launcher.fork_deadlock import NativeFrame, WorkerLook
-from paceline.launcher.worker_processes import ChildProcess
+from paceline import pulse
+from paceline.launch.monitor import children, fork_deadlock, fork_watch, worker_processes
+from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
+from paceline.launch.monitor.worker_processes import ChildProcess
+from paceline.machine import python_fork
 
 COMMAND = "python train.py --lr 0.1"
 RANK = ChildProcess(100, name="python", state="S", threads=9, command=COMMAND, wait="do_sys_poll", age_s=60)

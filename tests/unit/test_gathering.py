@@ -10,11 +10,12 @@ from torch.distributed import TCPStore
 
 from paceline import deadlines, env
 from paceline.errors import Notice, RunError
-from paceline.launcher import gathering, liveness
-from paceline.launcher.gathering import Gathering
-from paceline.launcher.node_wait import Waiting
-from paceline.launcher.presence import Arrived
-from paceline.launcher.rendezvous import HeldRendezvous
+from paceline.launch.channel import liveness
+from paceline.launch.rendezvous import gathering
+from paceline.launch.rendezvous.gathering import Gathering
+from paceline.launch.rendezvous.handler import HeldRendezvous
+from paceline.launch.rendezvous.node_wait import Waiting
+from paceline.launch.rendezvous.presence import Arrived
 
 MEMBERS = [Arrived(place + 1, place, f"host-{place}", 100 + place, (2, 2)) for place in range(2)]
 NAMES = [*(liveness.name_of(member.host, member.pid) for member in MEMBERS), "host-2:102"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.launcher.gradients import BACKWARDS, LocalGradients, are_averaged
+from paceline.launch.probe.gradients import BACKWARDS, LocalGradients, are_averaged
 
 
 def reduction(count, *, name="gloo:all_reduce", created_ns=None):

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from paceline.launcher import host
+from paceline.machine import host
 
 # -------------------------------------------------------------------------------------------------- GPUs
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import identity
-from paceline.identity import conflict, default_folder, differences, meaningful, of_command
-from paceline.rundir import RunDir
+from paceline.rundir import identity
+from paceline.rundir.files import RunDir
+from paceline.rundir.identity import conflict, default_folder, differences, meaningful, of_command
 
 
 def training(*arguments, script="train.py", session=1, **environ):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline import pulse
-from paceline.launcher.last_look import LastLook, first_nan
+from paceline.launch.probe.last_look import LastLook, first_nan
 
 LATER = float("inf")
 

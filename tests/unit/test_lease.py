@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import deadlines, env, lease
+from paceline import deadlines, env
 from paceline.errors import UsageError
-from paceline.lease import FREE, LIVING, UNKNOWN, Owner, Watch, judge
-from paceline.rundir import RunDir
+from paceline.rundir import lease
+from paceline.rundir.files import RunDir
+from paceline.rundir.lease import FREE, LIVING, UNKNOWN, Owner, Watch, judge
 
 ELSEWHERE = Owner("theirs", host="node9", machine="another boot", pid=7, started=1)
 

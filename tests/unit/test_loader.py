@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.data import Loader, Rows, Surroundings, Tally
-from paceline.data.batch import to_device, without_rows
-from paceline.data.changes import state_of
 from paceline.errors import UsageError
+from paceline.train.data import Loader, Rows, Surroundings, Tally
+from paceline.train.data.batch import to_device, without_rows
+from paceline.train.data.changes import state_of
 from paceline.world import World
 
 CPU = torch.device("cpu")

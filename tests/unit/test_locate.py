@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import Finding
-from paceline.launcher.locate import hangs, judge, limit_s
-from paceline.launcher.position import BACKWARD, CODE, COLLECTIVE, DATA, START, Frame, Position, classify, parse
+from paceline.launch.monitor.locate import hangs, judge, limit_s
+from paceline.launch.monitor.position import BACKWARD, CODE, COLLECTIVE, DATA, START, Frame, Position, classify, parse
 
 LIB = "/venv/lib/python3.11/site-packages/torch"
 

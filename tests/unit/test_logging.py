@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 from paceline.errors import SetupError
-from paceline.logging import CSVLogger, TensorBoardLogger
+from paceline.train.logging import CSVLogger, TensorBoardLogger
 
 
 def table(path):

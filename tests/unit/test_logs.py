@@ -8,9 +8,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from paceline.errors import UsageError
-from paceline.launcher import logs
-from paceline.launcher.options import parse
-from paceline.rundir import RunDir
+from paceline.launch.run import logs
+from paceline.launch.plan.options import parse
+from paceline.rundir.files import RunDir
 
 
 @pytest.fixture

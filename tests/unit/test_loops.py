@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from paceline import pulse
-from paceline.launcher import loops, orders, probe
+from paceline.launch.probe import loops, orders, probe
 
 DATA = TensorDataset(torch.arange(100.0).reshape(100, 1))
 

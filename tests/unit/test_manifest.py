@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import manifest, shares
-from paceline.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
+from paceline.train.checkpoint import manifest, shares
+from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest, Saved, TensorInfo
 
 
 def told(*, step=1, metric=None, mode="max", files=None, run=""):

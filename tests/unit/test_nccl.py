@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launcher.nccl import summarise
+from paceline.launch.outcome.nccl import summarise
 
 SOCKET = """\
 node-a:1234:1234 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import SetupError
-from paceline.launcher.options import Options
-from paceline.run.node import Node
-from paceline.rundir import RunDir
+from paceline.launch.plan.options import Options
+from paceline.launch.run.node import Node
+from paceline.rundir.files import RunDir
 
 
 @pytest.fixture

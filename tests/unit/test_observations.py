@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launcher import observations
-from paceline.launcher.observations import Pace, Parameters
+from paceline.launch.monitor import observations
+from paceline.launch.monitor.observations import Pace, Parameters
 
 
 @pytest.mark.parametrize(

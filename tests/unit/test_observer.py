@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline import pulse
-from paceline.launcher import observer as observers
-from paceline.launcher.observer import Head, Observer, _Pace, read_parameters
-from paceline.rundir import RunDir
+from paceline.launch.monitor import observer as observers
+from paceline.launch.monitor.observer import Head, Observer, _Pace, read_parameters
+from paceline.rundir.files import RunDir
 
 
 def facts(**given):

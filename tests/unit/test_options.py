@@ -6,9 +6,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from paceline.errors import UsageError
-from paceline.launcher import options
-from paceline.launcher.option_table import OPTIONS
-from paceline.launcher.options import Options, parse, split_endpoint, streams_of, unknown_option
+from paceline.launch.plan import options
+from paceline.launch.plan.option_table import OPTIONS
+from paceline.launch.plan.options import Options, parse, split_endpoint, streams_of, unknown_option
 
 # torchrun's --print-completion starts nothing; completion is the business of the command line that is completed.
 NOT_OF_RUNS = ("help", "print_completion")

@@ -7,7 +7,16 @@ import itertools
 import pytest
 import torch
 
-from paceline.data.order import BLOCK, COUNTED_FROM, CountedOrder, StoredOrder, blocks, derive, epoch_order, shuffled
+from paceline.train.data.order import (
+    BLOCK,
+    COUNTED_FROM,
+    CountedOrder,
+    StoredOrder,
+    blocks,
+    derive,
+    epoch_order,
+    shuffled,
+)
 
 
 def test_order_is_a_permutation():

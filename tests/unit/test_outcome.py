@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import Finding
-from paceline.launcher import silence
-from paceline.launcher.block import render as block
-from paceline.launcher.endings import Failure, RankEnd
-from paceline.launcher.outcome import (
+from paceline.launch.channel import silence
+from paceline.launch.monitor.position import Frame, Position
+from paceline.launch.outcome.block import render as block
+from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.launch.outcome.root_cause import (
     CAUSE,
     DESERTER,
     SUSPECT,
@@ -24,8 +25,7 @@ from paceline.launcher.outcome import (
     judge,
     weigh,
 )
-from paceline.launcher.position import Frame, Position
-from paceline.wording import fold
+from paceline.text.wording import fold
 
 S = 1_000_000_000  # a second in nanoseconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from paceline.launcher.padding import Padding, is_scored_together, padding_of
+from paceline.launch.probe.padding import Padding, is_scored_together, padding_of
 
 DATA = list(range(101))
 

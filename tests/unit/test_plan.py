@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import SetupError, UsageError
-from paceline.launcher import plan as planning
-from paceline.launcher.host import HostFacts
-from paceline.launcher.options import parse
-from paceline.launcher.plan import Choice
+from paceline.launch.plan import plan as planning
+from paceline.launch.plan.options import parse
+from paceline.launch.plan.plan import Choice
+from paceline.machine.host import HostFacts
 
 
 def asked(**typed):

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from paceline import portable
-from paceline.checkpoint import Checkpoints
 from paceline.errors import UsageError
+from paceline.train.checkpoint import Checkpoints, portable
 from paceline.world import World
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import SetupError
-from paceline.launcher import ports
+from paceline.launch.plan import ports
 
 
 def needs(port, *, one_node=True):

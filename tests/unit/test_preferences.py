@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launcher import preferences
-from paceline.launcher.options import parse
-from paceline.launcher.plan import choose_hang
+from paceline.launch.plan import preferences
+from paceline.launch.plan.options import parse
+from paceline.launch.plan.plan import choose_hang
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launcher import presence
-from paceline.launcher.presence import Arrived, Verdict, judge, judge_newcomer
+from paceline.launch.rendezvous import presence
+from paceline.launch.rendezvous.presence import Arrived, Verdict, judge, judge_newcomer
 
 
 def node(ticket, rank, nodes=(2, 2)):

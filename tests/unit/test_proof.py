@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launcher.locate import judge_proven
-from paceline.launcher.position import Frame, Position
-from paceline.launcher.proof import Call, Proof, Stand, find
+from paceline.launch.monitor.locate import judge_proven
+from paceline.launch.monitor.position import Frame, Position
+from paceline.launch.monitor.proof import Call, Proof, Stand, find
 
 BOTH = {"0": [0, 1]}
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from paceline.launcher import ras
+from paceline.launch.monitor import ras
 
 REPORT = """NCCL version 2.27.5 compiled with CUDA 12.9
 CUDA runtime version 12090, driver version 12090

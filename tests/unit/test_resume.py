@@ -6,9 +6,16 @@ import shlex
 
 import pytest
 
-from paceline.launcher import resume
-from paceline.launcher.options import parse
-from paceline.launcher.resume import Again, Checkpoint, after_failure, after_loss, after_stop, describe_short_grace
+from paceline.launch.outcome import resume
+from paceline.launch.outcome.resume import (
+    Again,
+    Checkpoint,
+    after_failure,
+    after_loss,
+    after_stop,
+    describe_short_grace,
+)
+from paceline.launch.plan.options import parse
 
 LAST = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
 LINE = "paceline run --run-dir runs/x train.py"

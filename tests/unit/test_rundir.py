@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from paceline import lease, rundir
-from paceline.launcher.log_file import LogFile
-from paceline.rundir import EVENTS, RunDir, append_event, new_run_id, read_events, write_whole
+from paceline.launch.run.log_file import LogFile
+from paceline.rundir import files as rundir
+from paceline.rundir import lease
+from paceline.rundir.files import EVENTS, RunDir, append_event, new_run_id, read_events, write_whole
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EXIT_FAILED, EXIT_MISUSE, RunError, UsageError
-from paceline.launcher import script
-from paceline.launcher.options import parse
+from paceline.launch.plan import script
+from paceline.launch.plan.options import parse
 
 
 @pytest.fixture(autouse=True)

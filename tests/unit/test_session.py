@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import paceline
-from paceline import Session, env, runtime
+from paceline import Session, env
 from paceline.errors import SetupError, UsageError
+from paceline.train import runtime
 from paceline.world import World
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import Session, env, lease
+from paceline import Session, env
 from paceline.errors import RunError, UsageError
-from paceline.rundir import RunDir
-from paceline.session import place
+from paceline.rundir import lease
+from paceline.rundir.files import RunDir
+from paceline.train.session import place
 from unit.training import first_optimizer, no_signals, unlaunched  # noqa: F401  fixtures
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from paceline.launcher.signals import Caught, Insistence, Signals, for_ranks
+from paceline.launch.run.signals import Caught, Insistence, Signals, for_ranks
 
 
 @pytest.fixture

@@ -14,18 +14,19 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from paceline import rundir
 from paceline.errors import RunError, SetupError
-from paceline.launcher import liveness, run_secret, store
-from paceline.launcher.arrival import Roll
-from paceline.launcher.board import Board, Surroundings
-from paceline.launcher.notes import Note, Notes
-from paceline.launcher.options import Options
-from paceline.launcher.presence import Arrived
-from paceline.launcher.run_secret import SharedFile
-from paceline.launcher.signed_store import SignedStore
-from paceline.launcher.signing import Message, Signing, sign, unsigned, verify
-from paceline.launcher.slurm import Placed
+from paceline.launch.channel import liveness, run_secret
+from paceline.launch.channel.board import Board, Surroundings
+from paceline.launch.channel.run_secret import SharedFile
+from paceline.launch.channel.signed_store import SignedStore
+from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.slurm_step import Placed
+from paceline.launch.rendezvous import store
+from paceline.launch.rendezvous.arrival import Roll
+from paceline.launch.rendezvous.notes import Note, Notes
+from paceline.launch.rendezvous.presence import Arrived
+from paceline.rundir import files as rundir
 from starting import free_port
 
 SECRET = b"s" * 32

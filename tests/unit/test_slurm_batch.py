@@ -6,10 +6,11 @@ import subprocess
 
 import pytest
 
-from paceline.lint.job.directives import split
-from paceline.slurm import batch, quoting, request
+from paceline.diagnose.lint.job.directives import split
+from paceline.slurm import batch, request
 from paceline.slurm.batch import Place
 from paceline.slurm.profile import Profile, Setting
+from paceline.text import quoting
 
 PLACE = Place(
     folder="/home/ada",

@@ -10,8 +10,8 @@ import pytest
 
 import canned
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
-from paceline.launcher import outcome
-from paceline.rundir import MANIFEST, RunDir, append_event
+from paceline.launch.outcome import root_cause as outcome
+from paceline.rundir.files import MANIFEST, RunDir, append_event
 from paceline.slurm import follow as module
 from paceline.slurm import lookup, record
 from paceline.slurm.follow import Follower

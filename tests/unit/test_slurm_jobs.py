@@ -10,15 +10,15 @@ import time
 import pytest
 
 import canned
-from paceline import cli
+from paceline.cli import main as cli
 from paceline.errors import Finding, UsageError
-from paceline.logging import CSVLogger
-from paceline.rundir import MANIFEST, RunDir, append_event
+from paceline.rundir.files import MANIFEST, RunDir, append_event
 from paceline.slurm import jobs, profile_files, record
 from paceline.slurm.jobs import Row
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome, Tale
+from paceline.train.logging import CSVLogger
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 FAILED = Finding("user-exception", "rank 0 raised ValueError")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launcher import slurm
-from paceline.launcher.options import parse
+from paceline.launch.plan import slurm_step as slurm
+from paceline.launch.plan.options import parse
 
 BATCH = {  # the job script of: sbatch --nodes=2 --ntasks-per-node=1 --gres=gpu:2 --cpus-per-task=8
     "SLURM_JOB_ID": "12",

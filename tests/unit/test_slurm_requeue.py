@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 import canned
-from paceline import cli, env
+from paceline import env
+from paceline.cli import main as cli
 from paceline.errors import Finding
-from paceline.launcher import outcome
-from paceline.rundir import MANIFEST, RunDir, append_event
+from paceline.launch.outcome import root_cause as outcome
+from paceline.rundir.files import MANIFEST, RunDir, append_event
 from paceline.slurm import record, requeue, told
 from paceline.slurm.record import JobRecord, Requeue
 from paceline.slurm.told import Outcome, Tale

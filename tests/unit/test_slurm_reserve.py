@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline import env, identity, lease
+from paceline import env
 from paceline.errors import UsageError
-from paceline.identity import Training
-from paceline.lease import Owner
-from paceline.rundir import RunDir
+from paceline.rundir import identity, lease
+from paceline.rundir.files import RunDir
+from paceline.rundir.identity import Training
+from paceline.rundir.lease import Owner
 from paceline.slurm import record, reserve
 from paceline.slurm.record import JobRecord
 

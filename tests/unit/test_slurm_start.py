@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import cpus, nodeaddr, runtime
 from paceline.errors import SetupError, UsageError
-from paceline.launcher import endpoint, host, resume, saving
-from paceline.launcher import plan as planning
-from paceline.launcher.options import parse
-from paceline.launcher.resume import Again, Checkpoint
-from paceline.launcher.slurm import Placed
+from paceline.launch.outcome import resume, saving
+from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.plan import endpoint
+from paceline.launch.plan import plan as planning
+from paceline.launch.plan.options import parse
+from paceline.launch.plan.slurm_step import Placed
+from paceline.machine import cpus, host, nodeaddr
+from paceline.train import runtime
 from paceline.world import World
 
 PLACED = Placed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launcher.slurm_times import Limits, parse_config, parse_job, parse_partition, parse_tracking, shortest
+from paceline.launch.plan.slurm_times import Limits, parse_config, parse_job, parse_partition, parse_tracking, shortest
 
 
 @pytest.mark.parametrize(

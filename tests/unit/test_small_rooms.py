@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import activations, once, precision, pulse, scaling, stopping, strategy
+from paceline import pulse
 from paceline.errors import RunError, SetupError, UsageError
+from paceline.train.model import activations, precision, strategy
+from paceline.train.session import once, scaling, stopping
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paceline.launcher import sockets
+from paceline.machine import sockets
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
 

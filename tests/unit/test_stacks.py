@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from paceline.launcher import children, position, stacks, worker_processes
+from paceline.launch.monitor import children, position, stacks, worker_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets and /proc are Linux's")
 
 RANK = """
 import ctypes, os, sys, time
-from paceline.launcher import witness
+from paceline.launch.probe import witness
 
 witness.install(open("stacks", "w"))
 

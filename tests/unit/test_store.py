@@ -8,11 +8,11 @@ import pytest
 
 from paceline import deadlines, env
 from paceline.errors import RunError, SetupError
-from paceline.launcher import store as stores
-from paceline.launcher.knock import Knock
-from paceline.launcher.notes import Note, Notes
-from paceline.launcher.options import Options
-from paceline.launcher.slurm import Placed
+from paceline.launch.channel.knock import Knock
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.slurm_step import Placed
+from paceline.launch.rendezvous import store as stores
+from paceline.launch.rendezvous.notes import Note, Notes
 
 STATIC = Options("train.py", min_nodes=2, max_nodes=2, node_rank=1, master_addr="head")
 C10D = Options("train.py", min_nodes=2, max_nodes=2, rdzv_backend="c10d", rdzv_endpoint="head:29400")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launcher.summary import render, summarise
+from paceline.launch.outcome.summary import render, summarise
 
 
 def pulse(rank, *, steps=101, seconds=10.0, data_s=1.0, own_s=5.0, host="node-a"):

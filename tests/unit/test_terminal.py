@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from paceline import terminal
+from paceline.text import terminal
 
 NOTICE = (
     "paceline: notice: rank 1 has been waiting for rank 0 for 120 s (hang?): rank 0 is in urlopen, data.py:40\n"

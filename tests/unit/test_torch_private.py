@@ -13,7 +13,7 @@ from torch.distributed.fsdp import _common_utils as fsdp
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import distributed as ddp
 
-from paceline.torch_private import OF_RESULTS, OPTIONAL, PRIVATE
+from paceline.machine.torch_private import OF_RESULTS, OPTIONAL, PRIVATE
 
 
 def resolve(path):

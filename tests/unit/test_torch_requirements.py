@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import torch_requirements
+from paceline.diagnose.variables import names
+from paceline.diagnose.variables.versions import release
 from paceline.errors import PacelineError
-from paceline.variables import names
-from paceline.variables.versions import release
+from paceline.machine import torch_requirements
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
-COMMAND = "sys.argv[0] = 'paceline'; from paceline.entry import main; main()"
+COMMAND = "sys.argv[0] = 'paceline'; from paceline.cli.entry import main; main()"
 WITH_TORCH = sorted(set(paceline.__all__) - set(paceline._WITHOUT_TORCH) - {"__version__"})
 
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, random_split
 import paceline
 from paceline import DataModule, Module
 from paceline.errors import UsageError
-from paceline.trainer.meters import found_at, place_of
-from paceline.trainer.progress import Display, as_text, clock
+from paceline.train.trainer.meters import found_at, place_of
+from paceline.train.trainer.progress import Display, as_text, clock
 from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     dataset,

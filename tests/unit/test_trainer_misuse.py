@@ -7,8 +7,8 @@ from torch import nn
 
 from paceline import DataModule, Module
 from paceline.errors import UsageError
-from paceline.trainer import start
-from paceline.trainer.options import num_batches
+from paceline.train.trainer import start
+from paceline.train.trainer.options import num_batches
 from unit.training import (  # noqa: F401  the fixtures are used by being here
     Task,
     finding,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launcher import unreached
-from paceline.launcher.knock import Icmp, Knock
-from paceline.launcher.knock import judge as judge_knock
-from paceline.launcher.notes import Note, Notes
-from paceline.launcher.presence import Arrived, missing
+from paceline.launch.channel.knock import Icmp, Knock
+from paceline.launch.channel.knock import judge as judge_knock
+from paceline.launch.rendezvous import unreached
+from paceline.launch.rendezvous.notes import Note, Notes
+from paceline.launch.rendezvous.presence import Arrived, missing
 
 AT = "10.77.0.1"
 MINE = Note("train.py", "none", 1, "host-b", 102, name="head", address=AT, port=29500, listens=False)

@@ -1,7 +1,7 @@
 """What is said of ranks that have waited for long while nothing is proven."""
 
-from paceline.launcher import waiting
-from paceline.launcher.position import Frame, Position
+from paceline.launch.monitor import waiting
+from paceline.launch.monitor.position import Frame, Position
 
 
 def standing(rank, host, file="train.py", line=40):

@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 
 from paceline import pulse
-from paceline.launcher import watch as watches
-from paceline.launcher.position import Frame, Position
-from paceline.launcher.stacks import Look
-from paceline.launcher.watch import Verdict, Watch
+from paceline.launch.monitor import watch as watches
+from paceline.launch.monitor.position import Frame, Position
+from paceline.launch.monitor.stacks import Look
+from paceline.launch.monitor.watch import Verdict, Watch
 
 BACK = Frame("/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 979, "_engine_run_backward")
 

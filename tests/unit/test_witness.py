@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.launcher import stacks, witness
+from paceline.launch.monitor import stacks
+from paceline.launch.probe import witness
 
 
 def entry(number, *, group="0", retired=True, name="all_reduce", sizes=((4,),)):

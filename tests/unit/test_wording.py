@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.wording import few, few_lines
+from paceline.text.wording import few, few_lines
 
 
 def test_long_lists_are_cut():

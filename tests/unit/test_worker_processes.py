@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.launcher import worker_processes
-from paceline.launcher.worker_processes import ChildProcess, describe_all
+from paceline.launch.monitor import worker_processes
+from paceline.launch.monitor.worker_processes import ChildProcess, describe_all
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

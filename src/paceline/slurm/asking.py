@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launcher import options as launch
+from paceline.launch.plan import options as launch
 from paceline.slurm.option_table import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
-from paceline.slurm.quoting import CONTROL
+from paceline.text.quoting import CONTROL
 
 UNLIMITED = re.compile("unlimited|infinite", re.IGNORECASE)
 _GPUS = re.compile(r"(?:(?P<kind>\w[\w.+-]*):)?(?P<count>[0-9]+)")
@@ -51,7 +51,7 @@ def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
 
 
 def _sbatch(typed: str) -> tuple[str, str | None]:
-    from paceline.lint import sbatch_option
+    from paceline.diagnose.lint import sbatch_option
 
     if CONTROL.search(typed):
         raise _refused(typed, "is one line, without control characters")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import EXIT_UNFINISHED
-from paceline.slurm.quoting import comment, directive, pattern, word
 from paceline.slurm.request import Request
+from paceline.text.quoting import comment, directive, pattern, word
 
 _WIDTH = 110
 _LATE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # of what only a job knows

@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 
 from paceline.errors import EXIT_FAILED, Finding
-from paceline.launcher.account import Report
-from paceline.launcher.block import MOST_LINES
+from paceline.launch.outcome.account import Report
+from paceline.launch.outcome.block import MOST_LINES
 from paceline.slurm.jobstate import JobState
-from paceline.slurm.quoting import printable, word
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome
+from paceline.text.quoting import printable, word
 
 # Of a launcher that could not tell its end; srun then ends the others, which print the same line later.
 _SRUN = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*")

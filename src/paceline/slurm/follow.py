@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline import terminal
 from paceline.errors import EXIT_FAILED, EXIT_OK
-from paceline.launcher import evidence
-from paceline.rundir import RUNS, RunDir
+from paceline.launch.outcome import evidence
+from paceline.rundir.files import RUNS, RunDir
 from paceline.slurm import ending, lookup, profile_files, record, told, waiting
 from paceline.slurm.jobstate import COMPLETED, COMPLETING, RUNNING, JobState
 from paceline.slurm.output import Output
-from paceline.slurm.quoting import printable, word
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome
+from paceline.text import terminal
+from paceline.text.quoting import printable, word
 
 _READ_S = 0.2
 _ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 5.0, 60.0

@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import terminal
 from paceline.errors import EXIT_OK, Finding, UsageError
-from paceline.launcher import evidence
-from paceline.rundir import RUNS, RunDir, open_file
+from paceline.launch.outcome import evidence
+from paceline.rundir.files import RUNS, RunDir, open_file
 from paceline.slurm import lookup, profile_files, record, told
 from paceline.slurm.jobstate import JobState
-from paceline.slurm.quoting import printable
 from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Tale
+from paceline.text import terminal
+from paceline.text.quoting import printable
 
 _COLUMNS = ("run", "job", "state", "nodes", "step", "loss", "since")
 _RIGHT = frozenset({"job", "step", "loss"})

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.slurm.cluster import Cluster, NodeKind, Partition
-from paceline.slurm.quoting import word
 from paceline.slurm.request import Request, clock
-from paceline.wording import few
+from paceline.text.quoting import word
+from paceline.text.wording import few
 
 _NAME = "slurm-request-impossible"
 _OVERRULED = ("qos", "reservation")  # whose own limits may be above those of the partition

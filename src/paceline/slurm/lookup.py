@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.slurm import commands, jobstate
+from paceline.machine import slurm_commands as commands
+from paceline.slurm import jobstate
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 

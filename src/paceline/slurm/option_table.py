@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.launcher.option_table import OPTIONS, Option
+from paceline.launch.plan.option_table import OPTIONS, Option
 
 ON_NODE_LOSS = ("requeue", "fail")
 

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import IO
 
-from paceline.rundir import RunDir
+from paceline.rundir.files import RunDir
 
 _CHUNK = 1 << 16
 # In the output of one start after the other, a start begins with its plan and ends with one of these.

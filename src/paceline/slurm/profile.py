@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launcher import options as launch
+from paceline.launch.plan import options as launch
 from paceline.slurm import asking
 from paceline.slurm.option_table import HANDED, OWN
-from paceline.slurm.quoting import CONTROL
+from paceline.text.quoting import CONTROL
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -170,7 +170,7 @@ class _Reader:
         return {name: str(value)}
 
     def _sbatch(self, key: str, value: Any, table: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-        from paceline.lint import sbatch_option, sbatch_options
+        from paceline.diagnose.lint import sbatch_option, sbatch_options
 
         name, kind = sbatch_option(key.replace("_", "-"))
         if not name or name != key.replace("_", "-"):

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.diagnose.variables import judge_settings
 from paceline.errors import Finding, UsageError, status_of
-from paceline.slurm import commands, limits, profile, profile_files, refusal, request, survey
+from paceline.machine import slurm_commands as commands
+from paceline.slurm import limits, profile, profile_files, refusal, request, survey
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.profile import Profile
-from paceline.slurm.quoting import word
 from paceline.slurm.request import Request
-from paceline.variables import judge_settings
-from paceline.wording import few
+from paceline.text.quoting import word
+from paceline.text.wording import few
 
 OK, SILENT, WRONG = "ok", "not answered", "finding"
 _SHELL_LIMIT_S = 10.0

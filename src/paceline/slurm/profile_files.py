@@ -9,10 +9,10 @@ from pathlib import Path
 
 from paceline import env
 from paceline.errors import Finding, UsageError, closest
-from paceline.rundir import EARLIER_RUNS, RUNS
+from paceline.rundir.files import EARLIER_RUNS, RUNS
 from paceline.slurm import profile
 from paceline.slurm.profile import Profile
-from paceline.wording import few
+from paceline.text.wording import few
 
 
 def load(name: str) -> Profile:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.rundir import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
-from paceline.slurm.quoting import printable, word
+from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
+from paceline.text.quoting import printable, word
 
 VERSION = 1
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from paceline.errors import Finding, closest
-from paceline.slurm.commands import MISSING, UNANSWERED, Said
+from paceline.machine.slurm_commands import MISSING, UNANSWERED, Said
 
 # What Slurm says, what it means, what to do. The first that fits counts.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
@@ -107,6 +107,6 @@ def judge(said: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Findin
 
 def sbatch_options() -> tuple[str, ...]:
     """Return the long names of sbatch's options."""
-    from paceline import lint
+    from paceline.diagnose import lint
 
     return lint.sbatch_options()

@@ -9,11 +9,11 @@ from math import ceil
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launcher import options as launch
+from paceline.launch.plan import options as launch
 from paceline.slurm import asking
 from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.profile import Profile
-from paceline.slurm.quoting import CONTROL
+from paceline.text.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
 HANG_TIMEOUT = "15m"  # of a job: hangs that cannot be proven burn its hours until torch's timeout otherwise
@@ -295,7 +295,7 @@ def clock(seconds: float) -> str:
 
 def unknown_option(typed: str) -> UsageError:
     """Return the error for an option that submit does not have, with what to type instead."""
-    from paceline.lint import sbatch_option
+    from paceline.diagnose.lint import sbatch_option
 
     word = typed.split("=", maxsplit=1)[0]
     name = word.lstrip("-").replace("_", "-")

@@ -15,16 +15,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline import env, terminal
+from paceline import env
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
-from paceline.launcher import evidence
-from paceline.rundir import RunDir
-from paceline.slurm import commands, lookup, record, refusal, told
+from paceline.launch.outcome import evidence
+from paceline.machine import slurm_commands as commands
+from paceline.rundir.files import RunDir
+from paceline.slurm import lookup, record, refusal, told
 from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
-from paceline.slurm.quoting import word
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
 from paceline.slurm.request import clock
 from paceline.slurm.told import Tale
+from paceline.text import terminal
+from paceline.text.quoting import word
 from paceline.world import expand_nodelist
 
 # How often a job is queued again from one and the same place: another node may break, or a start be preempted early,

@@ -1,7 +1,7 @@
 """A job script reserves its run folder before it starts the launchers on its nodes.
 
 ``job.sh`` can be submitted by plain ``sbatch`` too, twice or as an array. The folder then has one owner all the same:
-the lease (``paceline.lease``), which the job's launcher takes over from this reservation.
+the lease (``paceline.rundir.lease``), which the job's launcher takes over from this reservation.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import shutil
 import time
 from pathlib import Path
 
-from paceline import env, identity, lease, terminal
+from paceline import env
 from paceline.errors import UsageError
-from paceline.rundir import RunDir
+from paceline.rundir import identity, lease
+from paceline.rundir.files import RunDir
 from paceline.slurm import lookup, record
 from paceline.slurm.record import JobRecord
+from paceline.text import terminal
 
 
 def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_loss: str = "requeue") -> None:

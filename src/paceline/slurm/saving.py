@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.errors import Finding
-from paceline.syntax import tree_of
+from paceline.text.syntax import tree_of
 
 _NOTICES = ("SIGUSR1", "SIGUSR2")
 _LIGHTNING = ("lightning", "pytorch_lightning")

@@ -14,17 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline import env, terminal
+from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError, SetupError, UsageError
-from paceline.launcher import script
-from paceline.rundir import RUNS, RunDir, new_run_id, write_whole
-from paceline.slurm import asking, batch, commands, limits, lookup, profile_files, record, refusal, request, saving
+from paceline.launch.plan import script
+from paceline.machine import slurm_commands as commands
+from paceline.rundir.files import RUNS, RunDir, new_run_id, write_whole
+from paceline.slurm import asking, batch, limits, lookup, profile_files, record, refusal, request, saving
 from paceline.slurm.batch import Place
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.profile import Profile
-from paceline.slurm.quoting import CONTROL, word
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import Request
+from paceline.text import terminal
+from paceline.text.quoting import CONTROL, word
 
 # sbatch lets these overrule what stands in a script; of what the script says itself that is not meant.
 _OVERRULE = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.slurm import cluster, commands
+from paceline.machine import slurm_commands as commands
+from paceline.slurm import cluster
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.request import Request
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
-from paceline.rundir import RunDir, open_file
+from paceline.rundir.files import RunDir, open_file
 
 # The last of a launcher's events stand here; its account of a thousand ranks is longer, that of a hundred is not.
 _TAIL_BYTES = 1 << 17

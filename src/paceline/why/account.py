@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launcher.position import Frame, Position
-from paceline.launcher.proof import Stand
-from paceline.launcher.stacks import Look
+from paceline.launch.monitor.position import Frame, Position
+from paceline.launch.monitor.proof import Stand
+from paceline.launch.monitor.stacks import Look
 from paceline.why.loops import Nest
 
 # Whether a rank has moved: nothing of it has; it was seen in one place only, and ran or received bytes; in several

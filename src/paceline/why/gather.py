@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError, UsageError
-from paceline.slurm import commands
+from paceline.machine import slurm_commands as commands
 from paceline.why import look, processes, signalled
 from paceline.why.account import Account
 from paceline.why.processes import RankProcess

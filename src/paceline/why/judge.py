@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Finding, Notice
-from paceline.launcher import locate, proof, waiting
-from paceline.launcher.position import DATA, STOPPED, Position
+from paceline.launch.monitor import locate, proof, waiting
+from paceline.launch.monitor.position import DATA, STOPPED, Position
+from paceline.text.wording import few_lines, named
 from paceline.why.account import RUNNING, STILL, Account
 from paceline.why.loops import left_loop
-from paceline.wording import few_lines, named
 
 MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = "moving", "waits", "busy", "stands", "proven", "unseen"
 _LINES = 8

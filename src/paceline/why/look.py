@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launcher import children, fork_deadlock, stacks, witness, worker_processes
-from paceline.launcher.fork_deadlock import WorkerLook
-from paceline.launcher.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
-from paceline.launcher.proof import Call, Stand
-from paceline.launcher.stacks import Look
-from paceline.launcher.worker import is_users
-from paceline.launcher.worker_processes import ChildProcess
+from paceline.launch.in_rank.worker import is_users
+from paceline.launch.monitor import children, fork_deadlock, stacks, worker_processes
+from paceline.launch.monitor.fork_deadlock import WorkerLook
+from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
+from paceline.launch.monitor.proof import Call, Stand
+from paceline.launch.monitor.stacks import Look
+from paceline.launch.monitor.worker_processes import ChildProcess
+from paceline.launch.probe import witness
 from paceline.why import account, processes, recorder, signalled
 from paceline.why.account import Account
 from paceline.why.loops import Nest, nest

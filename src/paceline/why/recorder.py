@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.launcher import ras
+from paceline.launch.monitor import ras
 from paceline.why.identity import Identity
 
 _ANSWER_S = 3.0

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding, status_of
-from paceline.slurm.quoting import printable
+from paceline.text.quoting import printable
+from paceline.text.wording import few, named, shorten
 from paceline.why.account import Account
 from paceline.why.judge import MOVING, PROVEN, Verdict, judge
-from paceline.wording import few, named, shorten
 
 _MOST_EVIDENCE = 8
 

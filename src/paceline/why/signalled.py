@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from paceline.launcher import position, stacks
+from paceline.launch.monitor import position, stacks
 
 _ANSWER_S = 1.0
 _QUIET_S = 0.05  # a dump is whole when it has not grown for so long

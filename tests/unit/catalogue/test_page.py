@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from paceline import catalogue
-from paceline.catalogue import PageError
+from paceline.diagnose import catalogue
+from paceline.diagnose.catalogue import PageError
 
 TEXT = """# port-in-use
 

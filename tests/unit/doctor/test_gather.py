@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from paceline.doctor.facts import Software
-from paceline.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess
-from paceline.doctor.hands import gather as room
-from paceline.doctor.hands import gpus, kernel_log, limits, pci, peers, software
+from paceline.diagnose.doctor.collectors import gather as room
+from paceline.diagnose.doctor.collectors import gpus, kernel_log, limits, pci, peers, software
+from paceline.diagnose.doctor.facts import Software
+from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess
 
 TWO = (Gpu(0, uuid="GPU-a"), Gpu(1, uuid="GPU-b"))
 BUSY = (TWO[0], Gpu(1, uuid="GPU-b", processes=(GpuProcess(7),)))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.doctor import judge
-from paceline.doctor.facts import Leftover
-from paceline.doctor.facts_gpu import Driver, GpuProcess, MigSlice, NvLink, Xid
+from paceline.diagnose.doctor import judge
+from paceline.diagnose.doctor.facts import Leftover
+from paceline.diagnose.doctor.facts_gpu import Driver, GpuProcess, MigSlice, NvLink, Xid
 from unit.doctor.machines import found, hosted, limited, machine, with_gpu
 
 BOX = "h100-nvlink-8"

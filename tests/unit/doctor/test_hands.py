@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline import doctor
-from paceline.doctor.facts_gpu import Gpu, GpuProcess
-from paceline.doctor.hands import files, gather, host, kernel_log, limits, network, patience, pci, peers
+from paceline.diagnose import doctor
+from paceline.diagnose.doctor.collectors import files, gather, host, kernel_log, limits, network, patience, pci, peers
+from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.errors import Finding
 
 

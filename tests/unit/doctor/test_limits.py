@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.doctor import judge
-from paceline.doctor.facts import UNLIMITED, Disk, LoaderGroup
-from paceline.doctor.facts_network import Interface
+from paceline.diagnose.doctor import judge
+from paceline.diagnose.doctor.facts import UNLIMITED, Disk, LoaderGroup
+from paceline.diagnose.doctor.facts_network import Interface
 from unit.doctor.machines import found, hosted, limited, machine
 
 GIB = 1 << 30

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.doctor import Facts, Report, judge
-from paceline.doctor.facts_network import Gid
+from paceline.diagnose.doctor import Facts, Report, judge
+from paceline.diagnose.doctor.facts_network import Gid
 from unit.doctor.machines import found, hosted, limited, machine, names, raw, with_pairs
 
 EXPECTED = {

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.doctor.facts_gpu import Gpu, NvLink
-from paceline.doctor.hands.gpus import count_nvlinks, count_on_bus, gather_gpus
-from paceline.doctor.hands.nvml import bus_id
+from paceline.diagnose.doctor.collectors.gpus import count_nvlinks, count_on_bus, gather_gpus
+from paceline.diagnose.doctor.collectors.nvml import bus_id
+from paceline.diagnose.doctor.facts_gpu import Gpu, NvLink
 
 
 class NVMLError(Exception):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.doctor.hands import peer_trial, peers
+from paceline.diagnose.doctor.collectors import peer_trial, peers
 
 
 class Tensor:

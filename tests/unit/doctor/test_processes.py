@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.doctor.hands import processes
+from paceline.diagnose.doctor.collectors import processes
 
 
 class Process(SimpleNamespace):

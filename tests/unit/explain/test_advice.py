@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.explain import judge
+from paceline.diagnose.explain import judge
 
 RAISED = """
 [rank0]: Traceback (most recent call last):

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.explain import judge
-from paceline.explain.scan import _DIGITS
-from paceline.explain.signature import fill
-from paceline.explain.signatures import signatures
+from paceline.diagnose.explain import judge
+from paceline.diagnose.explain.scan import _DIGITS
+from paceline.signatures.libraries import signatures
+from paceline.signatures.signature import fill
 from unit.explain.nccl_texts import last, watchdog
 
 VICTIM = "[rank1]: RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41014"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from paceline.diagnose.explain import explain
 from paceline.errors import Finding, UsageError
-from paceline.explain import explain
 
 RAISED = Finding("script-error-on-one-rank", "rank 1 raised ValueError: bad label 12", where="rank 1 on node-a")
 SLOW = Finding("straggler", "node-b is slower by 1.4", severity="warning")

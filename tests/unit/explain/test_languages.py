@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.explain import judge
-from paceline.explain.languages import to_english
+from paceline.diagnose.explain import judge
+from paceline.signatures.languages import to_english
 
 SCRIPT = "/var/spool/slurmd/job81/slurm_script"
 TEXTS = [

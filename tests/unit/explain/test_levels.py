@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.explain import judge
+from paceline.diagnose.explain import judge
 
 TIMEOUT = (
     "[rank0]:[E1121 03:12:44.120 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "

@@ -11,8 +11,8 @@ import subprocess
 
 import pytest
 
+from paceline.diagnose.explain import explain, judge
 from paceline.errors import UsageError
-from paceline.explain import explain, judge
 from unit.explain.other_texts import TEXTS
 
 TEXT = ("step 1\n" * 5000 + "RuntimeError: CUDA error: uncorrectable ECC error encountered\n").encode()

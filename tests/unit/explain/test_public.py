@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.codes import CODES
-from paceline.explain import judge
+from paceline.diagnose.explain import judge
 
 HERE = Path(__file__).parent
 

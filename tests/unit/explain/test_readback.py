@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.explain import judge
+from paceline.diagnose.explain import judge
 
 ACCOUNT = """\
 ── paceline ────────────────────────────────────────

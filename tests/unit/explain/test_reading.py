@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from paceline.diagnose.explain import explain, judge, reading
 from paceline.errors import UsageError
-from paceline.explain import explain, judge, reading
 from unit.explain.test_texts import TEXTS
 
 LINE = b"n1:71:120 [0] NCCL INFO Channel 00/0 : 0[9b000] -> 1[9e000] via P2P/IPC/read\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.explain import judge
+from paceline.diagnose.explain import judge
 from unit.explain import nccl_texts, order_texts, other_texts, program_texts, rendezvous_texts, system_texts
 
 TEXTS = rendezvous_texts.TEXTS | nccl_texts.TEXTS | program_texts.TEXTS | order_texts.TEXTS | other_texts.TEXTS

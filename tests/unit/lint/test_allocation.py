@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.lint.job.allocation import count_gpus, describe, gpus_of_gres, slurm_variables
-from paceline.lint.job.checks_head import count_hosts
-from paceline.lint.job.directives import parse, split
-from paceline.lint.job.sbatch_options import SRUN, canonical, takes_value
+from paceline.diagnose.lint.job.allocation import count_gpus, describe, gpus_of_gres, slurm_variables
+from paceline.diagnose.lint.job.checks_head import count_hosts
+from paceline.diagnose.lint.job.directives import parse, split
+from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, takes_value
 
 
 def job(*options):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lint.job import judge
-from paceline.lint.job.judging import read
+from paceline.diagnose.lint.job import judge
+from paceline.diagnose.lint.job.judging import read
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.sbatch"))
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from paceline.diagnose.lint import lint
+from paceline.diagnose.lint.files import MOST_SHELL, Source, is_python
+from paceline.diagnose.lint.ignore import wanted
+from paceline.diagnose.lint.job import judge
+from paceline.diagnose.lint.job.interpret import MOST_COMMANDS
+from paceline.diagnose.lint.job.judging import read as read_job
+from paceline.diagnose.lint.job.launches import MOST_LAUNCHES
+from paceline.diagnose.lint.report import Judged, Report
 from paceline.errors import Finding
-from paceline.lint import lint
-from paceline.lint.files import MOST_SHELL, Source, is_python
-from paceline.lint.ignore import wanted
-from paceline.lint.job import judge
-from paceline.lint.job.interpret import MOST_COMMANDS
-from paceline.lint.job.judging import read as read_job
-from paceline.lint.job.launches import MOST_LAUNCHES
-from paceline.lint.report import Judged, Report
 
 WRONG = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH -c 8 --mem=0 -t 60\npython fit.py\n"
 RIGHT = WRONG.replace("python fit.py", "srun --ntasks-per-node=4 python fit.py")

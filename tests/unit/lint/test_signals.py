@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.lint.job import judge
+from paceline.diagnose.lint.job import judge
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-node=4 --cpus-per-task=8 --mem=0 --time=60\n"
 RUN = "torchrun --standalone --nproc_per_node=4 train.py"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.lint import lint
-from paceline.lint.job import judge
-from paceline.lint.python import judge as judge_script
-from paceline.lint.site import Site, describe
+from paceline.diagnose.lint import lint
+from paceline.diagnose.lint.job import judge
+from paceline.diagnose.lint.python import judge as judge_script
+from paceline.diagnose.lint.site import Site, describe
 
 INNER = """#!/bin/bash
 #SBATCH --nodes=2

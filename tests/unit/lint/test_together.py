@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.lint import lint
+from paceline.diagnose.lint import lint
 
 LIGHTNING = """
 import os

@@ -8,12 +8,12 @@ import subprocess
 
 import pytest
 
-from paceline import cli
+from paceline.cli import main as cli
+from paceline.cli.translate import translate
+from paceline.diagnose.lint.job.launcher_options import PACELINE
 from paceline.errors import UsageError
-from paceline.launcher import options as launch
-from paceline.launcher.option_table import OPTIONS
-from paceline.lint.job.launcher_options import PACELINE
-from paceline.translate import translate
+from paceline.launch.plan import options as launch
+from paceline.launch.plan.option_table import OPTIONS
 
 FSDP = """{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "mixed_precision": "bf16",
 "num_processes": 8, "num_machines": 2, "main_process_ip": "head"}"""

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from paceline import env
-from paceline.variables import gather_settings, judge_settings
-from paceline.variables.gather import parse_file
+from paceline.diagnose.variables import gather_settings, judge_settings
+from paceline.diagnose.variables.gather import parse_file
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.variables import judge_settings
-from paceline.variables.families import closest_real, distance, is_relevant
-from paceline.variables.folklore import FOLKLORE, folklore
-from paceline.variables.renamed import RENAMED
-from paceline.variables.table import known, newest_version
+from paceline.diagnose.variables import judge_settings
+from paceline.diagnose.variables.families import closest_real, distance, is_relevant
+from paceline.diagnose.variables.folklore import FOLKLORE, folklore
+from paceline.diagnose.variables.renamed import RENAMED
+from paceline.diagnose.variables.table import known, newest_version
 
 
 def findings(name, value="1", **versions):

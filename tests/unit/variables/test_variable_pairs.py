@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.variables import judge_settings
+from paceline.diagnose.variables import judge_settings
 
 
 def settings(text):

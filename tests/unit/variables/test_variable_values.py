@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from paceline.variables import judge_settings
-from paceline.variables.lists import Choice, parse_choices
-from paceline.variables.setting import leading_number, number
-from paceline.variables.table import known
+from paceline.diagnose.variables import judge_settings
+from paceline.diagnose.variables.lists import Choice, parse_choices
+from paceline.diagnose.variables.setting import leading_number, number
+from paceline.diagnose.variables.table import known
 
 RIGHT = """
 NCCL_P2P_LEVEL=LOC

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.variables import judge_settings
-from paceline.variables.table import known
+from paceline.diagnose.variables import judge_settings
+from paceline.diagnose.variables.table import known
 
 VERSIONS = {"nccl": "2.29.7", "torch": "2.13.0"}
 

@@ -14,8 +14,8 @@ import pytest
 from fake_slurm import FakeSlurm
 from paceline import why
 from paceline.errors import SetupError, UsageError
-from paceline.launcher import children
-from paceline.launcher.position import Frame, Position
+from paceline.launch.monitor import children
+from paceline.launch.monitor.position import Frame, Position
 from paceline.why import gather, processes, recorder, signalled
 from paceline.why.account import RUNNING, Account
 from paceline.why.gather import Gathered

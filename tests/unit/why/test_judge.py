@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from paceline.launcher.position import Frame, Position
-from paceline.launcher.proof import Call, Stand
-from paceline.launcher.stacks import Look
+from paceline.launch.monitor.position import Frame, Position
+from paceline.launch.monitor.proof import Call, Stand
+from paceline.launch.monitor.stacks import Look
 from paceline.why import account, judge, report
 from paceline.why.account import IN_PLACE, RUNNING, STILL, Account, motion
 from paceline.why.loops import left_loop, nest

@@ -1,6 +1,0 @@
-"""What every finding means: one page for each code, read by ``explain CODE``, ``--json`` and the documentation."""
-
-from paceline.catalogue.page import Page, PageError, parse
-from paceline.catalogue.shelf import find, page
-
-__all__ = ["Page", "PageError", "find", "page", "parse"]

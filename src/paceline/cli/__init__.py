@@ -1,0 +1,1 @@
+"""The command line: arguments, help, refusals and wiring."""

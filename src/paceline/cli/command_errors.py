@@ -1,0 +1,57 @@
+"""What is said of a command line that cannot be carried out."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from typing import NoReturn
+
+import click
+
+from paceline.errors import EXIT_MISUSE, Finding, PacelineError, UsageError, closest
+from paceline.launch.plan import options as launch
+from paceline.text import terminal
+
+_TOGETHER_S = 1.0  # so far apart do the tasks of a step come here
+
+
+def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
+    """Return that an option does not exist, with the nearest one."""
+    typed = error.option_name
+    if error.ctx is not None and error.ctx.parent is None:
+        what = f"paceline has no option {typed}"
+        return UsageError(Finding("option-unknown", what, where="command line", fix=f"paceline run {typed} ..."))
+    if error.ctx is not None and error.ctx.command.name == "submit":
+        from paceline.slurm import request
+
+        return request.unknown_option(typed)
+    if error.ctx is not None and error.ctx.command.name != "run":
+        path = error.ctx.command_path
+        near = closest(typed, [form for parameter in error.ctx.command.params for form in parameter.opts])
+        what, fix = f"{path} has no option {typed}", f"{path} {near}" if near else f"{path} --help"
+        return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
+    return launch.unknown_option(typed)
+
+
+def misused(error: click.ClickException) -> UsageError:
+    """Return what else is wrong with what was typed."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
+    what = error.format_message()
+    script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
+    fix = f"paceline run {script[1]}" if script else f"{command} --help"
+    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
+
+
+def refuse(error: PacelineError) -> NoReturn:
+    """Print an error and end with its status."""
+    status = error.exit_status if error.exit_status else EXIT_MISUSE
+    if not error.said_elsewhere:
+        terminal.show(error.finding.render(), sys.stderr)
+    if error.found_by_all:
+        # srun may end all tasks when the first has failed: before it was said, or with a status that says SIGTERM
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+        sys.stderr.flush()
+        time.sleep(_TOGETHER_S)
+    sys.exit(status)

@@ -1,0 +1,139 @@
+"""Takes a command line apart: what stands before the launcher, which launcher it is, and its options. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.diagnose.lint.job import launches, wrappers
+from paceline.diagnose.lint.job.launcher_options import TABLES
+from paceline.diagnose.lint.job.story import Call
+from paceline.diagnose.lint.job.values import Arg, Symbols
+from paceline.errors import Finding, UsageError, closest
+
+KINDS = ("torchrun", "torch.distributed.launch", "accelerate launch", "fabric run", "deepspeed", "paceline run")
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+_OPERATOR = re.compile(r"[;&|<>]|\d?>.*|&&|\|\|")
+_EXAMPLE = "paceline translate -- torchrun --nproc-per-node 2 train.py"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One start of another launcher.
+
+    Attributes:
+        assigned: Variables before the command, as they are assigned.
+        wrappers: The words before the launcher: ``srun --nodes 2``.
+        ends_with_env: Whether the last of the wrappers is ``env``, behind which variables may be assigned.
+        launcher: The word that the launcher was called by, a program or a Python.
+        kind: Which launcher it is, one of ``KINDS``.
+        options: Its options by their own names, ``""`` for a flag.
+        script: What it starts.
+        arguments: The script's arguments.
+        unexpanded: Whether ``$NAME`` in a word is a variable that no shell has expanded yet.
+    """
+
+    assigned: tuple[str, ...]
+    wrappers: tuple[str, ...]
+    ends_with_env: bool
+    launcher: str
+    kind: str
+    options: Mapping[str, str]
+    script: str
+    arguments: tuple[str, ...]
+    unexpanded: bool = False
+
+
+def take_apart(words: Sequence[str]) -> Command:
+    """Return a command in its parts.
+
+    Args:
+        words: The command line, or one word that holds all of it.
+
+    Raises:
+        UsageError: It is not one start of a launcher that is known, or has an option that the launcher does not have.
+    """
+    whole = len(words) == 1 and len(words[0].split()) > 1
+    words = _split(words[0]) if whole else list(words)
+    num_assigned = next((at for at, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
+    rest = words[num_assigned:]
+    if not rest:
+        raise _refused("no command is given", fix=_EXAMPLE)
+    peeled = wrappers.peel([Arg(word, 1) for word in rest])
+    left = [arg.text for arg in peeled.args]
+    if wrappers.nested(peeled.args) is not None:
+        raise _refused(
+            f"{left[0]} -c runs another script",
+            fix="translate the line inside the quotes, and put the result in its place",
+        )
+    call = Call(tuple(peeled.args), 1, 1, "batch", peeled.step, {})
+    launch = launches.recognise(call, Symbols()) if left else None
+    if launch is None or launch.kind not in KINDS:
+        raise _not_a_launcher(launch, left, step=peeled.step)
+    _refuse_unknown_options(launch)
+    if not launch.program:
+        raise _refused(f"{launch.kind} has no script to start", fix=_EXAMPLE)
+    return Command(
+        assigned=tuple(words[:num_assigned]),
+        wrappers=tuple(rest[: len(rest) - len(left)]),
+        ends_with_env=peeled.wrappers[-1:] == ("env",),
+        launcher=left[0],
+        kind=launch.kind,
+        options=launch.options,
+        script=launch.program,
+        arguments=tuple(arg.text for arg in launch.arguments),
+        unexpanded=whole,
+    )
+
+
+def _split(line: str) -> list[str]:
+    """Split a line as a shell does, without expanding anything."""
+    lexer = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise _refused(f"the line cannot be split into words: {error}", fix="close the quotes") from None
+    if any(word.count("(") != word.count(")") for word in words):
+        raise _refused("parentheses with blanks in them are split", fix="put the $(...) into a variable first")
+    operator = next((word for word in words if _OPERATOR.fullmatch(word)), None)
+    if operator is not None:
+        what = f"{operator} joins several commands, or redirects one"
+        raise _refused(what, fix=f"translate one command, without {operator} and what belongs to it")
+    return words
+
+
+def _not_a_launcher(launch: launches.Launch | None, words: Sequence[str], *, step: wrappers.Step | None) -> UsageError:
+    if launch is not None and launch.kind == launches.PYTHON and step is not None:
+        what = f"{step.kind} starts every rank of {shlex.join(words)} itself; paceline run is started once on each node"
+        return _refused(what, fix=f"srun --ntasks-per-node=1 paceline run {shlex.quote(launch.program)} ...")
+    if launch is not None and launch.kind == launches.PYTHON and launch.program:
+        what = f"{shlex.join(words)} starts one process, without a launcher"
+        return _refused(what, fix=f"paceline run {shlex.quote(launch.program)} ...")
+    started = launch.kind if launch is not None else (words[0] if words else "it")
+    return _refused(f"{started} is not a launcher that can be translated", fix=f"one of {', '.join(KINDS[:-1])}")
+
+
+def _refuse_unknown_options(launch: launches.Launch) -> None:
+    table = TABLES[launch.kind]
+    unknown = [*launch.unknown, *(name for name in launch.options if name not in table.flags | table.values)]
+    if not unknown:
+        return
+    typed = unknown[0]
+    near = closest(typed.lstrip("-").replace("-", "_"), table.flags | table.values)
+    raise UsageError(
+        Finding(
+            "option-unknown",
+            f"{launch.kind} has no option {typed}",
+            where="command line",
+            fix=f"did you mean --{near}?" if near else f"{launch.kind} --help lists them",
+        )
+    )
+
+
+def _refused(what: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("option-invalid", what, where="command line", fix=fix))

@@ -1,0 +1,255 @@
+"""The options of each launcher as options of ``paceline run``, with variables and notes. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.diagnose.lint.job.launcher_options import FABRIC
+from paceline.errors import Finding, UsageError
+from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
+from paceline.launch.plan.option_table import MEETING
+
+_STATIC_PLACE = ("node_rank", "master_addr", "master_port")
+_WRITE_HEAD = "write the address of the first node for HEAD"
+_LOCAL_RANK = (
+    "{} passes --local_rank to the script, paceline run does not: "
+    'parser.add_argument("--local_rank", type=int, default=int(os.environ["LOCAL_RANK"]))'
+)
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What a launcher's options come to.
+
+    Attributes:
+        options: Options of ``paceline run`` by name, ``""`` for a flag.
+        environment: Variables that the ranks need.
+        notes: What has no counterpart, or what is left to do.
+        working_folder: Whether ranks find modules in the working folder.
+        arguments: The script's own arguments, None if they are as typed.
+    """
+
+    options: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    working_folder: bool = False
+    arguments: tuple[str, ...] | None = None
+
+
+# torchrun
+
+
+def torchrun(options: Mapping[str, str], *, inherited: Mapping[str, str], passes_local_rank: bool) -> Translated:
+    """Translate torchrun and ``torch.distributed.launch``.
+
+    Args:
+        options: As typed.
+        inherited: torchrun's ``PET_...`` variables, by the option's name; they hold for paceline run too.
+        passes_local_rank: Whether this launcher passes ``--local-rank`` to the script.
+    """
+    kept = {name: value for name, value in options.items() if name not in ("use_env", "start_method")}
+    notes = (
+        ["--start-method has no effect on scripts under torchrun, and is left out"] if "start_method" in options else []
+    )
+    for name, beside in _without_effect(kept).items():
+        del kept[name]
+        notes.append(f"--{name.replace('_', '-')} has no effect beside {beside} under torchrun, and is left out")
+    if "nproc_per_node" not in {*kept, *inherited}:
+        kept = {"nproc_per_node": "1", **kept}  # paceline run starts one rank per GPU
+    if passes_local_rank and "use_env" not in options:
+        notes.append(_LOCAL_RANK.format("torch.distributed.launch"))
+    return Translated(kept, notes=tuple(notes))
+
+
+def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
+    backend = options.get("rdzv_backend", "static")
+    ignored: tuple[str, ...]
+    if "standalone" in options:
+        ignored, beside = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", *_STATIC_PLACE), "--standalone"
+    elif backend != "static":
+        ignored, beside = _STATIC_PLACE, f"--rdzv-backend {backend}"
+    elif "rdzv_endpoint" in options:
+        ignored, beside = ("master_addr", "master_port"), "--rdzv-endpoint"
+    else:
+        return {}
+    return {name: beside for name in dict.fromkeys(ignored) if name in options}
+
+
+# accelerate launch
+
+
+def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, file: str) -> Translated:
+    """Translate ``accelerate launch``.
+
+    Args:
+        typed: Options of the command line but ``--config_file``.
+        config: The configuration, None if there is none.
+        file: Where it is, to name it to paceline run.
+    """
+    typed = {"tpu_use_cluster" if name == "tpu_cluster" else name: value for name, value in typed.items()}
+    settings = settle(typed, config, source=file)
+    notes = list(settings.notes)
+    if settings.options.get("master_addr", settings.options.get("rdzv_endpoint", "")).startswith(HEAD):
+        notes.append(_WRITE_HEAD)
+    named = settle({}, config, source=file) if config is not None else None
+    if named is not None and named.environment == settings.environment:
+        options = {"accelerate_config": file, **_beside(settings.options, named.options)}
+        return Translated(options, notes=tuple(notes))
+    decided = config is not None or "mixed_precision" in typed
+    return Translated(
+        settings.options, _needed(settings, decided=decided), tuple(notes), working_folder=settings.working_folder
+    )
+
+
+def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
+    """Translate ``accelerate launch`` where the configuration's path is a variable, and so cannot be read.
+
+    Raises:
+        UsageError: Options of the line change what the ranks get from the configuration.
+    """
+    settings = settle(typed, None)
+    if settings.environment != settle({}, None).environment:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"other options change what ranks get from {file}, and its content is not known",
+                where="command line",
+                fix=f"write the path of the configuration for {file}",
+            )
+        )
+    return Translated({"accelerate_config": file, **settings.options}, notes=settings.notes)
+
+
+def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that are to be typed beside a configuration that gives others."""
+    others = {name: value for name, value in options.items() if name not in MEETING and named.get(name) != value}
+    meeting = {name: value for name, value in options.items() if name in MEETING}
+    if meeting == {name: value for name, value in named.items() if name in MEETING}:
+        return others
+    one_node = {"nnodes": "1"} if "nnodes" in named else {}
+    return {**others, **one_node, **meeting}
+
+
+def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
+    """Return the variables without those that say what holds anyway."""
+    variables = dict(settings.environment)
+    if variables.get("ACCELERATE_DYNAMO_BACKEND") == "NO":
+        variables = {name: value for name, value in variables.items() if not name.startswith("ACCELERATE_DYNAMO_")}
+    if variables.get("ACCELERATE_USE_CPU") == "False":
+        del variables["ACCELERATE_USE_CPU"]
+    if not decided and variables["ACCELERATE_MIXED_PRECISION"] == "no":
+        del variables["ACCELERATE_MIXED_PRECISION"]
+    return variables
+
+
+# fabric run
+
+
+def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
+    """Translate ``fabric run``, which takes its options behind the script too."""
+    behind, left = _options_behind(arguments)
+    options = {**options, **behind}
+    devices = options.get("devices", "1")
+    environment = {"LT_CLI_USED": "1"}
+    environment |= {f"LT_{name.upper()}": options[name] for name in ("accelerator", "strategy") if name in options}
+    environment |= {"LT_DEVICES": devices, "LT_NUM_NODES": options.get("num_nodes", "1")}
+    environment |= {"LT_PRECISION": options["precision"]} if "precision" in options else {}
+    translated = {"nproc_per_node": "1" if options.get("strategy") == "dp" else _ranks(devices)}
+    notes = ["fabric run does not start TPUs, nor does paceline run"] if options.get("accelerator") == "tpu" else []
+    if options.get("num_nodes", "1") != "1":
+        translated |= {
+            "nnodes": options["num_nodes"],
+            "node_rank": options.get("node_rank", "0"),
+            "master_addr": options.get("main_address", HEAD),
+            "master_port": options.get("main_port", "29400"),
+        }
+        notes += [] if "main_address" in options else [_WRITE_HEAD]
+    elif "main_port" in options:
+        translated["master_port"] = options["main_port"]
+    return Translated(translated, environment, tuple(notes), arguments=tuple(left))
+
+
+def _options_behind(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    options: dict[str, str] = {}
+    left: list[str] = []
+    at = 0
+    while at < len(arguments) and arguments[at] != "--":
+        name, equals, value = arguments[at].removeprefix("--").partition("=")
+        known = arguments[at].startswith("--") and name.replace("-", "_") in FABRIC.values
+        if not known:
+            left.append(arguments[at])
+        elif not equals:
+            value = arguments[at + 1] if at + 1 < len(arguments) else ""
+            at += 1
+        if known:
+            options[name.replace("-", "_")] = value
+        at += 1
+    return options, [*left, *arguments[at + 1 :]]
+
+
+def _ranks(devices: str) -> str:
+    """Return how many processes fabric run starts: a number, a list of devices, all of them, or one for auto."""
+    if devices == "-1":
+        return "gpu"
+    if devices == "auto":
+        return "1"
+    return str(len([part for part in devices.split(",") if part.strip()])) if "," in devices else devices
+
+
+# deepspeed
+
+_DEEPSPEED_NOTES: Mapping[str, str] = {
+    "hostfile": "no node is reached through ssh: start this on each node of the hostfile",
+    "exclude": "--exclude has no counterpart: set CUDA_VISIBLE_DEVICES to the GPUs that are meant",
+    "launcher": "no node is reached through ssh or mpirun: start this on each node",
+    "autotuning": "--autotuning has no counterpart",
+    "elastic_training": "--elastic_training has no counterpart: --nnodes MIN:MAX --rdzv-backend c10d is torch's own",
+    "bind_cores_to_rank": "--bind_cores_to_rank has no counterpart on CPUs; --numa-binding binds ranks near their GPU",
+    "bind_core_list": "--bind_core_list has no counterpart: start it behind taskset -c",
+    "save_pid": "--save_pid has no counterpart: the run folder has the pids",
+    "venv_script": "--venv_script has no counterpart: activate the environment on each node",
+}
+
+
+def deepspeed(options: Mapping[str, str]) -> Translated:
+    """Translate the deepspeed launcher."""
+    translated: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    notes = [why for name, why in _DEEPSPEED_NOTES.items() if name in options]
+    num_gpus = options.get("num_gpus", options.get("num_accelerators"))
+    if num_gpus is not None:
+        translated["nproc_per_node"] = num_gpus
+    if "include" in options:
+        slots = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", options["include"])
+        if slots:
+            environment["CUDA_VISIBLE_DEVICES"] = slots[1]
+            translated["nproc_per_node"] = str(len(slots[1].split(",")))
+        else:
+            notes.append("--include names several nodes: start this on each, with CUDA_VISIBLE_DEVICES for its GPUs")
+    nodes, meeting_notes = _deepspeed_nodes(options)
+    translated |= nodes
+    if "enable_each_rank_log" in options:
+        translated |= {"log_dir": options["enable_each_rank_log"], "redirects": "3"}
+    translated |= {name: "" for name in ("module", "no_python") if name in options}
+    if "no_local_rank" not in options:
+        notes.append(_LOCAL_RANK.format("deepspeed"))
+    return Translated(translated, environment, (*notes, *meeting_notes))
+
+
+def _deepspeed_nodes(options: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    several = "hostfile" in options or options.get("num_nodes", "1") != "1"
+    if not several:
+        return ({"master_port": options["master_port"]} if "master_port" in options else {}), []
+    notes = [] if "num_nodes" in options else ["write the number of nodes for NODES"]
+    notes += [] if "node_rank" in options else ["write 0, 1, ... for NODE_RANK, on each node its own"]
+    notes += [] if "master_addr" in options else [_WRITE_HEAD]
+    notes.append("in a Slurm step leave out --nnodes, --node-rank and --master-addr: they are taken from Slurm")
+    return {
+        "nnodes": options.get("num_nodes", "NODES"),
+        "node_rank": options.get("node_rank", "NODE_RANK"),
+        "master_addr": options.get("master_addr", HEAD),
+        "master_port": options.get("master_port", "29500"),
+    }, notes

@@ -1,0 +1,95 @@
+"""The command line that comes out of a translation, quoted for a shell. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.cli.translate.command import Command
+from paceline.cli.translate.launchers import Translated
+from paceline.text import quoting
+
+_COLUMNS = 100
+# $NAME, ${NAME...}, $(command), $((sum))
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^{}]*\}|\(\([^()]*\)\)|\([^()]*\))", re.ASCII)
+_WORKING_FOLDER = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of ``paceline run``.
+
+    Attributes:
+        text: To paste.
+        environment: Variables that it sets for the ranks.
+        notes: What has no counterpart, or what is left to do.
+    """
+
+    text: str
+    environment: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as plain data."""
+        return {"line": self.text, "environment": dict(self.environment), "notes": list(self.notes)}
+
+
+def make(command: Command, translated: Translated) -> Line:
+    """Return the line that does with ``paceline run`` what a command did."""
+    arguments = command.arguments if translated.arguments is None else translated.arguments
+    variables = [f"{name}={_word(value, True)}" for name, value in translated.environment.items()]
+    variables += [_WORKING_FOLDER] if translated.working_folder else []
+    behind_wrapper = bool(variables and command.wrappers and not command.ends_with_env)
+    parts = [
+        *(_assignment(word, command.unexpanded) for word in command.assigned),
+        *(_word(word, True) for word in command.wrappers),
+        *(["env"] if behind_wrapper else []),
+        *variables,
+        *_paceline(command.launcher),
+        *_options(translated.options),
+        *(_word(word, command.unexpanded) for word in (command.script, *arguments)),
+    ]
+    return Line(_filled(parts), translated.environment, translated.notes)
+
+
+def _paceline(launcher: str) -> list[str]:
+    """Return how paceline is called, in the environment that the launcher was called in."""
+    folder, slash, name = launcher.rpartition("/")
+    if re.match(r"python[0-9.]*$", name):
+        return [_word(launcher, True), "-m", "paceline", "run"] if slash else ["paceline", "run"]
+    return [_word(f"{folder}{slash}paceline", True), "run"]
+
+
+def _options(options: Mapping[str, str]) -> list[str]:
+    words = []
+    for name, value in options.items():
+        if name == "module":
+            continue
+        words.append("--" + name.replace("_", "-") + (f" {_word(value, True)}" if value else ""))
+    return [*words, "-m"] if "module" in options else words
+
+
+def _assignment(word: str, unexpanded: bool) -> str:
+    name, _, value = word.partition("=")
+    return f"{name}={_word(value, unexpanded)}" if value else f"{name}="
+
+
+def _word(text: str, unexpanded: bool) -> str:
+    """Return a text as one word of a shell, in which ``$NAME`` is a variable if it is not yet expanded."""
+    if unexpanded and _VARIABLE.search(text) and not quoting.CONTROL.search(text):
+        variables = _VARIABLE.findall(text)
+        plain = (re.sub(r'(["\\`$])', r"\\\1", part) for part in _VARIABLE.split(text))
+        return '"' + next(plain) + "".join(v + part for v, part in zip(variables, plain, strict=True)) + '"'
+    return quoting.word(text)
+
+
+def _filled(words: list[str]) -> str:
+    """Join words into lines that a shell reads as one."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > _COLUMNS:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)

@@ -1,0 +1,98 @@
+"""What the settings ask for, read as the libraries read them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from paceline.diagnose.doctor.facts import Facts
+from paceline.diagnose.doctor.facts_gpu import Gpu
+
+# NCCL: src/graph/topo.h, topoPathTypeStr; and the numbers that stood for levels before version 2.4.
+_LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+_OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
+
+
+def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows: it stops at the first entry that names none."""
+    if facts.visible_devices is None:
+        return facts.gpus
+    shown: dict[int, Gpu] = {}
+    for entry in entries(facts.visible_devices):
+        gpu = named(entry, facts.gpus)
+        if gpu is None:
+            break
+        shown[gpu.index] = gpu
+    return tuple(shown.values())
+
+
+def entries(visible_devices: str) -> list[str]:
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``."""
+    return [part.strip() for part in visible_devices.split(",") if part.strip()]
+
+
+def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """Return the GPU that an entry of ``CUDA_VISIBLE_DEVICES`` names: a number, or the beginning of an id."""
+    if entry.isdecimal():
+        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    for gpu in gpus:
+        ids = [gpu.uuid, *(part.uuid for part in gpu.mig_slices)]
+        if any(each and each.startswith(entry) for each in ids):
+            return gpu
+    # The older form of a slice's id begins with that of its GPU: MIG-GPU-<id>/1/0
+    return next((gpu for gpu in gpus if gpu.uuid and entry.startswith(f"MIG-{gpu.uuid}")), None)
+
+
+def place(name: str, facts: Facts) -> str:
+    """Return where a setting was made: a file, or the environment."""
+    return facts.settings_where.get(name) or f"environment variable {name}"
+
+
+def is_on(value: str | None) -> bool:
+    """Return whether NCCL takes a value for "on": a number that is not zero."""
+    match = re.match(r"\s*[+-]?\d+", value or "")
+    return match is not None and int(match[0]) != 0
+
+
+def p2p_level(settings: Mapping[str, str]) -> str:
+    """Return how far apart GPUs may be for NCCL to use peer-to-peer, empty where that is left to NCCL.
+
+    ``NCCL_P2P_DISABLE=1`` means ``LOC`` and comes before ``NCCL_P2P_LEVEL``, a misspelt level counts as unset.
+    """
+    if re.match(r"\s*\+?0*1(?!\d)", settings.get("NCCL_P2P_DISABLE", "")):
+        return "LOC"
+    text = settings.get("NCCL_P2P_LEVEL", "")
+    if text[:1].isdigit():
+        match = re.match(r"\d+", text)
+        return _OLD_LEVELS[min(int(match[0]), len(_OLD_LEVELS) - 1)] if match else ""
+    return text if text in _LEVELS else ""
+
+
+def matching(setting: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a list of NCCL's takes: ``eth`` is a prefix, ``=eth0`` exact, ``^docker`` all others."""
+    text = setting.strip()
+    exclude, text = text.startswith("^"), text.removeprefix("^")
+    exact, text = text.startswith("="), text.removeprefix("=")
+    words = [word.split(":")[0] for word in text.split(",") if word]
+    return [name for name in names if any(name == w if exact else name.startswith(w) for w in words) != exclude]
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return a version as numbers, empty if it is unknown: ``2.29.7`` is ``(2, 29, 7)``."""
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def run_container(facts: Facts) -> str:
+    """Return the command that starts a container of this kind; podman takes docker's options."""
+    return "podman run" if facts.host.container == "podman" else "docker run"
+
+
+def few(words: Sequence[str], most: int = 4) -> str:
+    """Return the first of some words, and how many more there are."""
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def gpus_in_words(gpus: Iterable[Gpu]) -> str:
+    """Return GPUs as ``GPU 0, GPU 3``."""
+    return few([f"GPU {gpu.index}" for gpu in gpus], 8)

@@ -1,0 +1,229 @@
+"""Judges GPUs one by one: are they sound, free, visible, and awake? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.diagnose.doctor.checks.asked import entries, few, gpus_in_words, version, visible_gpus
+from paceline.diagnose.doctor.facts import Facts
+from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, Xid
+from paceline.diagnose.doctor.render import count, size
+from paceline.errors import Finding
+
+# NVIDIA's catalogue of Xids: those that speak of the hardware. Programs cause others (13, 31, 43, 45).
+_XIDS = {
+    48: ("uncorrectable memory error", True),
+    62: ("internal micro-controller halted", True),
+    63: ("bad memory was taken out of use", False),
+    64: ("bad memory could not be taken out of use", True),
+    74: ("NVLink error", True),
+    79: ("fallen off the bus", True),
+    92: ("many correctable memory errors", False),
+    94: ("contained memory error", False),
+    95: ("uncontained memory error", True),
+    119: ("the GPU's system processor does not answer", True),
+    120: ("the GPU's system processor failed", True),
+    136: ("NVLink training failed", True),
+    140: ("unrecovered memory error", True),
+    143: ("the GPU could not be initialised", True),
+    154: ("the driver asks for a reset or reboot", True),
+    158: ("the GPU did not answer in time", True),
+}
+_DAY_S = 24 * 3600
+_SLOWDOWNS = {
+    "thermal": "as it is too hot",
+    "power-brake": "as the power supply asks for less",
+    "hardware": "as the hardware protects itself (heat or power)",
+}
+_RECOVERED = "to 0x0 "  # of Xid 154: nothing is asked for any more
+_MPS = "nvidia-cuda-mps-server"  # lets several processes use a GPU that is in exclusive mode
+_MUCH, _MUCH_BYTES = 0.1, 2 << 30  # of a GPU's memory: more than what the driver and a desktop take
+
+
+def judge_gpus(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about single GPUs."""
+    yield from _hardware(facts)
+    yield from _busy(facts)
+    yield from _slices(facts)
+    yield from _slow(facts)
+    yield from _asleep(facts)
+    yield from _without_bf16(facts)
+
+
+def _hardware(facts: Facts) -> Iterator[Finding]:
+    faults = [(gpu, line, severe) for gpu in facts.gpus for line, severe in _faults(gpu, facts)]
+    placed = {gpu.bus_id: gpu for gpu in facts.gpus}
+    xids = [(placed.get(xid.bus_id), xid) for xid in facts.xids if xid.number in _XIDS and _RECOVERED not in xid.line]
+    if facts.host.container or facts.host.slurm_job:  # the kernel's log tells of GPUs that are not ours, too
+        xids = [(gpu, xid) for gpu, xid in xids if gpu is not None]
+    if "no answer" in facts.driver.problem:
+        yield _hung(facts)
+    if not faults and not xids:
+        return
+    shown = {gpu.index for gpu in visible_gpus(facts)}  # one that is hidden harms nobody
+    severe = any(is_severe and gpu.index in shown for gpu, _, is_severe in faults)
+    severe |= any(_is_severe(xid) and (gpu is None or gpu.index in shown) for gpu, xid in xids)
+    lines = [f"GPU {gpu.index}: {line}" for gpu, line, _ in faults]
+    lines += [f"{f'GPU {gpu.index}' if gpu else xid.bus_id}: {xid.line or f'Xid {xid.number}'}" for gpu, xid in xids]
+    what = f"{faults[0][1]}" if faults else f"Xid {xids[0][1].number}, {_XIDS[xids[0][1].number][0]}"
+    others = len({line for _, line, _ in faults} | {xid.number for _, xid in xids}) - 1
+    whose = [gpu for gpu, _, _ in faults] + [gpu for gpu, _ in xids if gpu is not None]
+    unique = sorted({gpu.index: gpu for gpu in whose}.values(), key=lambda gpu: gpu.index)
+    where = gpus_in_words(unique) or few([xid.bus_id for _, xid in xids])
+    yield Finding(
+        "gpu-hardware-error",
+        f"{where}: {what}" + (f", and {count(others, 'other sign')} of a fault" if others else ""),
+        where=where,
+        evidence=tuple(lines[:8]),
+        why="a run on a faulty GPU crashes, hangs or computes wrong numbers" if severe else "it may get worse",
+        fix="take the node out of use, then nvidia-smi --gpu-reset or a reboot; if it comes back, have it replaced"
+        if severe
+        else "reset the GPU when it is free (nvidia-smi --gpu-reset, or a reboot), and watch it",
+        severity="error" if severe else "warning",
+    )
+
+
+def _hung(facts: Facts) -> Finding:
+    return Finding(
+        "gpu-hardware-error",
+        f"the NVIDIA driver does not answer ({facts.driver.problem})",
+        where=facts.host.name,
+        evidence=(f"NVML: {facts.driver.problem}", f"NVIDIA GPUs on the PCI bus: {facts.driver.gpus_on_bus}"),
+        why="likely a GPU hangs or is lost: every program that uses one waits for good",
+        fix="sudo dmesg -T | grep -i -e nvrm -e xid; then reboot the node",
+    )
+
+
+def _is_severe(xid: Xid) -> bool:
+    return _XIDS[xid.number][1] and (xid.age_s is None or xid.age_s < _DAY_S)
+
+
+def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
+    """Yield what NVML says is wrong with a GPU, and whether it must not be used."""
+    if gpu.problem:
+        yield f"NVML cannot reach it: {gpu.problem}", True
+    if gpu.repair_failed:
+        yield "bad memory could not be replaced (row remapping failed)", True
+    if gpu.ecc_uncorrected:
+        yield f"{gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded", True
+    if gpu.repair_pending:
+        yield "bad memory waits for a reset to be taken out of use", False
+    alike = [other for other in facts.gpus if other.name == gpu.name and not other.mig]  # slices have no NVLink
+    active, most = _active_links(gpu), max(map(_active_links, alike), default=0)
+    switched = any(link.remote == "switch" for other in alike for link in other.nvlinks)
+    if switched and gpu in alike and gpu.nvlinks and active < most:
+        yield f"{active} NVLinks are up, on the other GPUs {most}", False
+
+
+def _active_links(gpu: Gpu) -> int:
+    return sum(link.active for link in gpu.nvlinks)
+
+
+def _busy(facts: Facts) -> Iterator[Finding]:
+    left = {process.pid for process in facts.leftovers}
+    wsl = facts.host.wsl
+    held = [(gpu, line, fatal) for gpu in visible_gpus(facts) for line, fatal in _holders(gpu, left, wsl=wsl)]
+    if not held:
+        return
+    gpus = list({gpu.index: gpu for gpu, _, _ in held}.values())
+    fatal = any(is_fatal for _, _, is_fatal in held)
+    pids = sorted({p.pid for gpu in gpus for p in gpu.processes if p.alive and not p.graphics} - left)
+    yield Finding(
+        "gpu-busy",
+        f"{gpus_in_words(gpus)}: in use" if len(held) > 1 else f"GPU {gpus[0].index}: {held[0][1]}",
+        where=gpus_in_words(gpus),
+        evidence=tuple(f"GPU {gpu.index}: {line}" for gpu, line, _ in held[:8]),
+        why="no other process can use it" if fatal else "less memory is free there, and the ranks on it are slower",
+        fix=f"wait, or choose free GPUs with CUDA_VISIBLE_DEVICES; who it is: ps -fp {','.join(map(str, pids[:8]))}"
+        if pids
+        else "nvidia-smi on the host, outside containers, tells who holds it; choose free GPUs meanwhile",
+        severity="error" if fatal else "warning",
+    )
+
+
+def _holders(gpu: Gpu, left: set[int], *, wsl: bool) -> Iterator[tuple[str, bool]]:
+    """Yield who holds a GPU, and whether that keeps everybody else out."""
+    if gpu.compute_mode == "prohibited":
+        yield "compute mode Prohibited: no process may compute on it", True
+    computing = [process for process in gpu.processes if not process.graphics]
+    shared = any(process.command.startswith(_MPS) for process in computing)
+    for process in computing:
+        if process.pid not in left and not process.command.startswith(_MPS):
+            yield _holder(process), gpu.compute_mode == "exclusive-process" and not shared
+    used, total = gpu.memory_used_bytes, gpu.memory_bytes
+    hidden = not gpu.processes and not gpu.mig and not wsl  # Windows takes some, and does not tell
+    if hidden and used and total and used > max(_MUCH * total, _MUCH_BYTES):
+        yield f"{size(used)} of {size(total)} are held by a process that is not visible here", False
+
+
+def _holder(process: GpuProcess) -> str:
+    memory = f" holds {size(process.memory_bytes)}" if process.memory_bytes else " uses it"
+    if not process.alive:
+        return f"pid {process.pid}, which is not visible here,{memory}"
+    who = f" of {process.user}" if process.user else ""
+    return f"pid {process.pid}{who} ({process.command or 'unknown command'}){memory}"
+
+
+def _slices(facts: Facts) -> Iterator[Finding]:
+    listed = None if facts.visible_devices is None else entries(facts.visible_devices)
+    for gpu in facts.gpus:
+        slices = [
+            part
+            for part in gpu.mig_slices
+            if listed is None or any(part.uuid.startswith(e) or e == str(gpu.index) for e in listed)
+        ]
+        if len(slices) > 1:
+            yield Finding(
+                "mig-slices-of-one-gpu",
+                f"GPU {gpu.index} is divided into slices (MIG), {len(slices)} of which ranks could get",
+                where=f"GPU {gpu.index}",
+                evidence=tuple(f"{part.uuid} {size(part.memory_bytes)}" for part in slices[:7]),
+                why="NCCL takes ranks on slices of one GPU for ranks on one GPU, and slices have no peer-to-peer",
+                fix=f"one rank per GPU: sudo nvidia-smi -i {gpu.index} -mig 0, or one rank: CUDA_VISIBLE_DEVICES="
+                f"{slices[0].uuid}",
+                severity="warning",
+            )
+
+
+def _slow(facts: Facts) -> Iterator[Finding]:
+    slow = [gpu for gpu in facts.gpus if gpu.slowdown]
+    if slow:
+        yield Finding(
+            "gpu-slowdown",
+            f"{gpus_in_words(slow)}: slowed down, {_SLOWDOWNS.get(slow[0].slowdown[0], 'now')}",
+            where=gpus_in_words(slow),
+            evidence=tuple(
+                f"GPU {gpu.index}: {', '.join(gpu.slowdown)}"
+                + (f", {gpu.temperature} degrees Celsius" if gpu.temperature is not None else "")
+                for gpu in slow[:8]
+            ),
+            why="the slowest GPU sets the pace of all ranks",
+            fix="nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, air flow and power cables",
+            severity="warning",
+        )
+
+
+def _asleep(facts: Facts) -> Iterator[Finding]:
+    asleep = [gpu for gpu in facts.gpus if gpu.persistence is False]
+    if asleep and not facts.host.wsl:
+        yield Finding(
+            "persistence-off",
+            f"{gpus_in_words(asleep)}: persistence mode is off",
+            where=gpus_in_words(asleep),
+            why="the driver starts a GPU anew for its first user, which costs seconds at every start of a run",
+            fix="sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1",
+            severity="hint",
+        )
+
+
+def _without_bf16(facts: Facts) -> Iterator[Finding]:
+    old = [gpu for gpu in visible_gpus(facts) if gpu.capability and version(gpu.capability) < (8, 0)]
+    if old:
+        yield Finding(
+            "bf16-emulated",
+            f"{gpus_in_words(old)}: {old[0].name} computes bf16 by emulation (compute capability {old[0].capability})",
+            where=gpus_in_words(old),
+            why="bf16 is slower there than 32 bits, and torch does not say so",
+            fix="use 16 bits with a loss scale instead: Session(precision='16-mixed')",
+            severity="hint",
+        )

@@ -1,0 +1,146 @@
+"""Judges what a process may use: shared memory, open files, stack, CPUs, disks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.diagnose.doctor.checks.asked import run_container, version, visible_gpus
+from paceline.diagnose.doctor.facts import UNLIMITED, Disk, Facts
+from paceline.diagnose.doctor.render import size
+from paceline.errors import Finding
+
+_GIB = 1 << 30
+_FEW_FILES, _SMALL_FILES = 1024, 4096
+_ANY_STACK = (2, 28)  # from this version on NCCL copes with a stack without limit
+
+
+def judge_limits(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about limits."""
+    yield from _shared_memory(facts)
+    yield from _open_files(facts)
+    yield from _stack(facts)
+    yield from _cpus(facts)
+    yield from _loaders(facts)
+    for disk in facts.disks:
+        yield from _disk(disk)
+
+
+def _shared_memory(facts: Facts) -> Iterator[Finding]:
+    total, free = facts.limits.shm_bytes, facts.limits.shm_free_bytes
+    if total is None or (total >= _GIB and (free is None or free >= _GIB)):
+        return
+    several = len(visible_gpus(facts)) > 1
+    small = total < _GIB
+    container = facts.host.container
+    if not small:
+        fix = "ls -l /dev/shm: what runs that are gone have left there (nccl-*, torch_*) can be deleted"
+    elif container == "kubernetes":
+        fix = "mount an emptyDir with medium: Memory at /dev/shm in the pod; it counts as memory of the pod"
+    elif container == "apptainer":
+        fix = "apptainer exec without --contain and --containall: /dev/shm is then the machine's"
+    elif container:
+        fix = f"{run_container(facts)} --shm-size=8g ... (or --ipc=host)"
+    else:
+        fix = "sudo mount -o remount,size=8G /dev/shm"
+    yield Finding(
+        "nccl-shm-too-small" if several else "dataloader-shm-too-small",
+        f"shared memory (/dev/shm) has {size(total)}" + ("" if small else f", of which {size(free)} are free"),
+        where=f"container ({container})" if container else "/dev/shm",
+        evidence=(f"/dev/shm: {size(total)}, {size(free)} free",),
+        why="NCCL's buffers between ranks and batches of DataLoader workers lie there: a run ends with a bus error"
+        if several
+        else "DataLoader workers hand over their batches there: they end with a bus error",
+        fix=fix,
+        severity="warning",
+    )
+
+
+def _open_files(facts: Facts) -> Iterator[Finding]:
+    soft, hard = facts.limits.open_files, facts.limits.open_files_hard
+    if soft is None or soft == UNLIMITED or soft >= _SMALL_FILES or (soft >= _FEW_FILES and not facts.gpus):
+        return
+    reachable = 65_536 if hard in (None, UNLIMITED) else min(65_536, hard or 0)
+    yield Finding(
+        "too-many-open-files",
+        f"a process may open {soft} files here",
+        where="ulimit -n",
+        why="connections of many ranks and tensors of DataLoader workers take a file each: Too many open files",
+        fix=f"ulimit -n {reachable} in the job script"
+        if reachable > soft
+        else f"nofile in /etc/security/limits.conf ({run_container(facts)} --ulimit nofile=65536:65536 ...)",
+        severity="warning" if soft < _FEW_FILES else "hint",
+    )
+
+
+def _stack(facts: Facts) -> Iterator[Finding]:
+    nccl = version(facts.software.nccl)
+    if facts.limits.stack_bytes == UNLIMITED and facts.gpus and () != nccl < _ANY_STACK:
+        yield Finding(
+            "stack-unlimited",
+            f"the stack has no limit, and NCCL {facts.software.nccl} is older than 2.28",
+            where="ulimit -s",
+            why="threads then get a stack of 2 MB from the C library, and NCCL may crash at its start",
+            fix="ulimit -s 8192 in the job script",
+            severity="warning",
+        )
+
+
+def _cpus(facts: Facts) -> Iterator[Finding]:
+    limits, gpus = facts.limits, len(visible_gpus(facts))
+    tasks = facts.host.slurm_tasks or 1 if facts.host.slurm_step else 1
+    ranks = max(1, -(-gpus // tasks))  # of this process: with a task for each GPU, one
+    limited = 0 < limits.cpus < limits.total_cpus
+    if not gpus or not limited or limits.cpus >= 2 * ranks:
+        return
+    slurm, container = facts.host.slurm_step, facts.host.container
+    yield Finding(
+        "cpu-starved",
+        f"{limits.cpus} of {limits.total_cpus} CPUs may be used, for "
+        + ("a rank and its data" if ranks == 1 else f"{ranks} GPUs"),
+        where=limits.cpus_reason or "CPU affinity",
+        evidence=(f"CPUs: {limits.affinity or '?'} ({limits.cpus_reason or 'reason unknown'})", f"GPUs: {gpus}"),
+        why="ranks and their DataLoader workers share them: the GPUs wait for data",
+        fix=f"#SBATCH --cpus-per-task={8 * ranks}, and srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
+        if slurm
+        else f"in the pod: resources: limits: cpu: {8 * ranks}"
+        if container == "kubernetes"
+        else f"{run_container(facts)} --cpus={8 * ranks} ..., or without --cpus and --cpuset-cpus"
+        if container and container != "apptainer"
+        else "leave out what binds this process: taskset, numactl, a cgroup's quota",
+        severity="warning",
+    )
+
+
+def _loaders(facts: Facts) -> Iterator[Finding]:
+    crowded = [group for group in facts.loaders if group.workers > group.cpus]
+    if crowded:
+        worst = max(crowded, key=lambda group: group.workers / max(1, group.cpus))
+        yield Finding(
+            "workers-exceed-cpus",
+            f"{worst.workers} DataLoader workers of pid {worst.pid} share {worst.cpus} "
+            + ("CPU" if worst.cpus == 1 else "CPUs"),
+            where=f"pid {worst.pid}",
+            evidence=tuple(f"pid {g.pid} ({g.command}): {g.workers} workers, {g.cpus} CPUs" for g in crowded[:8]),
+            why="workers that wait for a CPU make loading slower, not faster",
+            fix=f"num_workers={max(1, worst.cpus - 1)}, or more CPUs: srun --cpus-per-task={worst.workers + 1} ...",
+            severity="warning",
+        )
+
+
+def _disk(disk: Disk) -> Iterator[Finding]:
+    used = 1 - disk.free_bytes / max(1, disk.total_bytes)
+    full = (disk.free_bytes < _GIB and used > 0.5) or (disk.free_bytes < 50 * _GIB and used > 0.98)  # small is not full
+    no_files = disk.free_files is not None and disk.free_files < 1000
+    if not full and not no_files:
+        return
+    room = f"{size(disk.free_bytes)} of {size(disk.total_bytes)} are free"
+    yield Finding(
+        "disk-full",
+        f"{disk.path}: " + (room if full else f"{disk.free_files} more files can be made, though {room}"),
+        where=disk.path,
+        why="checkpoints, logs and temporary files are written there",
+        fix=f"df -h {disk.path}; du -xsh {disk.path}/* tells what takes the room"
+        if full
+        else f"df -i {disk.path}; many small files use up its inodes",
+        severity="error" if (full and disk.free_bytes < _GIB // 10) or disk.free_files == 0 else "warning",
+    )

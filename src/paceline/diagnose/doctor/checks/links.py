@@ -1,0 +1,241 @@
+"""Judges what lies between GPUs: peer-to-peer, NVLink, access control on the PCI bus, CPUs near them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.diagnose.doctor.checks.asked import few, gpus_in_words, p2p_level, place, visible_gpus
+from paceline.diagnose.doctor.facts import Facts
+from paceline.diagnose.doctor.facts_gpu import Gpu, GpuPair
+from paceline.errors import Finding
+
+_BROKEN = ("hang", "wrong-data")
+
+
+def judge_links(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about the links between GPUs, and between them and the CPUs."""
+    shown = {gpu.index for gpu in visible_gpus(facts) if not gpu.mig}  # slices have no peer-to-peer
+    pairs = [pair for pair in facts.pairs if pair.first in shown and pair.second in shown]
+    yield from _fabric(facts)
+    yield from _broken(facts, pairs)
+    yield from _switched_off(facts, pairs)
+    yield from _across_sockets(facts, pairs)
+    yield from _access_control(facts, pairs)
+    yield from _far_cpus(facts)
+
+
+def _fabric(facts: Facts) -> Iterator[Finding]:
+    out = [gpu for gpu in facts.gpus if gpu.fabric in ("not-started", "in-progress", "failed")]
+    if out:
+        yield Finding(
+            "fabric-manager-down",
+            f"{gpus_in_words(out)}: not part of the NVLink fabric ({out[0].fabric})",
+            where=gpus_in_words(out),
+            evidence=tuple(f"GPU {gpu.index}: fabric {gpu.fabric}" for gpu in out[:8]),
+            why="CUDA does not start (error 802, system not yet initialized), or NCCL hangs at the first communication",
+            fix="sudo systemctl restart nvidia-fabricmanager; its version must be that of the driver"
+            + (f", {facts.driver.version}" if facts.driver.version else ""),
+        )
+
+
+def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
+    broken = [pair for pair in pairs if pair.trial in _BROKEN]
+    if not broken:
+        return
+    hangs = sum(pair.trial == "hang" for pair in broken)
+    off = p2p_level(facts.settings) == "LOC"
+    first = broken[0]
+    yield Finding(
+        "p2p-hang",
+        f"a copy from GPU to GPU {'hangs' if hangs else 'brings wrong data'} between {first.words}"
+        + (f" and {len(broken) - 1} more pairs" if len(broken) > 1 else ""),
+        where=few([pair.words for pair in broken]),
+        evidence=tuple(f"{pair.words} ({pair.link}): {_told(pair)}" for pair in broken[:8]),
+        why="NCCL copies in this way, though NCCL_P2P_DISABLE=1 keeps it from it; torch's own copies do in any case"
+        if off
+        else "NCCL hangs at the first communication, or training silently goes wrong",
+        fix="NVLink is at fault: nvidia-smi nvlink -s; have the machine looked at"
+        if any(pair.nvlinks for pair in broken)
+        else "export NCCL_P2P_DISABLE=1 (slower: over host memory) until ACS and IOMMU are off or the driver is newer",
+        severity="warning" if off else "error",
+    )
+
+
+def _told(pair: GpuPair) -> str:
+    return "the copy did not end" if pair.trial == "hang" else "what arrived is not what was sent"
+
+
+def _switched_off(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
+    linked = [pair for pair in pairs if pair.nvlinks and pair.trial not in _BROKEN]
+    if not linked or p2p_level(facts.settings) != "LOC":
+        return
+    name = next(each for each in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if _sets_loc(each, facts.settings))
+    yield Finding(
+        "p2p-disabled-with-nvlink",
+        f"{name}={facts.settings[name]} keeps NCCL off the NVLinks between {gpus_in_words(_gpus_of(facts, linked))}",
+        where=place(name, facts),
+        evidence=(f"{linked[0].link} between {linked[0].words}" + _and_more(linked),),
+        why="gradients go through host memory, several times slower than over NVLink",
+        fix=f"unset {name}",
+        severity="warning",
+    )
+
+
+def _sets_loc(name: str, settings: dict[str, str]) -> bool:
+    return name in settings and p2p_level({name: settings[name]}) == "LOC"
+
+
+def _gpus_of(facts: Facts, pairs: Sequence[GpuPair]) -> list[Gpu]:
+    numbers = {number for pair in pairs for number in (pair.first, pair.second)}
+    return [gpu for gpu in facts.gpus if gpu.index in numbers]
+
+
+def _and_more(pairs: Sequence[GpuPair]) -> str:
+    return f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+
+
+def _across_sockets(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
+    far = [p for p in pairs if p.level == "SYS" and not p.nvlinks and p.p2p in ("", "ok")]
+    far = [pair for pair in far if pair.trial in ("", "ok")]
+    level = p2p_level(facts.settings)
+    if not far or level not in ("", "SYS"):
+        return
+    tried, uses = all(pair.trial == "ok" for pair in far), _nccl_crosses(facts, level)
+    if tried and not uses:
+        return
+    rates = [pair.gigabytes_per_s for pair in far if pair.gigabytes_per_s]
+    yield Finding(
+        "p2p-across-sockets",
+        f"{far[0].words}{_and_more(far)} sit on different sockets or NUMA nodes, and peer-to-peer between them "
+        + ("works" if tried else "has not been tried"),
+        where=few([pair.words for pair in far]),
+        evidence=(
+            f"{far[0].link} between {far[0].words}" + _and_more(far),
+            *([f"tried and verified: {min(rates):g} GB/s"] if rates else []),
+            _nccls_choice(facts, level, uses),
+        ),
+        why="over host memory it can be faster than from socket to socket"
+        if tried
+        else "on some machines such copies hang at NCCL's first communication, or are slower than over host memory",
+        fix=_test_first(facts, pairs, uses=uses, tried=tried),
+        severity="warning" if uses and not tried else "hint",
+    )
+
+
+def _test_first(facts: Facts, pairs: Sequence[GpuPair], *, uses: bool, tried: bool) -> str:
+    count = len(visible_gpus(facts))
+    test = f"all_reduce_perf -b 8 -e 256M -f 2 -g {count} (nccl-tests)"
+    if not uses:
+        return f"nothing needs to be done; whether NCCL_P2P_LEVEL=SYS is faster: {test}, with and without it"
+    if p2p_level(facts.settings) == "SYS":
+        setting, change = "without NCCL_P2P_LEVEL", "unset NCCL_P2P_LEVEL"
+    elif any(pair.nvlinks for pair in pairs):
+        setting, change = "with NCCL_P2P_LEVEL=NVL", "export NCCL_P2P_LEVEL=NVL"
+    else:
+        setting, change = "with NCCL_P2P_DISABLE=1", "export NCCL_P2P_DISABLE=1"
+    bad = "is slower" if tried else "hangs or is slower"
+    return f"test first: {test}, as it is and {setting}; if it {bad} as it is: {change}"
+
+
+def _nccl_crosses(facts: Facts, level: str) -> bool:
+    """Whether NCCL uses peer-to-peer across sockets here (its src/graph/paths.cc, ncclTopoCheckP2p)."""
+    if level == "SYS":
+        return True
+    return facts.host.cpu_vendor in ("", "AuthenticAMD") and len(visible_gpus(facts)) <= 2
+
+
+def _nccls_choice(facts: Facts, level: str, uses: bool) -> str:
+    if level == "SYS":
+        return f"NCCL_P2P_LEVEL={facts.settings['NCCL_P2P_LEVEL']}: NCCL uses it"
+    if uses and facts.settings.get("NCCL_P2P_LEVEL"):
+        return f"NCCL does not know NCCL_P2P_LEVEL={facts.settings['NCCL_P2P_LEVEL']}, and uses it"
+    if uses:
+        return "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL are not set: between two GPUs on AMD CPUs NCCL uses it"
+    return "NCCL by itself goes over host memory there; torch's own copies from GPU to GPU do not"
+
+
+def _access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
+    if facts.host.virtual or p2p_level(facts.settings) == "LOC":
+        return  # virtual machines need access control
+    over_pci = [pair for pair in pairs if not pair.nvlinks and pair.p2p in ("", "ok")]
+    over_pci = [pair for pair in over_pci if pair.trial in ("", "ok", *_BROKEN)]
+    tried = bool(over_pci) and all(pair.trial == "ok" for pair in over_pci)
+    if facts.bridges is None:
+        if facts.iommu == "translated" and over_pci and not tried:
+            yield _likely_access_control(facts, over_pci)
+        return
+    above = {pair.first for pair in over_pci} | {pair.second for pair in over_pci}
+    on = [bridge for bridge in facts.bridges if {"request", "completion"} & set(bridge.redirects)]
+    guilty = [bridge for bridge in on if above & set(bridge.gpus)]
+    fabric = bool(on) and not over_pci and any(port.state == "ACTIVE" for port in facts.rdma)
+    if not guilty and not fabric:
+        return
+    bridges = [bridge.bus_id for bridge in guilty or on]
+    # Beyond a host bridge NCCL mostly goes over host memory anyway.
+    near = any(pair.level in ("", "PIX", "PXB") for pair in over_pci)
+    harms = near or _nccl_crosses(facts, p2p_level(facts.settings))
+    yield Finding(
+        "acs-enabled",
+        f"access control (ACS) is on in {len(bridges)} PCI bridge{'s' if len(bridges) > 1 else ''} above the GPUs",
+        where=f"PCI bridge {few(bridges)}",
+        evidence=(
+            f"redirected to the CPU: {', '.join((guilty or on)[0].redirects)}",
+            *([f"IOMMU: {facts.iommu}"] if facts.iommu else []),
+            *(["copies between all pairs of GPUs were tried and are right"] if tried else []),
+            "price of switching it off: devices are no longer isolated from each other (virtual machines need that)",
+        ),
+        why="traffic between GPUs and to the network takes the way over the CPU: slower, and on some machines it hangs"
+        if guilty
+        else "GPUs and network cards exchange data over the CPU, which is slower (GPUDirect RDMA)",
+        fix=f"until the next boot: for b in {' '.join(bridges[:16])}; do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done",
+        severity="warning" if guilty and harms and not tried else "hint",
+    )
+
+
+def _likely_access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Finding:
+    return Finding(
+        "acs-enabled",
+        "the IOMMU translates the GPUs' addresses, so access control (ACS) is likely on above them",
+        where=facts.host.name,
+        evidence=("IOMMU groups of the GPUs are of a DMA type", "the bridges can be read by root only"),
+        why=f"peer-to-peer copies ({pairs[0].link}) take the way over the CPU: slower, and on some machines they hang",
+        fix="look first: sudo paceline doctor; then boot with iommu=pt, or switch the IOMMU off in the BIOS",
+        severity="hint",
+    )
+
+
+def _far_cpus(facts: Facts) -> Iterator[Finding]:
+    """A process whose CPUs are all on another socket than a GPU that it sees."""
+    nodes = {name: _numbers(cpus) for name, cpus in facts.limits.numa_cpus.items()}
+    mine = _numbers(facts.limits.affinity)
+    if len(nodes) < 2 or not mine:
+        return
+    far = [
+        gpu
+        for gpu in visible_gpus(facts)
+        if gpu.numa_node is not None and (near := nodes.get(str(gpu.numa_node))) and not near & mine
+    ]
+    if not far:
+        return
+    home = [name for name, cpus in nodes.items() if cpus & mine]
+    yield Finding(
+        "numa-affinity",
+        f"this process may use CPUs of NUMA node {', '.join(home)} only, and {gpus_in_words(far)} "
+        f"{'is' if len(far) == 1 else 'are'} attached to node {few(sorted({str(gpu.numa_node) for gpu in far}))}",
+        where=gpus_in_words(far),
+        evidence=(f"CPUs: {facts.limits.affinity}", f"CPUs near GPU {far[0].index}: {far[0].cpus or 'unknown'}"),
+        why="what goes from host memory to those GPUs passes between the sockets",
+        fix="srun --cpu-bind=none ... or --gpu-bind=closest; without Slurm: paceline run --numa-binding node ..."
+        if facts.host.slurm_step
+        else "paceline run --numa-binding node ...; or leave out what binds this process (taskset, numactl, cpuset)",
+        severity="hint",
+    )
+
+
+def _numbers(ranges: str) -> set[int]:
+    found: set[int] = set()
+    for part in ranges.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal():
+            found.update(range(int(first), int(last if last.isdecimal() else first) + 1))
+    return found

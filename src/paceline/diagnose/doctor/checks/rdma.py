@@ -1,0 +1,210 @@
+"""Judges RDMA (InfiniBand, RoCE, EFA): is it there, and would NCCL use it? Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.diagnose.doctor.checks.asked import few, is_on, matching, place, run_container, version
+from paceline.diagnose.doctor.facts import UNLIMITED, Facts
+from paceline.diagnose.doctor.facts_network import RdmaPort
+from paceline.diagnose.doctor.render import size
+from paceline.errors import Finding
+
+_SMALL_LOCK = 64 << 20  # the usual limits (64 KiB, 8 MiB) lie below: NCCL fails at its first buffers
+_ENOUGH_LOCK = 4 << 30
+_CHOOSES_GID = (2, 21)  # from this version on NCCL looks for the right GID itself
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why NCCL does not use RDMA.
+
+    Attributes:
+        what: What keeps it from it.
+        where: The variable, file or place.
+        fix: What to do.
+    """
+
+    what: str
+    where: str
+    fix: str
+
+
+def active(facts: Facts) -> list[RdmaPort]:
+    """Return the RDMA ports that are up; the cable behind the others leads nowhere."""
+    return [port for port in facts.rdma if port.state == "ACTIVE"]
+
+
+def judge_rdma(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about RDMA; without GPUs nothing would use it."""
+    ports = active(facts)
+    if not facts.gpus:
+        return
+    obstacles = list(_obstacles(facts, ports)) if ports else []
+    if obstacles:
+        yield _unused(facts, ports, obstacles)
+    elif is_on(facts.settings.get("NCCL_IB_DISABLE")) and not any(port.kind == "EFA" for port in ports):
+        yield _disabled(facts)
+    if ports and not obstacles:
+        yield from _locked_memory(facts, ports)
+        yield from _gids(facts, ports)
+
+
+def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
+    settings, libraries = facts.settings, facts.rdma_libraries
+    verbs = [port for port in ports if port.kind != "EFA"]
+    efa = [port for port in ports if port.kind == "EFA"]
+    if settings.get("NCCL_NET", "").lower() == "socket":
+        yield Obstacle("NCCL_NET=Socket", place("NCCL_NET", facts), "unset NCCL_NET")
+    if verbs and not efa and is_on(settings.get("NCCL_IB_DISABLE")):
+        value = settings["NCCL_IB_DISABLE"]
+        yield Obstacle(f"NCCL_IB_DISABLE={value}", place("NCCL_IB_DISABLE", facts), "unset NCCL_IB_DISABLE")
+    wanted = settings.get("NCCL_IB_HCA", "")
+    if verbs and not efa and wanted and not matching(wanted, [port.device for port in verbs]):
+        what = f"NCCL_IB_HCA={wanted} matches none of {few([port.device for port in verbs])}"
+        yield Obstacle(what, place("NCCL_IB_HCA", facts), "unset NCCL_IB_HCA")
+    if not any(name.startswith("uverbs") for name in libraries.devices or ()):
+        yield _no_devices(facts, bool(efa))
+        return
+    if efa:
+        yield from _efa(facts)
+    elif libraries.verbs is False and not libraries.plugins:
+        yield Obstacle("libibverbs is not installed", "library path", "apt-get install libibverbs1 ibverbs-providers")
+
+
+def _efa(facts: Facts) -> Iterator[Obstacle]:
+    settings, libraries = facts.settings, facts.rdma_libraries
+    if settings.get("NCCL_NET_PLUGIN", "").lower() == "none":
+        yield Obstacle("NCCL_NET_PLUGIN=none", place("NCCL_NET_PLUGIN", facts), "unset NCCL_NET_PLUGIN")
+    elif not libraries.plugins and not settings.get("NCCL_NET_PLUGIN", "").startswith("/"):
+        folder = libraries.plugins_elsewhere[0].rpartition("/")[0] if libraries.plugins_elsewhere else ""
+        yield Obstacle(
+            f"the plugin is in {folder}, where the loader does not look"
+            if folder
+            else "the plugin aws-ofi-nccl (libnccl-net.so) is not installed",
+            "LD_LIBRARY_PATH" if folder else "the library path",
+            f"export LD_LIBRARY_PATH={folder}:$LD_LIBRARY_PATH"
+            if folder
+            else "install it (AWS's EFA installer brings it); healthy: NET/OFI Selected provider is efa",
+        )
+    provider = settings.get("FI_PROVIDER", "")
+    named = "efa" in provider.removeprefix("^").split(",")
+    if provider and named == provider.startswith("^"):
+        yield Obstacle(f"FI_PROVIDER={provider} leaves EFA out", place("FI_PROVIDER", facts), "unset FI_PROVIDER")
+
+
+def _no_devices(facts: Facts, efa: bool) -> Obstacle:
+    container = facts.host.container
+    missing = "/dev/infiniband is missing" if facts.rdma_libraries.devices is None else "/dev/infiniband cannot be used"
+    if container == "apptainer":  # it shows the host's devices unless told otherwise
+        fix = "apptainer exec --bind /dev/infiniband ..., without --containall"
+    elif container == "kubernetes":
+        resource = "vpc.amazonaws.com/efa: 1" if efa else "the RDMA device plugin's resource (rdma/...)"
+        fix = f"ask for the devices in the pod: resources: limits: {resource}"
+    elif container:
+        fix = f"{run_container(facts)} --device=/dev/infiniband --ulimit memlock=-1 --network=host ..."
+    else:
+        fix = "sudo modprobe ib_uverbs; ls -l /dev/infiniband tells who may use them"
+    return Obstacle(f"{missing} here", f"container ({container})" if container else facts.host.name, fix)
+
+
+def _unused(facts: Facts, ports: Sequence[RdmaPort], obstacles: Sequence[Obstacle]) -> Finding:
+    first, kinds = obstacles[0], list(dict.fromkeys(port.kind for port in ports))
+    only_roce = kinds == ["RoCE"]  # every faster Ethernet card offers it, not every network is made for it
+    return Finding(
+        "infiniband-unused",
+        f"{' and '.join(kinds)} is there, and NCCL would use TCP sockets: {first.what}",
+        where=first.where,
+        evidence=(
+            f"up: {few([port.words for port in ports])}",
+            *(f"also: {each.what}" for each in obstacles[1:]),
+        ),
+        why="if the network is made for RoCE, gradients between nodes take several times longer than they could"
+        if only_roce
+        else "gradients between nodes take several times longer, without an error",
+        fix=first.fix,
+        severity="hint" if only_roce else "warning",
+    )
+
+
+def _disabled(facts: Facts) -> Finding:
+    down = [port for port in facts.rdma if port.kind != "EFA"]
+    return Finding(
+        "infiniband-disabled",
+        f"NCCL_IB_DISABLE={facts.settings['NCCL_IB_DISABLE']} switches InfiniBand off, "
+        + ("and the ports here are down" if down else "and there is none here"),
+        where=place("NCCL_IB_DISABLE", facts),
+        why="on a node with InfiniBand it makes NCCL several times slower",
+        fix="unset NCCL_IB_DISABLE, unless it is there for a reason that you know",
+        severity="hint",
+    )
+
+
+def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
+    limit = facts.limits.memlock_bytes
+    if limit is None or limit == UNLIMITED or limit >= _ENOUGH_LOCK or facts.limits.lock_any:
+        return
+    container = facts.host.container
+    only_roce = all(port.kind == "RoCE" for port in ports)  # which every faster Ethernet card offers, used or not
+    yield Finding(
+        "memlock-too-low",
+        f"this process may lock {size(limit)} of memory, and {ports[0].kind} needs to lock NCCL's buffers",
+        where="ulimit -l",
+        evidence=(f"up: {few([port.words for port in ports])}", f"memlock: {size(limit)}"),
+        why="NCCL then fails with: Call to ibv_reg_mr failed with error Cannot allocate memory",
+        fix="in the pod: securityContext: capabilities: add: [IPC_LOCK]"
+        if container == "kubernetes"
+        else f"{run_container(facts)} --ulimit memlock=-1 ..."
+        if container and container != "apptainer"
+        else "memlock unlimited in /etc/security/limits.conf; under Slurm also LimitMEMLOCK=infinity in slurmd's unit",
+        severity="hint" if only_roce else "error" if limit <= _SMALL_LOCK else "warning",
+    )
+
+
+def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
+    """RoCE ports have a table of addresses, of which one must be chosen: RoCE v2, with the interface's address."""
+    wanted = facts.settings.get("NCCL_IB_HCA", "")
+    used = matching(wanted, [port.device for port in ports]) if wanted else [port.device for port in ports]
+    roce = [port for port in ports if port.kind == "RoCE" and port.gids and port.device in used]
+    text = facts.settings.get("NCCL_IB_GID_INDEX", "")
+    match = re.match(r"\s*\d+", text)
+    if roce and match:
+        yield from _wrong_gid(facts, roce, int(match[0]))
+    elif roce and not text and () != version(facts.software.nccl) < _CHOOSES_GID:
+        good = _good_gid(roce[0])
+        yield Finding(
+            "gid-index-wrong",
+            f"NCCL {facts.software.nccl} uses GID 0 of a RoCE port, which is not the one for routed networks",
+            where=few([port.device for port in roce]),
+            why="connections between nodes then time out, or only work inside one switch",
+            fix=f"export NCCL_IB_GID_INDEX={3 if good is None else good}  # show_gids lists them",
+            severity="hint",
+        )
+
+
+def _wrong_gid(facts: Facts, ports: Sequence[RdmaPort], index: int) -> Iterator[Finding]:
+    kinds = {port.device: next((gid.kind or "?" for gid in port.gids if gid.index == index), "") for port in ports}
+    wrong = {device: kind for device, kind in kinds.items() if not kind or "v1" in kind}
+    if not wrong:
+        return
+    lines = [f"{device}: GID {index} is {kind or 'not there'}" for device, kind in wrong.items()]
+    good = _good_gid(next(port for port in ports if port.device in wrong))
+    yield Finding(
+        "gid-index-wrong",
+        f"NCCL_IB_GID_INDEX={facts.settings['NCCL_IB_GID_INDEX']}: "
+        + (lines[0] if len(lines) == 1 else f"not a RoCE v2 address on {few(list(wrong))}"),
+        where=place("NCCL_IB_GID_INDEX", facts),
+        evidence=tuple(lines[:8]),
+        why="connections between nodes fail, or only work inside one switch",
+        fix="unset NCCL_IB_GID_INDEX: NCCL finds the right one from 2.21 on"
+        + (f"; here it is {good}" if good is not None else ""),
+        severity="warning",
+    )
+
+
+def _good_gid(port: RdmaPort) -> int | None:
+    """Return the place of a port's RoCE v2 address that maps an IPv4 address, None if there is none."""
+    mapped = "0000:0000:0000:0000:0000:ffff:"
+    return next((gid.index for gid in port.gids if "v2" in gid.kind and gid.value.startswith(mapped)), None)

@@ -1,0 +1,69 @@
+"""Judges the settings of NCCL, torch, gloo and libfabric: whether they are read at all, and what they cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from paceline.diagnose.doctor.checks.asked import place, visible_gpus
+from paceline.diagnose.doctor.facts import Facts
+from paceline.diagnose.doctor.render import size
+from paceline.errors import Finding
+
+_BUFFER = 4 << 20  # NCCL's own NCCL_BUFFSIZE
+
+
+def judge_settings(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about settings."""
+    from paceline.diagnose import variables  # its lists are read when there is something to look up
+
+    settings = facts.settings
+    if "rocm" in facts.software.torch:  # AMD's library has more names than NCCL
+        settings = {name: value for name, value in settings.items() if not name.startswith("NCCL_")}
+    if not settings:
+        return
+    known = {"nccl": facts.software.nccl, "torch": facts.software.torch}
+    versions = {name: value for name, value in known.items() if value}
+    found = variables.judge_settings(settings, where=facts.settings_where, versions=versions)
+    yield from found
+    yield from _forced(facts, found)
+
+
+def _forced(facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
+    """What limits NCCL's own choice, as far as nothing else was said of it."""
+    network = facts.settings.get("NCCL_NET", "").lower()
+    if not facts.gpus or facts.settings.get("NCCL_TUNER_PLUGIN") or network not in ("", "ib", "socket"):
+        return  # plug-ins ask for such settings
+    told = " ".join(finding.what for finding in found)
+    forced = [(name, price) for name, price in _prices(facts) if f"{name}=" not in told]
+    if not forced:
+        return
+    names = [name for name, _ in forced]
+    yield Finding(
+        "tuning-forced",
+        f"{' and '.join(f'{name}={facts.settings[name]}' for name in names)} "
+        f"{'take' if len(names) > 1 else 'takes'} a choice from NCCL that it makes for every size of message",
+        where=", ".join(place(name, facts) for name in names),
+        evidence=tuple(f"{name}={facts.settings[name]}: {price}" for name, price in forced),
+        why="what was right for one machine and version slows another down",
+        fix=f"measure with and without, and keep the faster: unset {' '.join(names)}",
+        severity="hint",
+    )
+
+
+def _prices(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Yield the settings that limit NCCL, and what each costs."""
+    settings = facts.settings
+    if settings.get("NCCL_ALGO"):
+        switched = any(link.remote == "switch" for gpu in visible_gpus(facts) for link in gpu.nvlinks)
+        more = "; on NVLink switches NVLS may be faster" if switched else ""
+        yield "NCCL_ALGO", f"rings are slow for small messages on many nodes, trees for large ones on few{more}"
+    if settings.get("NCCL_PROTO"):
+        yield "NCCL_PROTO", "Simple is slow for small messages, LL for large ones"
+    text = settings.get("NCCL_BUFFSIZE", "")
+    if text.isdecimal() and int(text) < _BUFFER:
+        yield "NCCL_BUFFSIZE", f"NCCL's own is {size(_BUFFER)}; smaller buffers wait more often for each other"
+    elif text.isdecimal() and int(text) > _BUFFER:
+        yield (
+            "NCCL_BUFFSIZE",
+            f"NCCL's own is {size(_BUFFER)}; each channel to each peer takes more GPU memory",
+        )

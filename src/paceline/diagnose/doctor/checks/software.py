@@ -1,0 +1,135 @@
+"""Judges software and what surrounds it: driver against torch, processes of earlier runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.diagnose.doctor.checks.asked import gpus_in_words, version, visible_gpus
+from paceline.diagnose.doctor.facts import Facts, Leftover
+from paceline.diagnose.doctor.render import size
+from paceline.errors import Finding
+from paceline.machine import python_fork
+
+_TURING, _BLACKWELL = (7, 5), (10, 0)  # compute capabilities
+_WITHOUT_OLD, _WITH_BLACKWELL = (13, 0), (12, 8)  # versions of CUDA
+
+
+def judge_software(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about software and leftovers."""
+    yield from _driver(facts)
+    yield from _architecture(facts)
+    yield from _build(facts)
+    yield from _python(facts)
+    yield from _leftovers(facts)
+
+
+def _driver(facts: Facts) -> Iterator[Finding]:
+    driver, wanted, served = facts.driver, version(facts.software.torch_cuda), version(facts.driver.cuda)
+    if "mismatch" in driver.problem.lower():
+        yield Finding(
+            "driver-mismatch",
+            "the NVIDIA driver that the kernel runs and its library are of different versions",
+            where=facts.host.name,
+            evidence=(f"NVML: {driver.problem}",),
+            why="no GPU can be used; an update has replaced the library under a running kernel",
+            fix="reboot, or load the new kernel module; in a container: start it anew",
+        )
+    elif facts.gpus and wanted and served and served[0] < wanted[0]:
+        yield Finding(
+            "driver-mismatch",
+            f"torch is built for CUDA {facts.software.torch_cuda}, and the driver {driver.version} serves CUDA "
+            f"{driver.cuda} at most",
+            where=facts.host.name,
+            why="torch finds no GPU: torch.cuda.is_available() is False",
+            fix=f"a newer driver, or a torch for CUDA {served[0]}: pytorch.org/get-started",
+        )
+
+
+def _python(facts: Facts) -> Iterator[Finding]:
+    """A Python whose forks may deadlock. A distribution may have fixed its own without a new number: a hint."""
+    installed = version(facts.software.python)
+    if len(installed) < 3 or not python_fork.has_bug(installed):
+        return
+    yield Finding(
+        "python-fork-bug",
+        f"Python {facts.software.python} can deadlock in the child of a fork ({python_fork.ISSUE})",
+        where=facts.host.name,
+        why="a DataLoader that forks its workers for every epoch hangs at random: about one fork in 1000 where a rank "
+        "has other threads",
+        fix=f"Python {python_fork.newer(installed)}; until then DataLoader(..., persistent_workers=True)",
+        severity="hint",
+    )
+
+
+def _architecture(facts: Facts) -> Iterator[Finding]:
+    """A torch whose CUDA makes no code for a GPU: version 13 has left out what is older than Turing."""
+    cuda = version(facts.software.torch_cuda)
+    gpus = [gpu for gpu in visible_gpus(facts) if cuda and gpu.capability]
+    old = [gpu for gpu in gpus if cuda >= _WITHOUT_OLD and version(gpu.capability) < _TURING]
+    new = [gpu for gpu in gpus if cuda < _WITH_BLACKWELL and version(gpu.capability) >= _BLACKWELL]
+    for gpu in (old or new)[:1]:
+        yield Finding(
+            "library-version-mismatch",
+            f"torch is built for CUDA {facts.software.torch_cuda}, which makes no code for {gpu.name} "
+            f"(compute capability {gpu.capability})",
+            where=gpus_in_words(old or new),
+            why="the first kernel fails: no kernel image is available for execution on the device",
+            fix=f"a torch for CUDA {'12.6' if old else '12.8 or newer'}: pytorch.org/get-started",
+            severity="warning",
+        )
+
+
+def _build(facts: Facts) -> Iterator[Finding]:
+    if facts.gpus and facts.software.torch and not facts.software.torch_cuda:
+        yield Finding(
+            "nccl-not-built-in",
+            f"torch {facts.software.torch} is built without CUDA and NCCL, and there are {len(facts.gpus)} GPUs here",
+            where="torch",
+            why="ranks run on CPUs, and backend nccl is refused",
+            fix="install a torch with CUDA: pytorch.org/get-started",
+            severity="warning",
+        )
+
+
+def _leftovers(facts: Facts) -> Iterator[Finding]:
+    if not facts.leftovers:
+        return
+    left = facts.leftovers
+    held = sum(
+        process.memory_bytes or 0
+        for gpu in facts.gpus
+        for process in gpu.processes
+        if process.pid in {each.pid for each in left}
+    )
+    ports = sorted({port for each in left for port in each.ports})
+    holds = [f"{size(held)} of GPU memory"] if held else []
+    holds += [f"port {', '.join(map(str, ports[:4]))}"] if ports else []
+    holds = holds or [f"{size(sum(each.memory_bytes for each in left))} of memory"]
+    count = len(left)
+    yield Finding(
+        "orphan-processes",
+        f"{count} process{'es' if count > 1 else ''} of an earlier run {'are' if count > 1 else 'is'} still there "
+        f"without a launcher, holding {' and '.join(holds)}",
+        where=f"pid {', '.join(str(each.pid) for each in left[:8])}",
+        evidence=tuple(_words(each) for each in left[:8]),
+        why="they keep memory and ports from the next run",
+        fix=f"look at them first: ps -fp {','.join(str(each.pid) for each in left)}; then kill "
+        f"{' '.join(str(each.pid) for each in left)}",
+        severity="warning",
+    )
+
+
+def _words(process: Leftover) -> str:
+    parts = [
+        f"rank {process.rank}" if process.rank else "",
+        f"of run {process.run}" if process.run else "",
+        f"{size(process.memory_bytes)}" if process.memory_bytes else "",
+        f"started {_ago(process.age_s)} ago" if process.age_s else "",
+    ]
+    return f"pid {process.pid} ({process.command or '?'}): {', '.join(filter(None, parts)) or 'no more is known'}"
+
+
+def _ago(age_s: int) -> str:
+    if age_s < 120:
+        return f"{age_s} s"
+    return f"{age_s // 60} min" if age_s < 7200 else f"{age_s // 3600} h" if age_s < 172_800 else f"{age_s // 86_400} d"

@@ -1,0 +1,97 @@
+"""Gathers the facts of this machine: part by part, each with a limit of time, and none that can fail the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from paceline import env
+from paceline.diagnose.doctor.collectors import gpus, host, kernel_log, limits, network, pci, peers, processes, software
+from paceline.diagnose.doctor.collectors.patience import within
+from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup, Software
+from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
+from paceline.diagnose.doctor.facts_network import RdmaLibraries
+
+_Found = TypeVar("_Found")
+_DRIVER_S = 45.0  # without persistence mode the driver starts each GPU anew, which takes seconds for each
+_PART_S = 2.0
+_PROCESSES_S = 5.0
+_IDLE_BYTES = 1 << 30  # the driver and a desktop take less
+_NO_SETTINGS: tuple[dict[str, str], dict[str, str]] = ({}, {})
+_NO_PROCESSES: tuple[tuple[Leftover, ...], tuple[LoaderGroup, ...]] = ((), ())
+
+
+@dataclass
+class _Parts:
+    """Asks for one part after the other, and keeps what was not read, and why."""
+
+    not_read: list[str] = field(default_factory=list)
+
+    def ask(self, name: str, part: Callable[[], _Found], otherwise: _Found, seconds: float = _PART_S) -> _Found:
+        found, why = within(seconds, part, otherwise)
+        if why:
+            self.not_read.append(f"{name}: {why}")
+        return found
+
+    def for_root(self, name: str, part: Callable[[], _Found | None], gpus: tuple[Gpu, ...]) -> _Found | None:
+        """Ask for what is None where this user may not read it; without GPUs nobody misses it."""
+        found: _Found | None = self.ask(name, part, None)
+        if found is None and gpus and not any(each.startswith(f"{name}:") for each in self.not_read):
+            self.not_read.append(f"{name}: this user may not read it")
+        return found
+
+
+def gather() -> Facts:
+    """Return the facts of this machine; nothing is changed."""
+    parts = _Parts()
+    silent = gpus.Gpus(Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus()))
+    told = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
+    settings, where = parts.ask("settings", software.gather_settings, _NO_SETTINGS)
+    left, loaders = parts.ask("processes", processes.gather_processes, _NO_PROCESSES, _PROCESSES_S)
+    versions = parts.ask("versions", software.gather_software, Software())
+    return Facts(
+        host=parts.ask("host", host.gather_host, Host()),
+        driver=told.driver,
+        gpus=told.gpus,
+        pairs=_tried(told, parts) if versions.torch_cuda else told.pairs,
+        bridges=parts.for_root("PCI bridges", lambda: pci.gather_bridges(told.gpus), told.gpus),
+        iommu=parts.ask("IOMMU", lambda: pci.gather_iommu(told.gpus), ""),
+        xids=parts.for_root("kernel log", kernel_log.gather_xids, told.gpus) or (),
+        interfaces=parts.ask("interfaces", network.gather_interfaces, ()),
+        rdma=parts.ask("RDMA", network.gather_rdma, ()),
+        rdma_libraries=parts.ask("RDMA libraries", network.gather_libraries, RdmaLibraries()),
+        limits=parts.ask("limits", limits.gather_limits, Limits()),
+        disks=parts.ask("disks", limits.gather_disks, ()),
+        software=versions,
+        visible_devices=env.snapshot().get(env.CUDA_DEVICES),  # empty means none, which read() takes for unset
+        settings=settings,
+        settings_where=where,
+        leftovers=left,
+        loaders=loaders,
+        not_read=tuple(parts.not_read),
+    )
+
+
+def is_used(gpu: Gpu) -> bool:
+    """Return whether somebody computes on a GPU now."""
+    computing = any(not process.graphics for process in gpu.processes)
+    return computing or (gpu.memory_used_bytes or 0) > _IDLE_BYTES
+
+
+def _tried(told: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
+    """Return the pairs of GPUs with what a copy between them showed."""
+    if not any(pair.p2p in ("", "ok", "unknown") for pair in told.pairs):
+        return told.pairs
+    if any(map(is_used, told.gpus)):  # a trial takes some memory, which a run beside it may need
+        parts.not_read.append("peer-to-peer copies: not tried, as GPUs are in use")
+        return told.pairs
+    tried = peers.try_pairs([gpu.uuid for gpu in told.gpus])
+    if not tried:
+        parts.not_read.append(f"peer-to-peer copies: torch made none between two GPUs within {peers.LIMIT_S:g} s")
+    return tuple(
+        replace(pair, trial=result.outcome, gigabytes_per_s=result.gigabytes_per_s)
+        if (result := tried.get((pair.first, pair.second))) is not None
+        else pair
+        for pair in told.pairs
+    )

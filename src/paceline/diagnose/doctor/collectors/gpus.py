@@ -1,0 +1,251 @@
+"""Gathers GPUs, their driver and the links between them from NVML."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from paceline.diagnose.doctor.collectors import files
+from paceline.diagnose.doctor.collectors.nvml import Nvml, bus_id, decoded
+from paceline.diagnose.doctor.collectors.processes import describe
+from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess, MigSlice, NvLink
+
+_PCI = Path("/sys/bus/pci/devices")
+_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
+_P2P = {
+    0: "ok",
+    1: "chipset not supported",
+    2: "GPU not supported",
+    3: "topology not supported",
+    4: "disabled by a driver setting",
+    5: "not supported",
+}
+_SLOWDOWNS = ((0x60, "thermal"), (0x80, "power-brake"), (0x08, "hardware"))
+_REMOTES = {0: "gpu", 2: "switch"}
+_CLOSED = "permission"
+_FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What NVML tells of a machine.
+
+    Attributes:
+        driver: The driver.
+        gpus: The GPUs.
+        pairs: What lies between every two of them.
+    """
+
+    driver: Driver
+    gpus: tuple[Gpu, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
+
+
+def gather_gpus(library: Any = None, pci: Path = _PCI) -> Gpus:
+    """Return what NVML tells.
+
+    Args:
+        library: ``pynvml`` or what stands in for it; None imports it.
+        pci: Where the kernel tells of PCI devices.
+    """
+    on_bus = count_on_bus(pci)
+    try:
+        with Nvml(library or importlib.import_module("pynvml")) as nvml:
+            return _read(nvml, on_bus, pci)
+    except Exception as error:  # no library, no driver, no device: NVML has an exception for each
+        return Gpus(Driver(problem=str(error), gpus_on_bus=on_bus))
+
+
+def count_on_bus(pci: Path = _PCI) -> int:
+    """Return how many NVIDIA GPUs are on the PCI bus, whoever may use them."""
+    return sum(
+        files.text(pci / name / "vendor") == "0x10de" and files.text(pci / name / "class").startswith("0x03")
+        for name in files.names(pci)
+    )
+
+
+def _read(nvml: Nvml, on_bus: int, pci: Path) -> Gpus:
+    count, problem = nvml.ask_why("nvmlDeviceGetCount")
+    cuda = nvml.number("nvmlSystemGetCudaDriverVersion")
+    driver = Driver(
+        version=nvml.text("nvmlSystemGetDriverVersion"),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+        problem=problem,
+        gpus_on_bus=on_bus,
+    )
+    gpus: list[Gpu] = []
+    handles: dict[int, Any] = {}
+    for place in range(count or 0):
+        handle, problem = nvml.ask_why("nvmlDeviceGetHandleByIndex", place)
+        if handle is None and _CLOSED in problem.lower():
+            continue  # given to others by a scheduler: CUDA counts the rest
+        index = len(gpus)
+        if handle is None:
+            gpus.append(Gpu(index, problem=problem))
+            continue
+        handles[index] = handle
+        gpus.append(_read_gpu(nvml, index, handle, pci))
+    pairs = [_read_pair(nvml, gpus, handles, *places) for places in combinations(handles, 2)]
+    return Gpus(driver, tuple(gpus), tuple(pairs))
+
+
+def _read_gpu(nvml: Nvml, index: int, handle: Any, pci: Path) -> Gpu:
+    place = bus_id(decoded(getattr(nvml.ask("nvmlDeviceGetPciInfo", handle), "busId", "")))
+    memory = _memory(nvml, handle)
+    uuid, problem = nvml.ask_why("nvmlDeviceGetUUID", handle)
+    failed, pending = _repairs(nvml, handle)
+    mig = _first(nvml.ask("nvmlDeviceGetMigMode", handle))
+    numa = files.number(pci / place / "numa_node") if place else None
+    return Gpu(
+        index,
+        name=nvml.text("nvmlDeviceGetName", handle),
+        uuid=decoded(uuid),
+        bus_id=place,
+        problem=problem if "lost" in problem.lower() else "",
+        memory_bytes=getattr(memory, "total", None),
+        memory_used_bytes=getattr(memory, "used", None),
+        capability=".".join(map(str, nvml.ask("nvmlDeviceGetCudaComputeCapability", handle) or ())),
+        persistence=_flag(nvml.ask("nvmlDeviceGetPersistenceMode", handle)),
+        ecc=_flag(_first(nvml.ask("nvmlDeviceGetEccMode", handle))),
+        ecc_uncorrected=nvml.number("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
+        ecc_uncorrected_ever=nvml.number("nvmlDeviceGetTotalEccErrors", handle, 1, 1),
+        repair_pending=pending,
+        repair_failed=failed,
+        mig=_flag(mig),
+        mig_slices=_slices(nvml, handle) if mig else (),
+        compute_mode=_COMPUTE_MODES.get(nvml.ask("nvmlDeviceGetComputeMode", handle), ""),
+        slowdown=_slowdown(nvml, handle),
+        temperature=nvml.number("nvmlDeviceGetTemperature", handle, 0),
+        utilisation=getattr(nvml.ask("nvmlDeviceGetUtilizationRates", handle), "gpu", None),
+        processes=_processes(nvml, handle),
+        nvlinks=_nvlinks(nvml, handle),
+        fabric=_fabric(nvml, handle),
+        numa_node=numa if numa is not None and numa >= 0 else None,
+        cpus=files.text(pci / place / "local_cpulist") if place else "",
+    )
+
+
+def _memory(nvml: Nvml, handle: Any) -> Any:
+    """Return the memory; only the newer call leaves out what the driver keeps for itself."""
+    version = nvml.constant("nvmlMemory_v2", 0)
+    newer = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
+    return newer if newer is not None else nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+
+
+def _repairs(nvml: Nvml, handle: Any) -> tuple[bool | None, bool | None]:
+    """Return whether the repair of bad memory failed, and whether one waits for a reset.
+
+    GPUs from Ampere on remap rows, earlier ones retire pages.
+    """
+    rows = nvml.ask("nvmlDeviceGetRemappedRows", handle)
+    if rows is not None and len(rows) == 4:
+        return bool(rows[3]), bool(rows[2])
+    return None, _flag(nvml.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle))
+
+
+def _slices(nvml: Nvml, handle: Any) -> tuple[MigSlice, ...]:
+    found = []
+    for place in range(nvml.number("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        part = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+        if part is not None:
+            uuid = nvml.text("nvmlDeviceGetUUID", part)
+            found.append(MigSlice(uuid, getattr(_memory(nvml, part), "total", None)))
+    return tuple(found)
+
+
+def _slowdown(nvml: Nvml, handle: Any) -> tuple[str, ...]:
+    bits = nvml.number("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if bits is None:  # its name before CUDA 12.2
+        bits = nvml.number("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    found = tuple(word for bit, word in _SLOWDOWNS if (bits or 0) & bit)
+    return found if found == ("hardware",) else tuple(word for word in found if word != "hardware")
+
+
+def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...]:
+    found = {}
+    for function, graphics in (
+        ("nvmlDeviceGetGraphicsRunningProcesses", True),
+        ("nvmlDeviceGetComputeRunningProcesses", False),
+    ):
+        for entry in nvml.ask(function, handle) or ():
+            told = describe(int(entry.pid))
+            found[entry.pid] = GpuProcess(
+                pid=int(entry.pid),
+                memory_bytes=getattr(entry, "usedGpuMemory", None),
+                command=told.command,
+                user=told.user,
+                alive=told.alive,
+                graphics=graphics,
+            )
+    return tuple(found.values())
+
+
+def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
+    found = []
+    for link in range(nvml.constant("NVML_NVLINK_MAX_LINKS", 18)):
+        state = nvml.number("nvmlDeviceGetNvLinkState", handle, link)
+        if state is None:
+            continue
+        remote = nvml.number("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) if state else None
+        info = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link) if state else None
+        place = bus_id(decoded(getattr(info, "busId", "")))
+        found.append(NvLink(bool(state), _REMOTES.get(-1 if remote is None else remote, ""), place))
+    return tuple(found)
+
+
+def _fabric(nvml: Nvml, handle: Any) -> str:
+    """Return how far a GPU has come into the fabric of NVLink switches, which Hopper and later GPUs tell."""
+    try:
+        told = nvml.library.c_nvmlGpuFabricInfo_v2_t()
+    except AttributeError:  # pynvml before 12.535
+        return ""
+    if nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(told)) is None:
+        return ""
+    state = _FABRIC_STATES.get(told.state, "")
+    return "failed" if state == "completed" and told.status else state
+
+
+def _read_pair(nvml: Nvml, gpus: Sequence[Gpu], handles: dict[int, Any], first: int, second: int) -> GpuPair:
+    one, other = handles[first], handles[second]
+    level = nvml.number("nvmlDeviceGetTopologyCommonAncestor", one, other)
+    read = nvml.number("nvmlDeviceGetP2PStatus", one, other, nvml.constant("NVML_P2P_CAPS_INDEX_READ", 0))
+    over = nvml.number("nvmlDeviceGetP2PStatus", one, other, nvml.constant("NVML_P2P_CAPS_INDEX_NVLINK", 2))
+    return GpuPair(
+        first,
+        second,
+        level=_LEVELS.get(-1 if level is None else level, ""),
+        nvlinks=count_nvlinks(gpus[first], gpus[second], driver_says=None if over is None else over == 0),
+        p2p="" if read is None else _P2P.get(read, "unknown"),
+    )
+
+
+def count_nvlinks(one: Gpu, other: Gpu, *, driver_says: bool | None) -> int:
+    """Return how many NVLinks lead from one GPU to another, directly or over switches.
+
+    Args:
+        one: The one GPU.
+        other: The other.
+        driver_says: Whether the driver says that NVLink connects them, None if it does not say.
+    """
+    active = [link for link in one.nvlinks if link.active]
+    direct = sum(link.remote_bus_id == other.bus_id and link.remote != "switch" for link in active)
+    if direct:
+        return direct
+    both = min(len(active), sum(link.active for link in other.nvlinks))
+    switched = any(link.remote == "switch" for link in active)
+    # In a virtual machine the switches may not be visible: then the driver's word counts.
+    return both if driver_says or (switched and driver_says is None) else 0
+
+
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def _first(values: Any) -> Any:
+    return values[0] if values else None

@@ -1,0 +1,112 @@
+"""Gathers what this process may use: CPUs, memory, shared memory, locked memory, open files, disks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import tempfile
+from pathlib import Path
+
+from paceline.diagnose.doctor.collectors import files
+from paceline.diagnose.doctor.facts import UNLIMITED, Disk, Limits
+from paceline.machine.cpus import usable_cpus
+from paceline.rundir.files import run_folders
+
+_NODES = Path("/sys/devices/system/node")
+_CGROUP = Path("/sys/fs/cgroup")
+_CAP_IPC_LOCK = 14
+_NO_LIMIT = 1 << 60  # how cgroup v1 writes that there is none
+
+
+def gather_limits() -> Limits:
+    """Return what this process may use."""
+    cpus, reason = usable_cpus()
+    shm = _space("/dev/shm")
+    return Limits(
+        cpus=cpus,
+        cpus_reason=reason,
+        affinity=files.ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
+        total_cpus=os.cpu_count() or 0,
+        numa_cpus=_numa(),
+        memory_bytes=_memory(),
+        memory_limit_bytes=memory_limit(),
+        shm_bytes=shm.total_bytes if shm else None,
+        shm_free_bytes=shm.free_bytes if shm else None,
+        memlock_bytes=_limit(getattr(resource, "RLIMIT_MEMLOCK", None)),
+        lock_any=may_lock_any(files.text(Path("/proc/self/status")), files.text(Path("/proc/self/uid_map"))),
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        open_files_hard=_limit(resource.RLIMIT_NOFILE, place=1),
+        stack_bytes=_limit(resource.RLIMIT_STACK),
+    )
+
+
+def _limit(kind: int | None, *, place: int = 0) -> int | None:
+    if kind is None:
+        return None
+    value = resource.getrlimit(kind)[place]
+    return UNLIMITED if value == resource.RLIM_INFINITY else value
+
+
+def may_lock_any(status: str, uid_map: str) -> bool:
+    """Return whether the kernel lets this process lock memory beyond its limit. Pure.
+
+    That is the capability CAP_IPC_LOCK, as the machine itself sees it: root of a user namespace (rootless
+    containers) has it on paper only.
+
+    Args:
+        status: ``/proc/self/status``.
+        uid_map: ``/proc/self/uid_map``.
+    """
+    held = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and uid_map.split() == ["0", "0", "4294967295"]
+
+
+def _numa() -> dict[str, str]:
+    nodes = [name for name in files.names(_NODES) if name.startswith("node") and name[4:].isdigit()]
+    return {name[4:]: cpus for name in nodes if (cpus := files.text(_NODES / name / "cpulist"))}
+
+
+def _memory() -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the memory limit of this process's cgroup and of those above it, None if there is none."""
+    places = [root, root / "memory"]
+    for line in files.text(membership).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers in ("", "memory"):
+            place = root / "memory" if controllers else root
+            for part in Path(path).parts[1:]:
+                place = place / part
+                places.append(place)
+    found = [files.number(place / name) for place in places for name in ("memory.max", "memory.limit_in_bytes")]
+    return min((each for each in found if each is not None and each < _NO_LIMIT), default=None)
+
+
+def gather_disks() -> tuple[Disk, ...]:
+    """Return the file systems that a run writes to: of the run folders and of temporary files."""
+    folders = [*map(str, run_folders()[:1] or [Path()]), tempfile.gettempdir()]
+    found: dict[int, Disk | None] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found.setdefault(os.stat(folder).st_dev, _space(os.path.abspath(folder)))
+    return tuple(each for each in found.values() if each is not None)
+
+
+def _space(path: str) -> Disk | None:
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return None
+    if not room.f_blocks or room.f_flag & os.ST_RDONLY:
+        return None  # it does not tell, or nobody writes there
+    return Disk(
+        path,
+        total_bytes=room.f_blocks * room.f_frsize,
+        free_bytes=room.f_bavail * room.f_frsize,
+        free_files=room.f_favail if room.f_files else None,
+    )

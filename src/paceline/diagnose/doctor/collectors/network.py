@@ -1,0 +1,133 @@
+"""Gathers the network: interfaces that are up, RDMA ports, and the libraries that NCCL would use them by."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+from paceline import env
+from paceline.diagnose.doctor.collectors import files
+from paceline.diagnose.doctor.facts_network import Gid, Interface, RdmaLibraries, RdmaPort
+
+_NET = Path("/sys/class/net")
+_RDMA = Path("/sys/class/infiniband")
+_VERBS = Path("/dev/infiniband")
+_CACHE = Path("/etc/ld.so.cache")
+_MOST_GIDS = 256
+_PLUGIN = re.compile(r"libnccl-net(-[\w-]+)?\.so(\.\d+)*$")
+# Where AWS's installer, and images that build it themselves, put the plugin for EFA.
+_KNOWN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/aws-ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/install/lib",
+)
+
+
+def gather_interfaces(net: Path = _NET) -> tuple[Interface, ...]:
+    """Return the interfaces that are up and have an address."""
+    import psutil
+
+    stats = psutil.net_if_stats()
+    addresses: dict[str, list[tuple[bool, str]]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            address = entry.address.split("%")[0]
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and not address.startswith("fe80:"):
+                addresses.setdefault(name, []).append((entry.family == socket.AF_INET6, address))
+    return tuple(
+        _interface(name, [address for _, address in sorted(found)], stats[name].speed, net)
+        for name, found in addresses.items()
+        if name in stats and stats[name].isup
+    )
+
+
+def _interface(name: str, addresses: list[str], speed: int, net: Path) -> Interface:
+    loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
+    outside = not net.exists() or _leads_outside(net, name)
+    return Interface(
+        name,
+        tuple(addresses),
+        mbit=speed if outside and 0 < speed < 4_000_000 else 0,  # an unknown rate can be -1, or that without a sign
+        loopback=loopback,
+        virtual=not loopback and not outside,
+        driver=files.link_name(net / name / "device" / "driver"),
+    )
+
+
+def _leads_outside(net: Path, name: str, depth: int = 3) -> bool:
+    """Whether hardware stands behind an interface, perhaps below a bond, a VLAN or a bridge."""
+    if (net / name / "device").exists():
+        return True
+    below = [each.removeprefix("lower_") for each in files.names(net / name) if each.startswith("lower_")]
+    return depth > 0 and any(_leads_outside(net, each, depth - 1) for each in below)
+
+
+def gather_rdma(rdma: Path = _RDMA) -> tuple[RdmaPort, ...]:
+    """Return the ports of RDMA devices: InfiniBand, RoCE and EFA."""
+    return tuple(
+        _port(rdma / device, device, port)
+        for device in files.names(rdma)
+        for port in files.names(rdma / device / "ports")
+        if port.isdigit()
+    )
+
+
+def _port(folder: Path, device: str, port: str) -> RdmaPort:
+    place = folder / "ports" / port
+    rate = re.match(r"([\d.]+) Gb/sec", files.text(place / "rate"))
+    layer = files.text(place / "link_layer")
+    return RdmaPort(
+        device,
+        port=int(port),
+        driver=files.link_name(folder / "device" / "driver"),
+        state=files.text(place / "state").partition(":")[2].strip(),
+        gbit=float(rate[1]) if rate else None,
+        link_layer=layer,
+        firmware=files.text(folder / "fw_ver"),
+        gids=_gids(place) if layer == "Ethernet" else (),
+    )
+
+
+def _gids(place: Path) -> tuple[Gid, ...]:
+    found = []
+    for name in sorted((n for n in files.names(place / "gids") if n.isdigit()), key=int)[:_MOST_GIDS]:
+        value = files.text(place / "gids" / name)
+        if value.replace(":", "").strip("0"):  # the table is padded with zeros
+            found.append(Gid(int(name), value, files.text(place / "gid_attrs" / "types" / name)))
+    return tuple(found)
+
+
+def gather_libraries(verbs: Path = _VERBS, cache: Path = _CACHE) -> RdmaLibraries:
+    """Return what a process needs to use RDMA devices, as far as it is there."""
+    listed = _read_cache(cache)
+    path = [Path(part) for part in env.snapshot().get("LD_LIBRARY_PATH", "").split(":") if part]
+    plugins = [name for name in listed if _PLUGIN.search(name)] + _plugins(path)
+    elsewhere = [name for name in _plugins([Path(folder) for folder in _KNOWN_FOLDERS]) if name not in plugins]
+    usual = [Path("/usr/lib"), Path("/usr/lib64"), Path("/lib64"), *Path("/usr/lib").glob("*-linux-gnu")]
+    known = any("libibverbs.so" in name for name in listed)
+    return RdmaLibraries(
+        devices=tuple(each for each in files.names(verbs) if os.access(verbs / each, os.R_OK | os.W_OK))
+        if verbs.is_dir()
+        else None,
+        verbs=known or any((folder / "libibverbs.so.1").exists() for folder in [*path, *usual]),
+        plugins=tuple(dict.fromkeys(plugins)),
+        plugins_elsewhere=tuple(elsewhere),
+    )
+
+
+def _read_cache(cache: Path) -> list[str]:
+    """Return the libraries that the loader knows: its cache holds their paths as text that ends in a zero."""
+    try:
+        content = cache.read_bytes()
+    except OSError:
+        return []
+    return [part.decode(errors="replace") for part in re.findall(rb"(/[^\0]+\.so[^\0]*)\0", content)]
+
+
+def _plugins(folders: list[Path]) -> list[str]:
+    return [str(folder / name) for folder in folders for name in files.names(folder) if _PLUGIN.fullmatch(name)]

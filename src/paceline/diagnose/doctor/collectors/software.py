@@ -1,0 +1,61 @@
+"""Gathers versions and settings, without importing what they belong to."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from paceline import __version__
+from paceline.diagnose.doctor.collectors import files
+from paceline.diagnose.doctor.facts import Software
+
+_NCCL_WHEEL = re.compile(r"nvidia-nccl-cu\d+")
+
+
+def gather_software() -> Software:
+    """Return the installed versions, read from the packages' own records."""
+    return Software(
+        python=platform.python_version(),
+        torch=_version("torch"),
+        torch_cuda=_torch_cuda(),
+        nccl=_nccl(),
+        paceline=__version__,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _nccl() -> str:
+    """Return the version of the NCCL wheel that torch asks for; a torch built otherwise does not tell."""
+    try:
+        wanted = metadata.requires("torch") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    names = [match[0] for line in wanted if (match := _NCCL_WHEEL.match(line))]
+    return next((found for name in names if (found := _version(name))), "")
+
+
+def _torch_cuda() -> str:
+    try:
+        found = importlib.util.find_spec("torch")  # looks for the package, does not import it
+    except (ImportError, ValueError):
+        return ""
+    if found is None or not found.origin:
+        return ""
+    match = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]+)'", files.text(Path(found.origin).parent / "version.py"), re.M)
+    return match[1] if match else ""
+
+
+def gather_settings() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the settings of NCCL, torch, gloo and libfabric by name, and the file of those that come from one."""
+    from paceline.diagnose import variables
+
+    return variables.gather_settings()

@@ -1,0 +1,44 @@
+"""The doctor's answer: findings and facts, as text and as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.diagnose.doctor.checks.judge import judge
+from paceline.diagnose.doctor.collectors.gather import gather
+from paceline.diagnose.doctor.facts import Facts
+from paceline.diagnose.doctor.render import render
+from paceline.errors import Finding, status_of
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found on a machine.
+
+    Attributes:
+        findings: What is wrong or could be better, errors first.
+        facts: What the machine is like.
+    """
+
+    findings: list[Finding]
+    facts: Facts
+
+    @property
+    def exit_status(self) -> int:
+        """1 if a finding is an error, else 0."""
+        return status_of(self.findings)
+
+    def render(self) -> str:
+        """Return the report as text: the machine, the findings, and what was not read."""
+        return render(self.facts, self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {"findings": [each.to_json() for each in self.findings], "facts": self.facts.to_json()}
+
+
+def examine() -> Report:
+    """Look at this machine and say what follows for a distributed run; nothing is changed."""
+    facts = gather()
+    return Report(judge(facts), facts)

@@ -1,0 +1,174 @@
+"""Who arrived at the start of a run, and who did not: what several lines say together. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.diagnose.explain.candidates import Candidate, quoted
+from paceline.diagnose.explain.scan import Scanned
+from paceline.signatures.signature import CAUSE, COARSE, GENERAL, HINTED, TIMEOUT, VICTIM
+
+_JOINING = (
+    "init_process_group",
+    "_store_based_barrier",
+    "next_rendezvous",
+    "_tcp_rendezvous_handler",
+    "_env_rendezvous_handler",
+)
+
+
+def members(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Lightning says which ranks of how many come: twice the same, or too few, is a wrong number of tasks."""
+    members = scanned.of("member")
+    if not members or scanned.of("all-registered"):
+        return list(candidates)
+    total = max(int(match.groups["total"]) for match in members)
+    seen = Counter(int(match.groups["rank"]) for match in members)
+    twice = sorted(rank for rank, times in seen.items() if times > 1)
+    lines = [match.line for match in members]
+    if twice and len(seen) < total and not any(each.weight >= GENERAL for each in candidates):
+        what = f"ranks {listed(twice)} of {total} came {max(seen.values())} times, "
+        what += f"ranks {listed(_absent(seen, total))} never"
+        weight = COARSE
+    elif len(seen) < total and not any(each.weight >= TIMEOUT + 5 for each in candidates):
+        what = f"only {len(seen)} of {total} ranks came: {listed(sorted(seen))}"
+        weight = TIMEOUT + 4
+    else:
+        return list(candidates)
+    return [
+        *candidates,
+        Candidate(
+            "slurm-ntasks-mismatch",
+            weight,
+            lines[0].number,
+            what,
+            evidence=quoted(lines, 4),
+            why=(
+                "the number of tasks that the scheduler starts does not fit the nodes and devices that the "
+                "program counts"
+            ),
+            fix="#SBATCH --nodes=N --ntasks-per-node=GPUS_PER_NODE, and srun python script.py",
+        ),
+    ]
+
+
+def _absent(seen: Counter[int], total: int) -> list[int]:
+    return [rank for rank in range(total) if rank not in seen]
+
+
+def listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:6]))
+    return f"{shown} and {len(ranks) - 6} more" if len(ranks) > 6 else shown
+
+
+def devices(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A local rank beyond the devices that it sees."""
+    for match in scanned.of("local-rank-devices"):
+        devices = [each for each in match.groups.get("devices", "").split(",") if each.strip()]
+        local = int(match.groups["local"])
+        if devices and local >= len(devices) and any(each.name == "invalid-device-ordinal" for each in candidates):
+            found = Candidate(
+                "gpus-per-task-with-local-rank",
+                CAUSE + 1,
+                match.line.number,
+                f"local rank {local} sees {len(devices)} GPU{'s' if len(devices) > 1 else ''} only and picks "
+                f"number {local}",
+                evidence=quoted([match.line]),
+                fix=(
+                    "--gres=gpu:N or --gpu-bind=none instead of --gpus-per-task=1, so that each task sees all "
+                    "GPUs of its node"
+                ),
+            )
+            return [*candidates, found]
+    return list(candidates)
+
+
+def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """More workers than the world has, or a program that spawns its ranks under several Slurm tasks."""
+    surplus = [
+        match for match in scanned.of("store-barrier") if int(match.groups["joined"]) > int(match.groups["total"])
+    ]
+    srun = [match for match in scanned.of("srun-command") if _tasks(match.groups["options"]) > 1]
+    spawned = any("spawn" in frame.file for raised in scanned.tracebacks.raised for frame in raised.frames[-8:])
+    spawned = spawned or any("spawn.py" in line.text for tail in scanned.tails.values() for line in tail)
+    files = scanned.of("init-file")
+    if not (srun and spawned) and surplus and files:
+        groups = surplus[0].groups
+        found = Candidate(
+            "stale-init-file",
+            HINTED,
+            surplus[0].line.number,
+            f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet in is left over"
+            " (likely)",
+            evidence=quoted([files[0].line, surplus[0].line]),
+            why="ranks count themselves in that file, also those of an earlier run",
+            fix="delete the file before each start, or use init_method='env://' with a launcher",
+        )
+        return [*candidates, found]
+    if not (srun and spawned) and not (surplus and (srun or scanned.counts["slurm"])):
+        return list(candidates)
+    lines = [match.line for match in (*srun, *surplus)]
+    what = "srun starts several tasks and each of them starts all ranks of the node again"
+    if surplus:
+        groups = surplus[0].groups
+        what = f"{groups['joined']} workers joined a world of {groups['total']}: {what}"
+    found = Candidate(
+        "double-launch",
+        HINTED,
+        lines[0].number,
+        what,
+        evidence=quoted(lines),
+        fix="srun --ntasks-per-node=1 before a launcher or mp.spawn; or srun with a task per GPU and no launcher",
+    )
+    return [*candidates, found]
+
+
+def _tasks(options: str) -> int:
+    found = re.search(r"(?:-n *|--ntasks(?:-per-node)?[= ])(\d+)", options)
+    return int(found[1]) if found else 1
+
+
+def endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """torchrun warns of an ignored master address also where an endpoint is given, in some versions."""
+    given = any(not match.groups["endpoint"].lower().startswith("none") for match in scanned.of("rdzv-endpoint"))
+    bare = [match for match in scanned.of("torchrun-command") if "endpoint" not in match.line.text]
+    moved = []
+    for each in candidates:
+        if each.name != "c10d-without-rdzv-endpoint":
+            moved.append(each)
+        elif bare and not given:
+            moved.append(replace(each, weight=TIMEOUT + 3, evidence=quoted([bare[0].line]) + each.evidence))
+        elif not given:
+            moved.append(each)
+    return moved
+
+
+def surplus(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A store barrier that more workers passed than there are ranks is no wait for a missing one."""
+    return [
+        replace(each, fix="start each rank once: one launcher a node, a store (port, file) of its own for each run")
+        if each.name == "rendezvous-timeout"
+        and any(int(match.groups["joined"]) > int(match.groups["total"]) for match in scanned.of("store-barrier"))
+        else each
+        for each in candidates
+    ]
+
+
+def interrupted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Somebody pressed Ctrl-C while the program waited for the other ranks to join."""
+    for raised in scanned.tracebacks.raised:
+        if raised.type == "KeyboardInterrupt" and any(frame.function in _JOINING for frame in raised.frames):
+            found = Candidate(
+                "rendezvous-timeout",
+                VICTIM + 9,
+                raised.line.number,
+                "the run was interrupted while it waited for other ranks to join (likely they never started)",
+                where=raised.user_frame.place if raised.user_frame else "",
+                evidence=quoted([raised.line]),
+                fix="start the same command on every node; the number of processes must equal the world size",
+            )
+            return [*candidates, found]
+    return list(candidates)

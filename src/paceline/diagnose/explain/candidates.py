@@ -1,0 +1,320 @@
+"""From what was found in a text to the faults that it may mean, each with its weight. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.diagnose.explain.scan import Match, Scanned
+from paceline.signatures.lines import Line, shorten
+from paceline.signatures.signature import COARSE, GENERAL, REMARK, SUMMARY, WARNED, fill
+from paceline.signatures.tracebacks import Frame, Raised, Stack
+
+_MAX_EVIDENCE = 3
+_WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
+_DIGITS = re.compile(r"\d+")
+_CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
+_CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
+# The level that a logger gives its line; NCCL's WARN is its only level for errors.
+_MILD = re.compile(
+    r"^(?!.{0,80}?\b(?:ERROR|CRITICAL|FATAL|NCCL)\b|\S+:\d+:\d+ \[)"
+    r".{0,80}?(?<![\w/])(?:WARN|WARNING|INFO|DEBUG)(?![\w/])"
+    r"|(?:^|[: ])(?:\[[WI]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp):\d+\]|[WI]\d{4} \d\d:\d\d:\d\d)"
+)
+_REACH = 12  # lines after an exception that its message may take
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A fault that a text may mean.
+
+    Attributes:
+        name: The fault.
+        weight: How much the text says for it.
+        number: The line where it is first seen.
+        what: One sentence.
+        where: The place.
+        evidence: Lines.
+        why: Why it matters.
+        fix: What to do.
+        count: How many lines speak of it.
+        key: The key of its signature.
+        source: Who wrote the line.
+        last: The line where it is last seen, as far as it is one that lines name.
+        severity: How grave it is if it comes first.
+        survived: Training continued after it.
+        others: How many ranks met it besides the one that is named.
+    """
+
+    name: str
+    weight: int
+    number: int
+    what: str
+    where: str = ""
+    evidence: tuple[str, ...] = ()
+    why: str = ""
+    fix: str = ""
+    count: int = 1
+    key: str = ""
+    source: str = ""
+    last: int = 1 << 62
+    severity: str = "error"
+    survived: bool = False
+    others: int = 0
+
+
+def place_of(line: Line, raised: Raised | Stack | None) -> str:
+    """Return the user's own frame, the rank or the host, whichever the text shows."""
+    if raised is not None and raised.user_frame is not None:
+        return raised.user_frame.place
+    if line.rank:
+        return f"rank {line.rank}" + (f" on {line.host}" if line.host else "")
+    return line.host
+
+
+def known(scanned: Scanned) -> list[Candidate]:
+    """Return a candidate for each fault that a signature named."""
+    groups: dict[tuple[str, int, str], list[Match]] = {}
+    for match in scanned.matches:
+        signature = match.signature
+        if signature.name and signature.weight > REMARK:
+            groups.setdefault((signature.name, _weight(match), signature.key), []).append(match)
+    return [replace(_candidate(matches, scanned), weight=weight) for (_, weight, _), matches in groups.items()]
+
+
+def _weight(match: Match) -> int:
+    """Return a signature's weight; a low one where the line is logged as a warning, which is usually not the cause."""
+    signature = match.signature
+    mild = signature.weight >= COARSE and not signature.in_warning and _MILD.search(match.line.text)
+    return WARNED if mild else signature.weight
+
+
+def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
+    first = matches[0]
+    rich = max(matches[:64], key=lambda match: (len(match.groups), -match.line.number))
+    signature = rich.signature
+    raised = _around(first.line, scanned.tracebacks.raised)
+    return Candidate(
+        signature.name,
+        signature.weight,
+        first.line.number,
+        fill(signature.what, rich.groups),
+        where=_where(rich, first.line, raised or _crash(first, scanned)),
+        evidence=quoted([first.line, *(match.line for match in matches)]),
+        why=signature.why,
+        fix=fill(signature.fix, rich.groups),
+        count=max(len({match.line.number for match in matches}), scanned.counts[signature.key] if signature.key else 0),
+        key=signature.key,
+        source=first.line.source,
+        last=max(matches[-1].line.number, scanned.lasts.get(signature.key, 0)),
+        others=_num_others(matches),
+    )
+
+
+def _where(match: Match, line: Line, shown: Raised | Stack | None) -> str:
+    if match.signature.where:
+        return fill((match.signature.where,), match.groups)
+    return place_of(line, shown)
+
+
+def _crash(match: Match, scanned: Scanned) -> Stack | None:
+    """What faulthandler printed of the process that a signal or its GPU ended."""
+    if match.signature.name not in _CRASHES:
+        return None
+    stacks = [each for each in scanned.tracebacks.stacks if abs(each.line.number - match.line.number) <= _CRASH_REACH]
+    own = [each for each in stacks if each.line.source == match.line.source]
+    return next(iter(own or stacks), None)
+
+
+def _num_others(matches: Sequence[Match]) -> int:
+    """How many ranks a fault is found on besides the first: by their labels, else by the GPUs that are named."""
+    labelled = {match.line.source for match in matches if match.line.rank}
+    devices = {match.groups["gpu"] for match in matches if "gpu" in match.groups}
+    return max(len(labelled or devices) - 1, 0)
+
+
+def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]:
+    """Return a few lines as evidence, each kind of line once."""
+    shown: dict[str, str] = {}
+    for line in lines:
+        text = line.shown.strip() or line.text.strip()
+        kind = "".join(letter for letter in text if not letter.isdigit())[:80]
+        shown.setdefault(kind, shorten(text))
+        if len(shown) == limit:
+            break
+    return tuple(shown.values())
+
+
+def _around(line: Line, raised: Sequence[Raised]) -> Raised | None:
+    """The exception whose message holds a line."""
+    before = [
+        each for each in raised if each.line.source == line.source and 0 <= line.number - each.line.number <= _REACH
+    ]
+    return before[-1] if before else None
+
+
+def claimed(raised: Raised, candidates: Sequence[Match]) -> bool:
+    """Return whether a signature tells what this exception means."""
+    for match in candidates:
+        if match.signature.name in ("", "user-exception") or match.line.source != raised.line.source:
+            continue
+        distance = match.line.number - raised.line.number
+        body = match.line.body.strip()
+        if distance == 0 or (distance == 1 and raised.message and raised.message in body):
+            return True
+        if distance == 1 and raised.more and body.startswith(raised.more):
+            return True
+    return False
+
+
+def exceptions(scanned: Scanned) -> list[Candidate]:
+    """Return a candidate for each exception that no signature knows."""
+    every = scanned.tracebacks.raised
+    rest = [each for each in every if not claimed(each, _near(scanned, each))]
+    handled = {id(each) for each in _handled(every)}
+    real = [each for each in rest if not each.wrapper and not each.control_flow and each.type != "KeyboardInterrupt"]
+    wrapped = [each for each in rest if each.wrapper and "Caught" in each.message]
+    found = [_exception(each, every, scanned, handled=id(each) in handled) for each in real]
+    return found or [_exception(each, every, scanned) for each in wrapped]
+
+
+def _handled(every: Sequence[Raised]) -> list[Raised]:
+    """Exceptions that were being handled by a call which then failed: what the program tried instead ended it.
+
+    Where the handler itself failed, for example in cleaning up, the first exception says more.
+    """
+    last: dict[str, Raised] = {}
+    handled = []
+    for each in every:
+        before = last.get(each.line.source)
+        if each.chained == "context" and before is not None and _called(each, before):
+            handled.append(before)
+        last[each.line.source] = each
+    return handled
+
+
+def _called(later: Raised, before: Raised) -> bool:
+    """The handler, in which the handled traceback begins, called the user's function that failed later."""
+    frame = later.user_frame
+    return frame is not None and bool(before.frames) and frame.function != before.frames[0].function
+
+
+def _near(scanned: Scanned, raised: Raised) -> list[Match]:
+    return [match for match in scanned.matches if 0 <= match.line.number - raised.line.number <= 1]
+
+
+def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, handled: bool = False) -> Candidate:
+    frame = raised.user_frame
+    text = f"{raised.type}: {raised.message}" if raised.message else raised.type
+    rank = raised.line.rank
+    alone = (
+        bool(rank)
+        and len(scanned.ranks) > 1
+        and not any(each.type == raised.type and each.line.rank != rank for each in every)
+    )
+    same = {_same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]}
+    missing = raised.type in ("ModuleNotFoundError", "ImportError")
+    name = "module-not-found" if missing else "folder-not-writable" if _refused(raised) else "user-exception"
+    weight = GENERAL if raised.anchored else GENERAL - 6
+    if not raised.shown:
+        weight -= 2
+    if handled:
+        weight -= 1
+    if frame is None and raised.frames:
+        weight -= 3  # a library's own frames only: its launcher's, often
+    if not raised.shown and _MILD.search(raised.line.text):
+        weight = WARNED
+    return Candidate(
+        name,
+        weight,
+        raised.line.number,
+        shorten(text) + (f" (on rank {rank}{' alone' if alone else ''})" if rank else ""),
+        where=frame.place if frame is not None else "",
+        evidence=_evidence(raised),
+        why=""
+        if name != "user-exception"
+        else "an ordinary exception of the program or its data, not of the distributed set-up",
+        fix=_advice(raised, missing=missing),
+        key="alone" if alone else "",
+        source=raised.line.source,
+        last=raised.line.number,
+        others=max(len(same) - 1, 0),
+    )
+
+
+def _same(raised: Raised) -> tuple[str, str, str]:
+    """What two ranks have in common that met the same exception, and the rank."""
+    return raised.type, _DIGITS.sub("", raised.message), raised.line.source
+
+
+def _refused(raised: Raised) -> bool:
+    """A folder that may not be made or written."""
+    writing = not raised.frames or raised.frames[-1].function in _WRITING
+    return raised.type == "PermissionError" and writing
+
+
+def _evidence(raised: Raised) -> tuple[str, ...]:
+    frame = raised.user_frame
+    place = _quote(frame) if frame else ""
+    line = raised.line.shown.strip()
+    if raised.more:
+        line = f"{line} {raised.more}"
+    return tuple(filter(None, (place, shorten(line))))
+
+
+def _advice(raised: Raised, *, missing: bool) -> str:
+    if missing:
+        module = raised.message.partition("'")[2].partition("'")[0].partition(".")[0]
+        name = f"pip install {module}" if module and "No module named" in raised.message else "pip list"
+        return f"{name} in the environment that runs on every node; which python tells which one that is"
+    if raised.message.startswith("CUDA error"):
+        return "CUDA_LAUNCH_BLOCKING=1 shows the call; compute-sanitizer python script.py shows the kernel"
+    if _refused(raised):
+        return "write to a folder that the job may write: touch FOLDER/x on the node tells"
+    frame = raised.user_frame
+    return f"look at {frame.place}" if frame is not None else "look at the traceback above this line in the full output"
+
+
+def unclear(scanned: Scanned, before: int) -> Candidate | None:
+    """Return what to say of errors that nothing knows.
+
+    Args:
+        scanned: What the text holds.
+        before: The line from which on everything is a consequence.
+    """
+    cut = scanned.tracebacks.cut
+    well = [*scanned.of("progress"), *scanned.of("success")]
+    going = max((match.line.number for match in well), default=-1)  # training continued after what is before this line
+    errors = [line for line in scanned.errors if going < line.number < before]
+    if not errors and not cut:
+        return None
+    own = [frame for frame in cut if frame.user]
+    if not errors and not own and all(frame.launcher for frame in cut):
+        return Candidate(
+            "launcher-summary-only",
+            SUMMARY,
+            scanned.num_lines,
+            "the text breaks off in a traceback of the launcher; the error itself is not in it",
+            evidence=(_quote(cut[-1]),),
+            fix="look at the lines after it, and at the output of the ranks themselves",
+        )
+    first = errors[0] if errors else next(iter(scanned.tails.values()))[-1]
+    return Candidate(
+        "cause-unknown",
+        SUMMARY + 5,
+        first.number,
+        "the text speaks of an error whose cause is not known here"
+        if errors
+        else "the text breaks off inside a traceback",
+        where=own[-1].place if own else place_of(first, None),
+        evidence=quoted(errors) if errors else (_quote(cut[-1]),),
+        fix="look at the lines before the first of these in the full output of that rank"
+        if errors
+        else "look at the end of this traceback in the full output: its last line names the error",
+        source=first.source,
+    )
+
+
+def _quote(frame: Frame) -> str:
+    return f'File "{frame.file}", line {frame.line}' + (f", in {frame.function}" if frame.function else "")

@@ -1,0 +1,380 @@
+"""What several lines say together, which none of them says alone. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.diagnose.explain.arrivals import devices, double_launch, endpoint, interrupted, listed, members, surplus
+from paceline.diagnose.explain.candidates import Candidate, quoted
+from paceline.diagnose.explain.collectives import branches, hang, slow_rank, uneven, watchdogs
+from paceline.diagnose.explain.memory import held_by_others
+from paceline.diagnose.explain.scan import Scanned
+from paceline.diagnose.explain.survived import survived
+from paceline.signatures.signature import CAUSE, COARSE, GENERAL, HINTED, REMARK, SUMMARY, TIMEOUT, VICTIM, WARNED
+
+_ALONE = (
+    "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or os._exit(n) ends so too"
+)
+
+Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
+
+_MIN_SCALE = 1e-3  # of a loss scale: below it nothing is left of a gradient in fp16
+_OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)  # of the whole, not of a download
+_ENDED_OUTSIDE = ("stop", "step-cancelled", "exit--15", "stopped")
+_OWN = ("user-exception", "script-error-on-one-rank")
+_NEVER = 1 << 62
+_WARNINGS = (HINTED, HINTED + 1, HINTED + 2, VICTIM + 3, VICTIM + 5, WARNED)  # what may have been overcome
+
+
+def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates, some with other weights, and those that only several lines together show."""
+    current = list(candidates)
+    for rule in _RULES:
+        current = rule(scanned, current)
+    return current
+
+
+def _loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The loss scale falls step by step."""
+    notes = scanned.of("loss-scale")
+    scales = [(float(match.groups["scale"]), match.line) for match in notes if _number(match.groups["scale"])]
+    least = min((scale for scale, _ in scales), default=1e9)
+    falling = least <= _MIN_SCALE or (least <= 1 and (scales[0][0] >= 16 * least or bool(scanned.of("nan"))))
+    if len(scales) < 3 or not falling:
+        return list(candidates)
+    found = Candidate(
+        "fp16-nan",
+        COARSE,
+        scales[0][1].number,
+        f"the loss scale has fallen to {scales[-1][0]:.4g} and every step is skipped: gradients are NaN or Inf",
+        evidence=quoted([scales[0][1], scales[-1][1], *(match.line for match in scanned.of("nan"))]),
+        why="under fp16 a step with NaN or Inf is skipped, so nothing is learnt any more",
+        fix=(
+            "use bf16, or torch.autograd.set_detect_anomaly(True) to find the NaN; check inputs and labels, "
+            "lower the rate"
+        ),
+        count=len(scales),
+    )
+    return [*candidates, found]
+
+
+def _diverged(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A loss that is not a number is a matter of fp16 only where the text speaks of fp16."""
+    if scanned.of("fp16"):
+        return list(candidates)
+    return [
+        replace(candidate, name="user-exception") if candidate.key == "diverged" else candidate
+        for candidate in candidates
+    ]
+
+
+def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A table of values by rank in which one is not a number."""
+    values = {match.groups["rank"]: match for match in scanned.of("rank-value")}
+    bad = [rank for rank, match in values.items() if match.groups["value"].lower().strip("-+") in ("nan", "inf")]
+    if not bad or len(bad) * 2 > len(values):
+        return list(candidates)
+    found = Candidate(
+        "non-finite-on-one-rank",
+        CAUSE,
+        values[bad[0]].line.number,
+        f"the gradient is NaN or Inf on rank {listed([int(rank) for rank in bad])} alone",
+        where=f"rank {bad[0]}",
+        evidence=quoted([values[bad[0]].line]),
+        fix="keep that rank's batch and look at it: torch.isfinite on inputs, labels and loss; if it stays with "
+        "the GPU, test the GPU",
+    )
+    return [*candidates, found]
+
+
+def _stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Some ranks end on a loss that is not a number, and others wait for them: it was not so on all ranks."""
+    notes = {match.line.rank: match.line for match in scanned.of("stopping-on-nan")}
+    others = any(each.name in ("collective-timeout", "peer-rank-died") for each in candidates)
+    if not others or "" in notes or not notes or len(notes) * 2 > len(scanned.ranks):
+        return list(candidates)
+    ranks = sorted(map(int, notes))
+    found = Candidate(
+        "non-finite-on-one-rank",
+        CAUSE,
+        next(iter(notes.values())).number,
+        f"rank {listed(ranks)} stopped on a loss that is NaN or Inf, and the others wait for it",
+        where=f"rank {ranks[0]}",
+        evidence=quoted(notes.values()),
+        fix="stop on all ranks together (all_reduce the flag); torch.isfinite on that rank's inputs and labels",
+    )
+    return [*candidates, found]
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _prefixes(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Keys that carry module. on both sides are no matter of the prefix."""
+    kinds = {
+        match.groups["kind"].lower() for match in scanned.of("state-key") if match.groups["key"].startswith("module.")
+    }
+    both = {"missing", "unexpected"} <= kinds
+    return [each for each in candidates if not (both and each.key == "prefix")]
+
+
+def _replicas(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A replica beyond the first that lacks an argument got no samples."""
+    notes = [match for match in scanned.of("replica") if int(match.groups["replica"]) > 0]
+    lacking = scanned.of("missing-argument")
+    if not notes or not lacking:
+        return list(candidates)
+    found = Candidate(
+        "batch-smaller-than-gpus",
+        CAUSE,
+        notes[0].line.number,
+        f"replica {notes[0].groups['replica']} got nothing: the batch has fewer samples than GPUs",
+        evidence=quoted([notes[0].line, lacking[0].line]),
+        fix="DataLoader(..., drop_last=True) and a batch of at least one sample for each GPU",
+    )
+    return [*candidates, found]
+
+
+def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """torchrun's table names the rank and the host of the first failure in its last block."""
+    ranks, hosts, codes = (scanned.of(key) for key in ("table-rank", "table-host", "table-exit"))
+    if not ranks:
+        return list(candidates)
+    place = f"rank {ranks[-1].groups['rank']}" + (f" on {hosts[-1].groups['host']}" if hosts else "")
+    code = int(codes[-1].groups["code"]) if codes else 0
+    current = []
+    for each in candidates:
+        if not each.where and each.key.startswith(("exit-", "summary")):
+            current.append(replace(each, where=place))
+        elif each.name == "peer-rank-died" and code > 0 and each.weight >= VICTIM:
+            what = f"{place} ended first, with exit code {code}; its own words are not in this text"
+            shown = quoted([codes[-1].line]) + each.evidence
+            current.append(replace(each, what=what, where=place, fix=_ALONE, evidence=shown))
+        else:
+            current.append(each)
+    return current
+
+
+def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A server that refuses a file was reached: that the file is not in the cache either follows from the refusal."""
+    answers = scanned.of("server-answered")
+    if not answers:
+        return list(candidates)
+    refusal = quoted([answers[0].line])
+
+    def refused(candidate: Candidate) -> Candidate:
+        return replace(
+            candidate,
+            name="user-exception",
+            weight=GENERAL - 1,  # below the exception that names the refusal, where the text has it
+            what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
+            evidence=refusal + candidate.evidence,
+            why="the server was reached, so this node has access to it",
+            fix="open the address in a browser with the same account: the name, the permission and the token "
+            "(huggingface-cli login) must be right",
+        )
+
+    return [refused(candidate) if candidate.key == "not-in-cache" else candidate for candidate in candidates]
+
+
+def _unclear(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What NCCL does not explain is explained by a connection that was closed."""
+    if not any(each.name == "peer-rank-died" and each.weight >= VICTIM for each in candidates):
+        return list(candidates)
+    return [
+        replace(each, weight=min(each.weight, VICTIM - 1))
+        if each.name in ("cause-unknown", "nccl-system-error")
+        else each
+        for each in candidates
+    ]
+
+
+def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A tensor changed in place is DDP's doing only where there is a DDP."""
+    if scanned.counts["distributed"] or scanned.ranks:
+        return list(candidates)
+
+    def without_ddp(candidate: Candidate) -> Candidate:
+        return replace(
+            candidate,
+            name="user-exception",
+            what=candidate.what.partition("; under DDP")[0],
+            fix="torch.autograd.set_detect_anomaly(True) shows the forward operation whose result was changed",
+        )
+
+    return [without_ddp(candidate) if candidate.name == "ddp-inplace-buffer" else candidate for candidate in candidates]
+
+
+def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What comes after the job was stopped from outside follows from that; what came before it is the cause."""
+    stop = min((each for each in candidates if each.key == "stop"), key=lambda each: each.number, default=None)
+    if stop is None:
+        return list(candidates)
+    return [_after(each, stop) for each in candidates]
+
+
+def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What was ended from outside after the training had come to its end did no harm."""
+    ends = [match.line.number for match in scanned.of("success") if _OVER.search(match.line.body)]
+    if not ends or any(match.line.number > ends[-1] for match in scanned.of("progress")):
+        return list(candidates)
+
+    def is_harmless(candidate: Candidate) -> bool:
+        was_ended_outside = candidate.key in _ENDED_OUTSIDE and candidate.weight < GENERAL
+        return was_ended_outside and candidate.number >= ends[-1]
+
+    return [candidate for candidate in candidates if not is_harmless(candidate)]
+
+
+def _submitted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A job that sbatch has accepted was not refused."""
+    if not scanned.of("submitted"):
+        return list(candidates)
+    return [candidate for candidate in candidates if candidate.key != "refused-in-other-words"]
+
+
+def _after(each: Candidate, stop: Candidate) -> Candidate:
+    if each.key == "stop":
+        return each
+    if each.number >= stop.number and each.weight <= GENERAL:
+        return replace(each, weight=min(each.weight, VICTIM))
+    if each.number < stop.number and TIMEOUT <= each.weight < GENERAL:
+        return replace(each, weight=GENERAL + 6)
+    return each
+
+
+def _endings(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """SIGTERM at the end of some ranks is the launcher's, if another one failed by itself."""
+    failed = [match for match in scanned.of("exit") + scanned.of("table-exit") if int(match.groups["code"]) > 0]
+    aborted = (
+        scanned.counts["exit--6"]
+        or scanned.counts["exit--9"]
+        or scanned.counts["exit--11"]
+        or scanned.counts["exit--7"]
+    )
+    return [
+        replace(each, name="peer-rank-died", weight=SUMMARY - 4)
+        if each.key == "exit--15" and (failed or aborted)
+        else each
+        for each in candidates
+    ]
+
+
+def _alone(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """One rank raised, others only lost it."""
+    victims = any(each.name in ("peer-rank-died", "collective-timeout") for each in candidates)
+    return [
+        replace(each, name="script-error-on-one-rank")
+        if each.key == "alone" and each.name == "user-exception" and victims
+        else each
+        for each in candidates
+    ]
+
+
+def _torn(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Transfers and connections break when a rank ends: a plain exception of one rank comes before that."""
+    own = any(each.weight >= GENERAL - 1 and each.name in _OWN and each.where for each in candidates)
+    return [
+        replace(each, weight=VICTIM + 1) if own and each.name in ("infiniband-error", "interface-not-routed") else each
+        for each in candidates
+    ]
+
+
+def _left_over(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Ranks that meet in a file and cannot connect to each other read addresses of an earlier run, mostly."""
+    files = scanned.of("init-file")
+    if not files:
+        return list(candidates)
+    return [
+        replace(
+            each,
+            name="stale-init-file",
+            what="ranks that met in a file could not connect to each other: the file is from an earlier run (likely)",
+            evidence=quoted([files[0].line]) + each.evidence,
+            why="ranks read each other's addresses from that file, also those of an earlier run",
+            fix="delete the file before each start, or use init_method='env://' with a launcher",
+        )
+        if each.key == "full-mesh"
+        else each
+        for each in candidates
+    ]
+
+
+def _recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Ranks were started anew, and trained on to the end of the text."""
+    restarts = scanned.of("restart")
+    progress = scanned.of("progress")
+    if not restarts or not progress or progress[-1].line.number <= restarts[-1].line.number:
+        return list(candidates)
+    again, going = restarts[0].line.number, progress[-1].line.number
+    ends = [each.last if each.last < _NEVER else each.number for each in candidates if each.weight > REMARK]
+    if any(end > going for end in ends) or any(
+        again < each.number and each.weight >= GENERAL - 9 for each in candidates
+    ):
+        return list(candidates)
+    return []
+
+
+def _other_python(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """torch is missing where torch's own launcher runs: two Python environments."""
+    elastic = any("torch.distributed.elastic" in line.text for tail in scanned.tails.values() for line in tail)
+    return [
+        replace(each, name="wrong-python-env") if elastic and each.name == "torch-missing" else each
+        for each in candidates
+    ]
+
+
+def _overcome(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Warnings of the start after which training goes on did no harm."""
+    progress = scanned.of("progress")
+    going = progress[-1].line.number if progress else -1
+    return [
+        each
+        for each in candidates
+        if going <= each.last
+        or not (each.weight in _WARNINGS or (each.name == "peer-rank-died" and each.weight <= VICTIM + 5))
+    ]
+
+
+_RULES: tuple[Rule, ...] = (
+    held_by_others,
+    members,
+    devices,
+    double_launch,
+    endpoint,
+    surplus,
+    _loss_scale,
+    _diverged,
+    _one_nan,
+    _stopped_on_nan,
+    _left_over,
+    watchdogs,
+    slow_rank,
+    uneven,
+    _prefixes,
+    branches,
+    _replicas,
+    _in_place,
+    _table,
+    _answered,
+    _unclear,
+    _endings,
+    _alone,
+    survived,
+    _cleared_away,
+    _submitted,
+    _torn,
+    _other_python,
+    _stops,
+    _overcome,
+    _recovered,
+    interrupted,
+    hang,
+)

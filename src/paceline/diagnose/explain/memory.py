@@ -1,0 +1,60 @@
+"""Whose memory it is that a GPU lacks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.diagnose.explain.candidates import Candidate
+from paceline.diagnose.explain.scan import Scanned
+
+_HOLDER = re.compile(r"\bProcess (?P<pid>\d+) has (?P<held>\d+(?:\.\d+)? [KMGT]?i?B) memory in use")
+_OURS = re.compile(r"this process has \d+(?:\.\d+)? [KMGT]?i?B memory in use")
+_TOTAL = re.compile(r"total capaci?ty of (?P<size>\d+(?:\.\d+)? [KMGT]?i?B)")
+_ALLOCATED = re.compile(r"allocated memory (?P<size>\d+(?:\.\d+)? [KMGT]?i?B) is allocated by PyTorch")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MUCH = 0.25  # of the GPU: with less in other hands, the program's own need is what does not fit
+
+
+def held_by_others(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Another process holds much of the GPU that ran out of memory."""
+    for match in scanned.of("gpu-holder"):
+        held = _others(match.line.text)
+        if held:
+            return [_named(each, held) if each.name == "cuda-oom" else each for each in candidates]
+    return list(candidates)
+
+
+def _others(text: str) -> list[tuple[str, str]]:
+    """Process and size of what others hold, the greatest first; empty if it is little, or may be the program's own."""
+    total = _TOTAL.search(text)
+    holders = sorted(((found["pid"], found["held"]) for found in _HOLDER.finditer(text)), key=_size, reverse=True)
+    if total is None:
+        return []
+    if not _OURS.search(text):  # in a container a process does not know its own number: one of these is it
+        allocated = _ALLOCATED.search(text)
+        least = _bytes(allocated["size"]) if allocated else 0.0
+        own = next((holder for holder in reversed(holders) if _size(holder) >= least), None)
+        holders = [holder for holder in holders if own is not None and holder is not own]
+    return holders if sum(map(_size, holders)) >= _MUCH * _bytes(total["size"]) else []
+
+
+def _size(holder: tuple[str, str]) -> float:
+    return _bytes(holder[1])
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * _UNITS[unit.rstrip("iB")]
+
+
+def _named(candidate: Candidate, held: Sequence[tuple[str, str]]) -> Candidate:
+    (pid, size), *more = held
+    whom = f"process {pid} holds {size}" + (f", and {len(more)} more hold memory" if more else "")
+    return replace(
+        candidate,
+        what=f"another process holds much of it: {whom}; {candidate.what}",
+        fix=f"nvidia-smi and ps -fp {pid} on that node: end it if it is left over; if it is another rank, give "
+        "each rank its own GPU (torch.cuda.set_device(local_rank))",
+    )

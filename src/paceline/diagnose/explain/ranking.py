@@ -1,0 +1,177 @@
+"""From candidates to findings, likeliest first. Pure.
+
+The scheme: a candidate with the greater weight goes first (see ``signature``), among equals the one that the text shows
+first. What comes after the first is a consequence or a second opinion, and is marked so by its severity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.diagnose.explain.answer import Answer
+from paceline.diagnose.explain.candidates import Candidate, exceptions, known, unclear
+from paceline.diagnose.explain.inference import infer
+from paceline.diagnose.explain.scan import Scanned
+from paceline.errors import Finding
+from paceline.signatures.lines import shorten
+from paceline.signatures.signature import GENERAL, TIMEOUT, VICTIM
+
+# The first has the last word over the second in the same text, whatever their weights: it tells of the same fault more.
+_OUTRANKS = (
+    ("gloo-loopback", "master-unreachable"),
+    ("master-addr-wrong", "master-unreachable"),
+    ("hostname-unresolvable", "master-unreachable"),
+    ("memlock-too-low", "infiniband-error"),
+    *(
+        (missing, follows)
+        for missing in ("environment-module-unknown", "conda-activate-without-hook")
+        for follows in (
+            "torch-missing",
+            "module-not-found",
+            "wrong-python-env",
+            "library-version-mismatch",
+            "script-missing",
+            "rank-died-signal",
+        )
+    ),
+)
+_UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
+# True only where nothing stands above it.
+_ELSEWHERE = re.compile(
+    r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in (?:this text|it)$"
+)
+_ALSO = "Also in the text:"
+_SURVIVED = "Earlier, and training continued after it:"
+_MAX_FINDINGS = 12
+_TAIL = 8
+
+
+def judge_scanned(scanned: Scanned) -> Answer:
+    """Return what a text says."""
+    reported = _reported(scanned)
+    candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
+    candidates = [each for each in candidates if each.number > scanned.told_until]  # the account has judged the rest
+    if not any(each.weight >= VICTIM for each in candidates) and scanned.told_until < 0:
+        ends = [each.number for each in candidates if not each.survived]
+        before = min(ends, default=scanned.num_lines + 1)
+        candidates += [each for each in (unclear(scanned, before),) if each is not None]
+    ordered = _ordered(candidates)
+    found = _findings(ordered)
+    if found:
+        found[0] = replace(found[0], why="; ".join(filter(None, (found[0].why, _other_framework(scanned)))))
+    found = _merged(reported, found)
+    if not found:
+        return Answer((_nothing(scanned),))
+    counts = {each.name: each.count for each in ordered}
+    tail = _tail(scanned, ordered) if found[0].name in _UNCERTAIN else ()
+    return Answer(tuple(found[:_MAX_FINDINGS]), counts=counts, tail=tail, headings=_headings(ordered))
+
+
+def _other_framework(scanned: Scanned) -> str:
+    """Which framework a text is of, if it is another one than torch."""
+    notes = scanned.of("other-framework")
+    texts = [frame.file for raised in scanned.tracebacks.raised for frame in raised.frames]
+    texts += [match.line.text for match in scanned.matches]
+    if not notes or any("torch" in text.lower() for text in texts):
+        return ""
+    name = "JAX" if "jax" in notes[0].groups else "TensorFlow"
+    return f"this is a log of {name}: the cause is named, but the advice is for PyTorch"
+
+
+def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
+    """What is said above candidates that do not follow from the first one."""
+    headings = {}
+    for each in ordered[1:]:
+        if each.survived:
+            headings[each.name] = _SURVIVED
+        elif each.number < ordered[0].number and each.weight >= TIMEOUT:
+            headings[each.name] = _ALSO
+    return headings
+
+
+def _reported(scanned: Scanned) -> list[Finding]:
+    """What paceline itself had found, each name once: the account of the run's end first, then errors."""
+    first: dict[str, Finding] = {}
+    account = max((number for number, _ in scanned.reported if number <= scanned.told_until), default=-1)
+    for _, finding in sorted(
+        scanned.reported, key=lambda each: (each[0] != account, each[1].severity != "error", each[0])
+    ):
+        first.setdefault(finding.name, finding)
+    return list(first.values())
+
+
+def _merged(reported: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
+    names = {finding.name for finding in reported}
+    rest = [finding for finding in found if finding.name not in names]
+    if reported and (reported[0].severity == "error" or not any(each.name not in _UNCERTAIN for each in rest)):
+        return [*reported, *(_consequence(each) for each in rest)]
+    return [*rest, *reported]
+
+
+def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """One candidate for each name, likeliest first."""
+    best: dict[str, Candidate] = {}
+    for each in sorted(candidates, key=lambda each: (-each.weight, each.number)):
+        kept = best.setdefault(each.name, each)
+        if kept is not each:
+            best[each.name] = replace(kept, count=kept.count + (each.count if each.key != kept.key else 0))
+    ordered = list(best.values())
+    for winner, loser in _OUTRANKS:
+        names = [each.name for each in ordered]
+        if winner in names and loser in names and names.index(loser) < names.index(winner):
+            ordered.insert(names.index(loser), ordered.pop(names.index(winner)))
+    return ordered
+
+
+def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
+    found = []
+    for place, each in enumerate(ordered):
+        severity = each.severity if place == 0 else "warning" if each.weight >= GENERAL else "hint"
+        found.append(
+            Finding(
+                each.name,
+                each.what + _others(each) if place == 0 else _ELSEWHERE.sub("", each.what),
+                where=each.where,
+                evidence=each.evidence,
+                why=each.why,
+                fix=each.fix,
+                severity=severity,
+            )
+        )
+    return found
+
+
+def _others(candidate: Candidate) -> str:
+    """How many ranks met it besides the one that is named."""
+    if candidate.others == 0:
+        return ""
+    return f"; the same on {candidate.others} other rank{'s' if candidate.others > 1 else ''}"
+
+
+def _consequence(finding: Finding) -> Finding:
+    return replace(finding, what=_ELSEWHERE.sub("", finding.what), severity="hint")
+
+
+def _nothing(scanned: Scanned) -> Finding:
+    remarks = scanned.of("remark")
+    if not scanned.num_lines:
+        return Finding(
+            "no-error-in-log", "the text is empty", fix="give the whole output: ... 2>&1 | tee run.log", severity="hint"
+        )
+    evidence = tuple(shorten(match.line.body) for match in remarks[:2])
+    return Finding(
+        "no-error-in-log",
+        "the text has no error" + (", only harmless warnings" if remarks else ""),
+        evidence=evidence,
+        fix="if the run hangs: paceline run says where; or py-spy dump --pid PID on every rank",
+        severity="hint",
+    )
+
+
+def _tail(scanned: Scanned, ordered: Sequence[Candidate]) -> tuple[str, ...]:
+    """The last lines of the first rank that failed."""
+    source = ordered[0].source if ordered else ""
+    lines = [line.shown for line in scanned.tails.get(source, ())]
+    return tuple(shorten(line) for line in lines[-_TAIL:] if line.strip())

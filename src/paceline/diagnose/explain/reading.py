@@ -1,0 +1,113 @@
+"""The hand: from a path or standard input to lines of bytes, never more than a piece of the text in memory."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from paceline.diagnose.explain.compressed import Readable
+from paceline.errors import Finding, UsageError, closest
+
+_CHUNK_BYTES = 1 << 20
+_LINE_BYTES = 16 << 10  # what is kept of a line; the rest of a longer one is skipped
+_BINARY_SHARE = 0.1
+_CONTROL = bytes(byte for byte in range(32) if byte not in (7, 8, 9, 10, 12, 13, 27))
+
+
+def open_subject(subject: str) -> BinaryIO:
+    """Open what is to be explained.
+
+    Raises:
+        UsageError: There is no such file, or it cannot be read.
+    """
+    if subject == "-":
+        return sys.stdin.buffer
+    path = Path(subject)
+    try:
+        if path.is_dir():
+            raise _unreadable(f"{subject} is a folder", fix=f"name a file in it: ls {subject}")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise _missing(subject) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise _unreadable(f"{subject} cannot be read: {reason.lower()}", fix=f"ls -l {subject}") from None
+
+
+def _missing(subject: str) -> UsageError:
+    from paceline.codes import CODES
+
+    if "/" in subject or "." in subject:
+        return _unreadable(f"there is no file {subject}", fix="give the path of a log, or - to read standard input")
+    near = closest(subject.lower(), CODES) or closest(subject.upper(), CODES.values())
+    fix = (
+        f"paceline explain {near}" if near else "give the path of a log, - for standard input, or a code such as NET001"
+    )
+    return _unreadable(f"there is neither a file nor a finding called {subject}", fix=fix)
+
+
+def _unreadable(what: str, *, fix: str) -> UsageError:
+    return UsageError(Finding("input-unreadable", what, fix=fix))
+
+
+def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
+    """Return the pieces of a text as UTF-8.
+
+    Raises:
+        UsageError: It is not text.
+    """
+    try:
+        first = stream.read(_CHUNK_BYTES)
+        decoder = _wide(first)
+        if decoder is None and _binary(first):
+            raise _unreadable(
+                f"{'standard input' if subject == '-' else subject} is not text",
+                fix="give the printed output of the run: torchrun ... 2>&1 | tee run.log",
+            )
+        chunk = first
+        while chunk:
+            yield decoder.decode(chunk).encode("utf-8", "replace") if decoder else chunk
+            chunk = stream.read(_CHUNK_BYTES)
+    except OSError as error:
+        raise _unreadable(f"{subject} cannot be read: {(error.strerror or str(error)).lower()}", fix="") from None
+
+
+def _wide(first: bytes) -> codecs.IncrementalDecoder | None:
+    """The decoder of a text in two bytes a character, as PowerShell's redirection writes it."""
+    for mark, name in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+        if first.startswith(mark):
+            return codecs.getincrementaldecoder(name)("replace")
+    return None
+
+
+def _binary(first: bytes) -> bool:
+    if not first:
+        return False
+    control = len(first) - len(first.translate(None, _CONTROL))
+    if control / len(first) > _BINARY_SHARE:
+        return True
+    sample = first[: 64 << 10]
+    odd = sample.decode("utf-8", "replace").count("\ufffd")
+    return odd / len(sample) > _BINARY_SHARE * 2
+
+
+def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Return the lines of a text in lists, without those that hold nothing; carriage returns end lines too."""
+    rest = b""
+    skipping = False
+    for piece in pieces:
+        text = piece.replace(b"\r", b"\n") if b"\r" in piece else piece
+        if skipping:
+            _, found, text = text.partition(b"\n")
+            skipping = not found
+        lines = (rest + text).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > _LINE_BYTES:
+            lines.append(rest[:_LINE_BYTES])
+            rest, skipping = b"", True
+        yield lines
+    if rest:
+        yield [rest]

@@ -1,0 +1,352 @@
+"""From lines to what was recognised in them. Pure.
+
+Logs are long and say the same thing again and again with other numbers. A line is looked at in full only while lines of
+its kind, which is its text without digits and hexadecimal letters, are new or have matched something.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+
+from paceline.diagnose.explain import readback
+from paceline.errors import Finding
+from paceline.signatures.languages import anchors
+from paceline.signatures.libraries import signatures
+from paceline.signatures.lines import Line, parse
+from paceline.signatures.signature import REMARK, Signature
+from paceline.signatures.tracebacks import Tracebacks
+
+_HEX = b"0123456789abcdefABCDEF"
+_LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DIGITS = re.compile(r"\d+")
+_MAX_KINDS = 100_000
+_MAX_PER_KIND = 48  # lines of one kind that are looked at
+_MAX_MATCHING = 400  # the same for a kind that matched something
+_MAX_AFTER = 4  # lines of progress that are looked at again after each fault
+_MAX_AGAIN = 400  # faults after which that is done
+_MAX_PROGRESS_KINDS = 64
+_RECENT = 64  # lines of progress of a kind that are looked at in the end
+_MAX_PER_SHAPE = 2000  # the same for lines of one punctuation around one telling word
+_MAX_MATCHES = 50_000
+_TAIL_LINES = 12
+_LAST_LINES = 60
+_MAX_SOURCES = 256
+_ESCAPED = re.compile(r"\\n")
+
+
+@dataclass(frozen=True)
+class Match:
+    """A signature that was found in a line."""
+
+    signature: Signature
+    groups: Mapping[str, str]
+    line: Line
+    start: int = 0
+
+
+@dataclass
+class Scanned:
+    """What a text holds.
+
+    Attributes:
+        matches: Signatures that were found, in the order of the text.
+        tracebacks: The exceptions that it shows.
+        counts: How often each signature's key was found.
+        reported: Findings that paceline itself had printed.
+        errors: Lines that speak of an error, whatever it is.
+        tails: The last lines of each source.
+        last: The last lines of the text.
+        ranks: Ranks that labels name.
+        num_lines: Lines that are not blank.
+        told_until: The last line of paceline's own account of a run's end, which covers all before it.
+        lasts: The last line of each signature's key that was not looked at.
+    """
+
+    matches: list[Match] = field(default_factory=list)
+    tracebacks: Tracebacks = field(default_factory=Tracebacks)
+    counts: Counter[str] = field(default_factory=Counter)
+    reported: list[tuple[int, Finding]] = field(default_factory=list)
+    errors: list[Line] = field(default_factory=list)
+    tails: dict[str, deque[Line]] = field(default_factory=dict)
+    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LAST_LINES))
+    ranks: set[str] = field(default_factory=set)
+    num_lines: int = 0
+    told_until: int = -1
+    lasts: dict[str, int] = field(default_factory=dict)
+
+    def of(self, key: str) -> list[Match]:
+        """Return the matches of a signature or note."""
+        return [match for match in self.matches if match.signature.key == key]
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines that differ in numbers only: how many more of them are looked at, what they matched, which were not."""
+
+    allowed: int
+    keys: tuple[str, ...] = ()
+    skipped: int = 0
+    last: int = 0  # the line that was skipped last
+    recent: deque[tuple[int, bytes]] | None = None  # the last lines, if they are progress
+
+    def skip(self, num_lines: int, number: int) -> None:
+        """Count lines that are not looked at, the last of which has this number."""
+        self.skipped += num_lines
+        self.last = number
+
+
+class Scanner:
+    """Takes lines of bytes, keeps what they say."""
+
+    def __init__(self) -> None:
+        self.scanned = Scanned()
+        self._kinds: dict[int, _Kind] = {}
+        self._report = readback.Reader()
+        self._telling = _telling()
+        self._shapes: Counter[int] = Counter()
+        self._silent: deque[tuple[int, bytes]] = deque(maxlen=_TAIL_LINES)
+        self._progress: list[_Kind] = []
+        self._again = 0
+        self._named = 0
+
+    def feed(self, lines: Sequence[bytes]) -> None:
+        """Take lines."""
+        if not lines:
+            return
+        text = b"\n".join(lines)
+        keys = text.translate(None, _HEX).split(b"\n")
+        attentive = self._attentive
+        self.scanned.last.extend(raw for raw in lines[-_LAST_LINES:] if raw)
+        if not attentive and self._skip(Counter(keys)):
+            self._keep_recent(lines[-_RECENT:], keys[-_RECENT:])
+            return
+        kinds, scanned, telling = self._kinds, self.scanned, self._telling
+        for raw, key, lower in zip(lines, keys, text.lower().split(b"\n"), strict=True):
+            if not raw:
+                continue
+            scanned.num_lines += 1
+            kind = kinds.get(hash(key))
+            if not attentive and kind is not None and kind.allowed <= 0:
+                kind.skip(1, scanned.num_lines)
+                if kind.recent is not None:
+                    kind.recent.append((scanned.num_lines, raw))
+            elif attentive or ((found := telling.search(lower)) and self._worthwhile(found[0], key, kind)):
+                self._look(raw, hash(key), kind)
+                attentive = self._attentive
+            else:
+                self._silent.append((scanned.num_lines, raw))
+                if kind is None:
+                    self._learn(hash(key), _Kind(0))
+
+    def _worthwhile(self, word: bytes, key: bytes, kind: _Kind | None) -> bool:
+        """Lines of one shape, with ever other names in them, are looked at some thousand times."""
+        if kind is not None and "progress" in kind.keys:
+            return True
+        shape = hash((word, key.translate(None, _LETTERS)))
+        self._shapes[shape] += 1
+        return self._shapes[shape] <= _MAX_PER_SHAPE
+
+    def _learn(self, key: int, kind: _Kind) -> None:
+        if len(self._kinds) >= _MAX_KINDS:
+            self._count()
+            self._shapes.clear()
+        self._kinds[key] = kind
+
+    def _skip(self, keys: Counter[bytes]) -> bool:
+        """Count a piece of text in which nothing is new, without looking at its lines one by one."""
+        known = [(self._kinds.get(hash(key)), number) for key, number in keys.items() if key]
+        if any(kind is None or kind.allowed > 0 for kind, _ in known) or b"" in keys:
+            return False
+        self.scanned.num_lines += sum(keys.values())
+        for kind, number in known:
+            if kind is not None:
+                kind.skip(number, self.scanned.num_lines)
+        return True
+
+    def _keep_recent(self, lines: Sequence[bytes], keys: Sequence[bytes]) -> None:
+        first = self.scanned.num_lines - len(lines) + 1
+        for number, (raw, key) in enumerate(zip(lines, keys, strict=True), first):
+            kind = self._kinds[hash(key)]
+            if kind.recent is not None:
+                kind.recent.append((number, raw))
+
+    @property
+    def _attentive(self) -> bool:
+        """Every line may belong to what is being read."""
+        return self.scanned.tracebacks.attentive or self._report.open
+
+    def finish(self) -> Scanned:
+        """Return what was found."""
+        self._remember()
+        self._count()
+        self.scanned.matches.sort(key=lambda match: match.line.number)
+        self.scanned.reported = self._report.finish()
+        self.scanned.told_until = self._report.told_until
+        return self.scanned
+
+    def _count(self) -> None:
+        for kind in self._kinds.values():
+            for key in kind.keys:
+                self.scanned.counts[key] += kind.skipped
+                self.scanned.lasts[key] = max(kind.last, self.scanned.lasts.get(key, 0))
+        for kind in self._progress:
+            for number, raw in kind.recent or ():
+                line = parse(raw.decode("utf-8", "replace"), number)
+                self._match(line, line.text.lower())
+        self._kinds.clear()
+        self._progress.clear()
+
+    def _look(self, raw: bytes, key: int, kind: _Kind | None) -> None:
+        if not raw.strip():
+            return
+        self._remember()
+        keys: list[str] = []
+        telling = False
+        faults = self._num_faults
+        for piece in _pieces(raw.decode("utf-8", "replace")):
+            line = parse(piece, self.scanned.num_lines)
+            if self._gather(line):
+                telling = True
+                continue
+            lower = line.text.lower()
+            if self._telling.search(lower.encode()):
+                telling = True
+                keys += self._match(line, lower)
+        if kind is None:
+            kind = _Kind(_MAX_PER_KIND if telling else 0)
+            self._learn(key, kind)
+        kind.allowed -= 1
+        if keys and not kind.keys:
+            kind.allowed, kind.keys = _MAX_MATCHING, tuple(keys)
+            if "progress" in keys and len(self._progress) < _MAX_PROGRESS_KINDS:
+                kind.recent = deque(maxlen=_RECENT)
+                self._progress.append(kind)
+        if self._num_faults > faults and self._again < _MAX_AGAIN:
+            self._look_for_progress()
+
+    @property
+    def _num_faults(self) -> int:
+        return self._named + len(self.scanned.tracebacks.raised)
+
+    def _look_for_progress(self) -> None:
+        """What a run does after a fault says whether it ended there."""
+        self._again += 1
+        for kind in self._progress:
+            kind.allowed = max(kind.allowed, _MAX_AFTER)
+
+    def _remember(self) -> None:
+        """Lines that say nothing are read only as the last ones before one that does."""
+        for number, raw in self._silent:
+            self._keep(parse(raw.decode("utf-8", "replace"), number))
+        self._silent.clear()
+
+    def _keep(self, line: Line) -> None:
+        tails = self.scanned.tails
+        if line.source in tails or len(tails) < _MAX_SOURCES:
+            tails.setdefault(line.source, deque(maxlen=_TAIL_LINES)).append(line)
+
+    def _gather(self, line: Line) -> bool:
+        """Keep what belongs to a traceback or a tail; return whether the line is paceline's own report."""
+        scanned = self.scanned
+        if self._report.feed(line):
+            return True
+        if line.rank:
+            scanned.ranks.add(line.rank)
+        scanned.tracebacks.feed(line)
+        self._keep(line)
+        return False
+
+    def _match(self, line: Line, lower: str) -> list[str]:
+        scanned = self.scanned
+        keys = []
+        named = False
+        warning = "warning: " in lower and _PYTHON_WARNING.search(line.text) is not None
+        for signature in signatures():
+            groups = signature.match(line.text, lower)
+            if groups is None:
+                continue
+            if warning and signature.name and signature.weight > REMARK and not signature.in_warning:
+                continue
+            keys.append(signature.key)
+            named = named or bool(signature.name)
+            if len(scanned.matches) < _MAX_MATCHES:
+                scanned.matches.append(Match(signature, groups, line))
+        scanned.counts.update(keys)
+        self._named += named
+        if not named and len(scanned.errors) < 64 and _ERROR.search(line.text) and not _NO_ERROR.search(line.text):
+            scanned.errors.append(line)
+        return keys
+
+
+_PYTHON_WARNING = re.compile(r"\b(?:User|Future|Deprecation|Runtime|Resource|Import|Syntax|\w*Dependency)Warning: ")
+_ERROR = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL|Fatal|panic)\b|\b[Ee]rror:|(?:[A-Za-z]Error|Exception)\b|[Ff]ailed\b|\bfailure\b"
+    r"|core dumped"
+    r"|\[E\d* ?[\d:. ]*\w+\.cpp|NCCL WARN|[Aa]borted\b|\bcannot\b|terminate called|\bfatal\b"
+)
+_NO_ERROR = re.compile(
+    r"NCCL INFO|^\[W|gai error|\bWARN(?:ING)?\b|\b0 (?:errors|failed)|[Ww]arning|ERROR_HANDLING|error[_ ]rate"
+    r"|(?:absolute|squared|relative|mean|test|val\w*|train\w*)[_ ]error"
+    r"|\braise [A-Z]|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"
+)
+
+
+# Besides the signatures' anchors: what exceptions, tracebacks, errors of any kind and paceline's own reports hold.
+_WORDS = (
+    'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core dumped|interrupt|exit'
+    "|.exc.|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
+)
+
+
+def _telling() -> re.Pattern[bytes]:
+    """One pattern for bytes in lower case: a line that it does not find can match nothing.
+
+    Of each anchor the longest piece without digits counts, so that lines of one kind are all found or none.
+    """
+    known = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
+    needed: list[str] = []
+    for word in sorted(known.union(_WORDS.split("|"), anchors()), key=len):
+        if not any(shorter in word for shorter in needed):
+            needed.append(word)
+    return re.compile(_alternatives(sorted(needed)).encode())
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    """A pattern that finds any of some sorted words by their common beginnings: many times faster than one by one."""
+    if not words[0]:
+        return ""
+    grouped = groupby(words, itemgetter(0))
+    branches = [re.escape(first) + _alternatives([word[1:] for word in rest]) for first, rest in grouped]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _record(text: str) -> list[str]:
+    """The text of a structured log record, with its rank as a label; empty if it is another kind of JSON."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return []
+    said = next((record[key] for key in ("msg", "message", "log", "event", "text") if key in record), None)
+    if not isinstance(said, str):
+        return []
+    rank = next((record[key] for key in ("rank", "global_rank", "process_index") if key in record), None)
+    label = f"[rank{rank}]: " if isinstance(rank, int) and not said.startswith("[rank") else ""
+    return [label + line for line in said.splitlines() if line.strip()][:400]
+
+
+def _pieces(text: str) -> list[str]:
+    """The lines that a line of JSON holds in escaped form, as torch's error files do; else the line itself."""
+    if text.startswith('{"') and (record := _record(text)):
+        return record
+    if "\\n" not in text or ("Traceback" not in text and 'File \\"' not in text and '"message"' not in text):
+        message = re.match(r'^\s*"message": *"(.*?)"?,?\s*$', text)
+        return [message[1]] if message else [text]
+    for broken in ('"py_callstack": "', '"message": "', '"message": {', '"extraInfo": {'):
+        text = text.replace(broken, "\n")
+    return [piece.replace('\\"', '"') for piece in _ESCAPED.sub("\n", text).split("\n") if piece.strip()][:400]

@@ -1,0 +1,108 @@
+"""Mistakes in job scripts and training scripts, found without running them."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Sequence
+
+from paceline.diagnose.lint.files import Source, is_job, is_python, not_judged, read
+from paceline.diagnose.lint.ignore import wanted
+from paceline.diagnose.lint.program import Program
+from paceline.diagnose.lint.report import Judged, Report
+from paceline.errors import Finding
+
+__all__ = ["Report", "lint", "sbatch_option", "sbatch_options"]
+
+
+def lint(files: Sequence[str]) -> Report:
+    """Judge job scripts and training scripts, and each job together with the training script that it starts.
+
+    Args:
+        files: Their paths, ``-`` for standard input; what each of them is shows in its name or text. A training script
+            that a job starts is judged too where it is found.
+
+    Returns:
+        The findings; a file that cannot be read is one.
+    """
+    once: dict[str, str] = {}
+    for name in files:
+        once.setdefault(os.path.normpath(name), name)
+    linter = _Linter(list(once.values()))
+    return Report(tuple(linter.judged(name) for name in linter.names))
+
+
+class _Linter:
+    """Judges files one by one; scripts that the jobs among them start are appended to their names."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self._given = tuple(names)
+        self._programs: dict[str, Judged] = {}
+
+    def judged(self, name: str) -> Judged:
+        """Return a file with its findings."""
+        return self._programs.get(os.path.normpath(name)) or self._judge(read(name))
+
+    def _judge(self, source: Source) -> Judged:
+        if source.finding is not None:
+            return Judged(source.name, (source.finding,), unreadable=True)
+        program = None
+        if is_python(source):
+            from paceline.diagnose.lint.python import examine
+
+            found, program = examine(source.text, source.name)
+        else:
+            found = self._judge_job(source) if is_job(source) else []
+        if (hint := not_judged(source)) is not None:
+            found.append(hint)
+        return Judged(source.name, tuple(wanted(found, source.text)), program=program)
+
+    def _judge_job(self, source: Source) -> list[Finding]:
+        from paceline.diagnose.lint.job.judging import judge_case
+        from paceline.diagnose.lint.job.judging import read as read_job
+        from paceline.diagnose.lint.programs import started
+        from paceline.diagnose.lint.site import here
+
+        case = read_job(source.text, source.name)
+        programs = {}
+        for called, path in started(case, [name for name in self._given if name != source.name]).items():
+            program = self._program(path)
+            if program is not None:
+                programs[called] = program
+        return judge_case(case, programs, here())
+
+    def _program(self, path: str) -> Program | None:
+        """Judge a script that a job starts; once, if several do."""
+        key = os.path.normpath(path)
+        if key not in self._programs:
+            source = read(path)
+            if source.finding is not None or not is_python(source):
+                return None
+            self._programs[key] = self._judge(source)
+            if key not in map(os.path.normpath, self.names):
+                self.names.append(path)
+        return self._programs[key].program
+
+
+def sbatch_option(typed: str) -> tuple[str, str]:
+    """Return what sbatch understands by an option.
+
+    Args:
+        typed: Its long or short name without dashes.
+
+    Returns:
+        Its long name, empty if Slurm has none, and its kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
+        with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
+    """
+    from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
+
+    if name := canonical(typed):
+        return name, SBATCH[name][1]
+    return (typed, "maybe") if typed in PLUGIN_OPTIONS else ("", "maybe")
+
+
+def sbatch_options() -> tuple[str, ...]:
+    """Return the long names of sbatch's options."""
+    from paceline.diagnose.lint.job.sbatch_options import SBATCH
+
+    return tuple(SBATCH)

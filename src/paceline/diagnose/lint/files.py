@@ -1,0 +1,161 @@
+"""The hand that reads the files, and the question what a file is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import stat
+import sys
+from dataclasses import dataclass
+
+from paceline.errors import Finding
+from paceline.text.syntax import tree_of
+
+MOST_BYTES = 2 * 1024 * 1024
+# Nobody writes a job script of this size; the bound keeps the answer within seconds, whatever a file holds.
+MOST_SHELL = 128 * 1024
+
+_SHELLS = re.compile(r"#!.*\b(bash|sh|zsh|ksh|dash)\b")
+_JOB_SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".slm", ".srun", ".batch")
+# Documents: they may show a script, and are none.
+_DOCUMENTS = (".md", ".rst", ".ipynb", ".html", ".json", ".tex")
+_DIRECTIVE = re.compile(r"^#SBATCH\b", re.MULTILINE)
+_OTHER_SCHEDULERS = {
+    "PBS": re.compile(r"^#PBS\s+-", re.MULTILINE),
+    "SGE": re.compile(r"^#\$\s+-", re.MULTILINE),
+    "LSF": re.compile(r"^#BSUB\s+-", re.MULTILINE),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that was read.
+
+    Attributes:
+        name: As it was given.
+        text: What it says.
+        finding: Why it could not be read, or None.
+    """
+
+    name: str
+    text: str = ""
+    finding: Finding | None = None
+
+
+def read(name: str) -> Source:
+    """Read a file, or standard input for ``-``; what cannot be read becomes a finding."""
+    try:
+        if name == "-":
+            return _fitting(_from_stdin())
+        status = os.stat(name)  # before it is opened: a pipe would be waited for
+        if stat.S_ISDIR(status.st_mode):
+            return _refused(name, "is a folder", fix=f"paceline lint {name}/*.sbatch {name}/*.py")
+        if not stat.S_ISREG(status.st_mode):
+            return _refused(name, "is no regular file")
+        if status.st_size > MOST_BYTES:
+            return _refused(name, f"has {status.st_size / 2**20:,.0f} MB: too large for a script")
+        with open(name, "rb") as file:
+            source = _decoded(name, file.read(MOST_BYTES))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return _refused(name, f"cannot be read: {reason}")
+    return _fitting(source)
+
+
+def _from_stdin() -> Source:
+    data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        return _refused("-", f"has more than {MOST_BYTES // 2**20} MB: too large for a script")
+    return _decoded("-", data)
+
+
+def _fitting(source: Source) -> Source:
+    if len(source.text) > MOST_SHELL and is_job(source):
+        return _refused(source.name, f"has {len(source.text) / 1024:,.0f} kB: too large for a job script")
+    return source
+
+
+def _decoded(name: str, data: bytes) -> Source:
+    if not data.strip() and not name.endswith(".py"):  # an empty module is right
+        return _refused(name, "is empty")
+    if b"\0" in data:
+        return _refused(name, "is a binary file")
+    try:
+        return Source(name, data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        pass
+    # Latin-1 reads everything; a text in it has few bytes that are no characters
+    text = data.decode("latin-1")
+    odd = sum(1 for char in text[:10_000] if (char < " " and char not in "\t\n\r\f\x1b") or "\x7f" <= char < "\xa0")
+    return _refused(name, "is a binary file") if odd > len(text[:10_000]) / 50 else Source(name, text)
+
+
+def _refused(name: str, what: str, *, fix: str = "") -> Source:
+    shown = name.encode("utf-8", "replace").decode()
+    finding = Finding(
+        "input-unreadable",
+        f"{shown} {what}",
+        where=shown,
+        fix=fix or "paceline lint FILE...  (job scripts and Python files)",
+    )
+    return Source(shown, finding=finding)
+
+
+def is_python(source: Source) -> bool:
+    """Return whether a file is a Python script."""
+    if _says_python(source):
+        return True
+    if _suffix(source) in _DOCUMENTS or is_job(source):
+        return False
+    tree = tree_of(source.text)
+    if tree is None:
+        return False
+    # tables, lists and plain words can be Python too; a training script imports something or defines it
+    told = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return any(isinstance(node, told) for node in tree.body)
+
+
+def is_job(source: Source) -> bool:
+    """Return whether a file is a script of a shell, for Slurm or not."""
+    suffix = _suffix(source)
+    if _says_python(source) or suffix in _DOCUMENTS:
+        return False
+    known = _SHELLS.match(source.text) or suffix in _JOB_SUFFIXES or _DIRECTIVE.search(source.text)
+    return bool(known) or bool(_scheduler(source))
+
+
+def _says_python(source: Source) -> bool:
+    first = source.text.split("\n", 1)[0]
+    return _suffix(source) == ".py" or (first.startswith("#!") and "python" in first)
+
+
+def _suffix(source: Source) -> str:
+    return os.path.splitext(source.name)[1].lower()
+
+
+def _scheduler(source: Source) -> str:
+    """The scheduler that is not Slurm whose directives a script has; empty if there is none."""
+    if _DIRECTIVE.search(source.text):
+        return ""
+    return next((name for name, pattern in _OTHER_SCHEDULERS.items() if pattern.search(source.text)), "")
+
+
+def not_judged(source: Source) -> Finding | None:
+    """Return a hint at what of a file is not judged: all of it, or directives that are not Slurm's."""
+    if not source.text.strip() and os.path.basename(source.name) != "__init__.py":
+        return Finding("input-unreadable", f"{source.name} is empty", where=source.name, severity="hint")
+    if is_python(source):
+        return None
+    scheduler = _scheduler(source)
+    if is_job(source) and not scheduler:
+        return None
+    if is_job(source):
+        what = f"{source.name} has directives of {scheduler}; only those of Slurm are known, and these are not judged"
+        fix = "compare by hand what the job asks for with what the launcher starts"
+    else:
+        what = f"{source.name} is neither an sbatch script nor Python: not judged"
+        fix = "paceline lint FILE...  (job scripts and Python files)"
+    if _suffix(source) == ".ipynb":
+        fix = f"jupyter nbconvert --to script {source.name}, and lint what it writes"
+    return Finding("input-unreadable", what, where=source.name, fix=fix, severity="hint")

@@ -1,0 +1,214 @@
+"""What the job gets: nodes, tasks, GPUs, CPUs. A number that does not follow from the directives is None."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline.diagnose.lint.job.directives import Directives
+
+_NO_ACCELERATOR = re.compile(
+    r"(gres[/:])?(none|gpumem|vram|nvme|ssd|disk|tmp\w*|local\w*|l?scratch|craynetwork|bandwidth|lustre|fs|mem\w*)",
+    re.I,
+)
+GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres", "tres-per-task")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The allocation of one job.
+
+    Attributes:
+        nodes: Number of nodes.
+        nodes_given: True if the script says so.
+        ntasks: Number of tasks, where it is given or follows.
+        ntasks_given: True if ``--ntasks`` is there.
+        tasks_per_node: Tasks on each node.
+        tasks_per_node_given: True if ``--ntasks-per-node`` is there.
+        gpus_per_node: GPUs on each node; None if none are asked for or it is not known how many.
+        gpus_asked: True if GPUs are asked for in any way.
+        gpus_per_task: GPUs that are bound to a task, where that is asked for.
+        shared_gpus: True where tasks may share a GPU (MPS, shards, --ntasks-per-gpu).
+        cpus_per_task: CPUs of a task.
+        cpus_asked: True if CPUs are asked for in any way.
+        exclusive: True if nodes are not shared.
+        memory_asked: True if memory is asked for in any way.
+        mixed: True for a heterogeneous job, of which nothing is concluded.
+        directives: What it was read from.
+    """
+
+    nodes: int | None
+    nodes_given: bool
+    ntasks: int | None
+    ntasks_given: bool
+    tasks_per_node: int | None
+    tasks_per_node_given: bool
+    gpus_per_node: int | None
+    gpus_asked: bool
+    gpus_per_task: int | None
+    shared_gpus: bool
+    cpus_per_task: int | None
+    cpus_asked: bool
+    exclusive: bool
+    memory_asked: bool
+    mixed: bool
+    directives: Directives
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether there is certainly more than one node."""
+        return self.nodes is not None and self.nodes > 1
+
+
+def number(text: str) -> int | None:
+    """Return a plain number, or None."""
+    return int(text) if re.fullmatch(r"\d{1,9}", text.strip()) else None
+
+
+def _int(directives: Directives, name: str) -> int | None:
+    found = directives.last(name)
+    return number(found.value) if found else None
+
+
+def count_gpus(text: str) -> int | None:
+    """Return how many GPUs ``gpu:a100:4(S:0)``, ``gpu:2`` or ``a100:4,v100:2`` are; None if it does not say.
+
+    Of a ``gres`` only its parts that name GPUs are counted.
+    """
+    total, found = 0, False
+    for part in text.split(","):
+        plain = re.sub(r"\(.*?\)", "", part).strip().removeprefix("gres/").removeprefix("gres:")
+        match = re.fullmatch(r"(?:[\w.\-]+[:=/])*?(\d+)", plain)
+        if match:
+            total, found = total + int(match[1]), True
+        elif plain:
+            return None
+    return total if found else None
+
+
+def gpus_of_gres(text: str) -> int | None:
+    """Return the GPUs of a ``--gres``, 0 if it asks for none, None if it does not say."""
+    parts = [part for part in text.split(",") if re.match(r"(gres[/:])?gpu(?![a-z])", part.strip())]
+    if not parts:
+        return 0
+    return count_gpus(",".join(re.sub(r"^(.*?gpu(?::[^:=\d][\w.\-]*)?)$", r"\1:1", part) for part in parts))
+
+
+def describe(directives: Directives) -> Job:
+    """Return what the directives come to."""
+    given = {directive.name for directive in (*directives.given, *directives.late)}
+    nodes = _nodes(directives)
+    ntasks, per_node = _int(directives, "ntasks"), _int(directives, "ntasks-per-node")
+    per_task = _gpus_per_task(directives)
+    if nodes is None and "nodes" not in given:
+        nodes = _implied_nodes(given, ntasks, per_node)
+    tasks_per_node = _tasks_per_node(given, nodes, ntasks, per_node)
+    gpus, asked = _gpus(directives, nodes, tasks_per_node, per_task)
+    exclusive = directives.last("exclusive")
+    if "ntasks" not in given and nodes and tasks_per_node:
+        ntasks = nodes * tasks_per_node
+    gres = directives.last("gres")
+    return Job(
+        nodes=nodes,
+        nodes_given="nodes" in given,
+        ntasks=ntasks,
+        ntasks_given="ntasks" in given,
+        tasks_per_node=tasks_per_node,
+        tasks_per_node_given="ntasks-per-node" in given,
+        gpus_per_node=gpus,
+        gpus_asked=asked,
+        gpus_per_task=per_task,
+        shared_gpus="ntasks-per-gpu" in given or bool(gres and re.search(r"mps|shard", gres.value)),
+        cpus_per_task=_int(directives, "cpus-per-task"),
+        cpus_asked=bool(given & {"cpus-per-task", "cpus-per-gpu", "mincpus", "extra-node-info", "tres-per-task"}),
+        exclusive=exclusive is not None and exclusive.value in ("", "user"),
+        memory_asked=bool(given & {"mem", "mem-per-cpu", "mem-per-gpu"}),
+        mixed=directives.components > 1,
+        directives=directives,
+    )
+
+
+def _nodes(directives: Directives) -> int | None:
+    found = directives.last("nodes")
+    if found is None:
+        return None
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", found.value.strip())
+    return int(match[1]) if match and match[2] in (None, match[1]) else None
+
+
+def _implied_nodes(given: set[str], ntasks: int | None, per_node: int | None) -> int | None:
+    if given & {"nodelist", "nodefile", "spread-job"}:
+        return None
+    if ntasks and per_node:
+        return -(-ntasks // per_node)
+    if "ntasks" in given or "gpus" in given or "ntasks-per-gpu" in given:
+        return 1 if ntasks == 1 else None
+    return 1
+
+
+def _tasks_per_node(given: set[str], nodes: int | None, ntasks: int | None, per_node: int | None) -> int | None:
+    if "ntasks-per-node" in given and "ntasks" not in given:
+        return per_node
+    if "ntasks" in given:
+        if per_node and ntasks and nodes and ntasks != per_node * nodes:
+            return None  # they contradict each other
+        if ntasks and nodes and ntasks % nodes == 0:
+            return ntasks // nodes
+        return per_node if nodes is None else None
+    return None if given & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
+
+
+def _gpus_per_task(directives: Directives) -> int | None:
+    found = directives.last("gpus-per-task")
+    if found:
+        return count_gpus(found.value)
+    tres = directives.last("tres-per-task")
+    match = re.search(r"gres[/:]gpu(?::[^:=,]+)?[:=](\d+)", tres.value) if tres else None
+    return int(match[1]) if match else None
+
+
+def _gpus(
+    directives: Directives, nodes: int | None, tasks_per_node: int | None, per_task: int | None
+) -> tuple[int | None, bool]:
+    """GPUs on a node, and whether any are asked for."""
+    found: list[int | None] = []
+    if per_node := directives.last("gpus-per-node"):
+        found.append(count_gpus(per_node.value))
+    if gres := directives.last("gres"):
+        of_gres = gpus_of_gres(gres.value)
+        if of_gres != 0:
+            found.append(of_gres)
+        elif any(not _NO_ACCELERATOR.match(part.strip()) for part in gres.value.split(",")):
+            found.append(None)  # accelerators of another make
+    if per_task is not None:
+        found.append(per_task * tasks_per_node if tasks_per_node else None)
+    if (total := directives.last("gpus")) is not None:
+        gpus = count_gpus(total.value)
+        found.append(gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
+    if directives.last("gpus-per-socket"):
+        found.append(None)
+    if not found:
+        return None, False
+    certain = [gpus for gpus in found if gpus is not None]
+    return (certain[0] if certain and len(set(certain)) == 1 else None), True
+
+
+def slurm_variables(job: Job) -> dict[str, str]:
+    """Return Slurm's variables of the batch script whose values follow from the directives."""
+    if job.mixed:
+        return {}
+    known: dict[str, int | None] = {
+        "SLURM_NNODES": job.nodes if job.nodes_given else None,
+        "SLURM_JOB_NUM_NODES": job.nodes if job.nodes_given else None,
+        "SLURM_NTASKS": job.ntasks,
+        "SLURM_NPROCS": job.ntasks,
+        "SLURM_NTASKS_PER_NODE": _int(job.directives, "ntasks-per-node"),
+        "SLURM_CPUS_PER_TASK": _int(job.directives, "cpus-per-task"),
+        "SLURM_GPUS_ON_NODE": job.gpus_per_node,
+    }
+    for name, option in (("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS_PER_TASK", "gpus-per-task")):
+        found = job.directives.last(option)
+        known[name] = number(found.value) if found else None
+    total = job.directives.last("gpus")
+    known["SLURM_GPUS"] = number(total.value) if total else None
+    return {name: str(value) for name, value in known.items() if value is not None}

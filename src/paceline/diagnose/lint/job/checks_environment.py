@@ -1,0 +1,171 @@
+"""Checks of what programs find: Python environments, network settings, variables that libraries read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from paceline.diagnose.lint.job.case import Case
+from paceline.errors import Finding
+
+# Finding the nearest real name of an unknown one takes its time.
+MOST_SETTINGS = 100
+
+_NODE_LOCAL = re.compile(
+    r"(\$\{?(SLURM_TMPDIR|TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|TMP_LOCAL|LSCRATCH|JOBTMP|SLURM_JOB_TMP)\b|/tmp\b|/dev/shm\b"
+    r"|/local(_?scratch)?\b|/scratch/local\b)"
+)
+_CONDA_READY = re.compile(
+    r"hook|conda\.sh|mamba\.sh|bashrc|profile|\bsource\b|^\s*\.\s|conda init"
+    r"|\b(module|ml)\b.*(conda|mamba|forge|python)",
+    re.I,
+)
+# Tools that install before they run: what does it beforehand, and what switches it off.
+_SYNCS = {
+    "uv": (re.compile(r"\buv\s+(sync|run|pip)\b"), re.compile(r"--(no-sync|isolated|no-project)\b")),
+    "pixi": (re.compile(r"\bpixi\s+(install|run)\b"), re.compile(r"--(no-install|as-is)\b")),
+}
+_INTERFACE = re.compile(r"=?[a-z]+[a-z0-9]*\d[a-z0-9.]*", re.ASCII)
+_ONLY_TUNES = re.compile(r"CHANNELS|RINGS|THREADS|BUFF|CHUNK|THRESHOLD|CTAS")
+
+
+def environment_on_one_node(case: Case) -> Iterator[Finding]:
+    """A Python environment is made in a node-local folder, on the first node only."""
+    if not case.job.several_nodes or not case.spreads:
+        return
+    for call in case.story.calls:
+        words = [case.show(arg.text) for arg in call.args]
+        makes = call.name in ("virtualenv", "conda-unpack") or "venv" in words[1:3] or "create" in words[1:2]
+        unpacks = call.name == "tar" and any("env" in word for word in words[1:])
+        folder = next((word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word)), None)
+        if call.step is None and folder and (makes or unpacks):
+            yield case.finding(
+                "env-on-one-node-only",
+                f"the environment {folder} is made on the first of {case.job.nodes} nodes only",
+                line=call.line,
+                more=[case.training[0].call.line] if case.training else [],
+                why="the folder is local to each node: tasks elsewhere find no interpreter or no packages",
+                fix=f"srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 bash -c '{case.text(call.line)} ...'",
+            )
+            return
+
+
+def environment_synced(case: Case) -> Iterator[Finding]:
+    """``uv run`` or ``pixi run`` in the tasks of several nodes: each brings the one environment up to date first."""
+    for launch in case.launches:
+        call = launch.call
+        tool = next((name for name in call.wrappers if name in _SYNCS), "")
+        nodes = case.shape(launch).nodes
+        if not tool or call.step is None or nodes is None or nodes < 2 or "UV_NO_SYNC" in call.env:
+            continue
+        done, off = _SYNCS[tool]
+        before = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
+        own = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
+        if off.search(own) or any(done.search(line) for line in before) or _NODE_LOCAL.search(case.code):
+            continue
+        yield case.finding(
+            "env-synced-by-every-task",
+            f"{tool} run brings the environment up to date in the tasks of {nodes} nodes at the same time",
+            line=case.line_of(launch, f"{tool} run"),
+            more=[case.directive_line("nodes")],
+            why="they install into one folder, and locks are not reliable on shared file systems: packages go missing",
+            fix="uv sync  (before srun), and srun ... uv run --no-sync ..."
+            if tool == "uv"
+            else "pixi install  (before srun), and srun ... pixi run --as-is ...",
+            severity="warning",
+        )
+        return
+
+
+def conda_activate(case: Case) -> Iterator[Finding]:
+    """conda activate in a batch shell that has not been set up for it."""
+    head = case.lines[0] if case.lines else ""
+    if re.match(r"#!.*\s-\w*[li]", head) or "--login" in head:
+        return
+    for call in case.story.calls:
+        if call.name not in ("conda", "mamba", "micromamba") or call.step is not None or len(call.args) < 2:
+            continue
+        before = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
+        if call.args[1].text == "activate" and not any(_CONDA_READY.search(line) for line in before):
+            yield case.finding(
+                "conda-activate-without-hook",
+                f"{call.name} activate in a shell that {call.name} has not been set up in",
+                line=call.line,
+                why="a batch shell does not read .bashrc: the activation fails and another Python runs",
+                fix='eval "$(conda shell.bash hook)"  before it',
+                severity="hint",
+            )
+            return
+
+
+def network_settings(case: Case) -> Iterator[Finding]:
+    """Settings for one kind of machine: a named interface, InfiniBand switched off, GPUs numbered by hand."""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        setting = case.exported(name)
+        if (
+            setting
+            and case.job.several_nodes
+            and isinstance(setting.value, str)
+            and _INTERFACE.fullmatch(setting.value)
+        ):
+            yield case.finding(
+                "hard-coded-interface",
+                f"{name} names one interface, {setting.value}",
+                line=setting.line,
+                why="a node where it has another name finds no interface",
+                fix=f"export {name}={re.split(r'[0-9]', setting.value.lstrip('='))[0] or '^lo,docker'}  (a prefix)",
+                severity="hint",
+            )
+            break
+    setting = case.exported("NCCL_IB_DISABLE")
+    if setting and setting.value == "1" and case.job.nodes != 1:
+        yield case.finding(
+            "infiniband-disabled",
+            "NCCL_IB_DISABLE=1 switches InfiniBand and RoCE off",
+            line=setting.line,
+            why="between nodes NCCL uses TCP then, which is several times slower where there is InfiniBand",
+            fix="remove the line, unless InfiniBand is known to fail here",
+            severity="hint",
+        )
+    setting = case.exported("CUDA_VISIBLE_DEVICES")
+    value = setting.value if setting else ""
+    if setting and isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value) and case.job.directives.any:
+        yield case.finding(
+            "cuda-visible-devices-hard-coded",
+            f"CUDA_VISIBLE_DEVICES={value} is set by hand",
+            line=setting.line,
+            why="Slurm sets it to the GPUs of the job; another list may name GPUs that the job does not have",
+            fix="remove the line",
+            severity="hint",
+        )
+
+
+def variables(case: Case) -> Iterator[Finding]:
+    """Variables of NCCL and torch that nobody reads, that have another name now, or that contradict each other."""
+    exported = {s.name: s for s in case.story.settings if s.exported and isinstance(s.value, str)}
+    if not exported:
+        return
+    from paceline.diagnose.variables import (
+        judge_settings,  # its tables take a third of the time of a job without variables
+    )
+
+    found = dict(islice(exported.items(), MOST_SETTINGS))
+    # what is not known is shown as it is written: with its dollar, by which only the name is judged
+    settings = {name: case.show(str(setting.value)) for name, setting in found.items()}
+    where = {name: case.place(setting.line) for name, setting in found.items()}
+    for finding in judge_settings(settings, where=where, num_nodes=case.job.nodes):
+        # an old name that is still read, or a setting that only tunes, is for doctor: the job does not depend on it
+        named = set(re.findall(r"\w+", finding.what)) & settings.keys()
+        tunes = finding.name == "variable-unknown" and any(_ONLY_TUNES.search(name) for name in named)
+        if finding.severity != "hint" and not tunes:
+            yield finding
+
+
+CHECKS = (
+    environment_on_one_node,
+    environment_synced,
+    conda_activate,
+    network_settings,
+    variables,
+)

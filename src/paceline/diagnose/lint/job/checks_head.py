@@ -1,0 +1,277 @@
+"""Checks of the directives: what Slurm does not read, does not know, or reads otherwise than it is meant."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.job.allocation import GPU_OPTIONS, number
+from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.directives import Directive
+from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
+from paceline.errors import Finding, closest
+
+# Options without which the job runs otherwise than it is meant to.
+_MATTER = frozenset(
+    {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu", "time", "exclusive", *GPU_OPTIONS}
+)
+
+
+def dos_line_ends(case: Case) -> Iterator[Finding]:
+    """Lines end with a carriage return, as editors on Windows write them."""
+    if case.dos_line and case.job.directives.any:
+        yield case.finding(
+            "dos-line-ends",
+            "lines end with \\r\\n, as on Windows",
+            line=case.dos_line,
+            why="sbatch refuses the script: Batch script contains DOS line breaks",
+            fix=f"sed -i 's/\\r$//' {shlex.quote(case.name)}",
+        )
+
+
+def directives_after_command(case: Case) -> Iterator[Finding]:
+    """#SBATCH lines stand behind the first command; sbatch reads none of them."""
+    late = case.job.directives.late
+    in_time = {directive.name for directive in case.job.directives.given}
+    lost = [directive for directive in late if directive.name not in in_time]
+    if not late:
+        return
+    matter = [directive for directive in lost if directive.name in _MATTER]
+    first = (matter or lost or late)[0]
+    names = ", ".join(dict.fromkeys(directive.typed for directive in (matter or lost or late)))
+    command = next(
+        (at for at, line in enumerate(case.lines, 1) if line.strip() and not line.lstrip().startswith("#")), 1
+    )
+    yield case.finding(
+        "directives-after-command",
+        f"{names} stand{'s' if ',' not in names else ''} behind the first command (line {command})",
+        line=first.line,
+        more=[command],
+        why="sbatch stops reading at the first line that is no comment, so the job runs without these options",
+        fix="move all #SBATCH lines to the top of the script, directly below #!/bin/bash",
+        severity="error" if matter else "warning",
+    )
+
+
+def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
+    """#sbatch in lower case is a comment."""
+    given = {directive.name for directive in case.job.directives.given}
+    for line, text in case.job.directives.lower:
+        name = canonical(re.split(r"[=\s]", text.lstrip("-"))[0])
+        if not name or name in given or re.search(r"\.(sh|sbatch|slurm|job|bash)\b", text):
+            continue  # switched off beside the real one, or how the script is submitted
+        yield case.finding(
+            "lowercase-directive-ignored",
+            f"#sbatch {text.split()[0]} is a comment: sbatch reads capitals only",
+            line=line,
+            why="the option has no effect and nothing says so",
+            fix=f"#SBATCH {text}",
+            severity="error" if name in _MATTER else "warning",
+        )
+
+
+def unknown_option(case: Case) -> Iterator[Finding]:
+    """Slurm has no such option, or the option lacks its value, or a word belongs to none."""
+    for directive in case.job.directives.given:
+        if not directive.known:
+            yield from _unknown(case, directive)
+        elif directive.lacks_value:
+            yield case.finding(
+                "option-invalid",
+                f"{directive.typed} has no value",
+                line=directive.line,
+                why="sbatch refuses the script",
+                fix=f"#SBATCH --{directive.name}=VALUE",
+            )
+    for word, line in case.job.directives.stray:
+        yield case.finding(
+            "option-invalid",
+            f"{word!r} belongs to no option",
+            line=line,
+            why="sbatch refuses the script: Invalid directive found in batch script",
+            fix="quote values with blanks, write comments behind #, no blanks around =",
+        )
+    for line in case.job.directives.unclosed:
+        yield case.finding("option-invalid", "a quote is not closed", line=line, why="sbatch refuses the script",
+                           fix="close the quote, or write a backslash before it")  # fmt: skip
+
+
+def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
+    typed = directive.typed.lstrip("-")
+    if typed in PLUGIN_OPTIONS or typed.startswith(("container-", "no-container-")):
+        return
+    near = closest(typed, SBATCH) if directive.typed.startswith("--") else ""
+    certain = bool(near) and _alike(typed, near)
+    yield case.finding(
+        "unknown-sbatch-option",
+        f"Slurm has no option {directive.typed}",
+        line=directive.line,
+        why="sbatch refuses the script" + ("" if certain else ", unless a plugin of this cluster adds the option"),
+        fix=f"#SBATCH --{near}{'=' + directive.value if directive.value else ''}" if near else "remove the line",
+        severity="error" if certain else "warning",
+    )
+
+
+def _alike(typed: str, near: str) -> bool:
+    squeezed = [re.sub(r"[-_]", "", text).rstrip("s") for text in (typed, near)]
+    return squeezed[0] == squeezed[1] or sorted(squeezed[0]) == sorted(squeezed[1]) or _one_off(*squeezed)
+
+
+def _one_off(left: str, right: str) -> bool:
+    if abs(len(left) - len(right)) > 2 or min(len(left), len(right)) < 4:
+        return False
+    rows = list(range(len(right) + 1))
+    for at, char in enumerate(left, 1):
+        before, rows[0] = rows[0], at
+        for to, other in enumerate(right, 1):
+            before, rows[to] = rows[to], min(rows[to] + 1, rows[to - 1] + 1, before + (char != other))
+    return rows[-1] <= 2
+
+
+def duplicate_option(case: Case) -> Iterator[Finding]:
+    """An option is given twice; the last one counts."""
+    seen: dict[str, Directive] = {}
+    for directive in case.job.directives.given:
+        before = seen.get(directive.name)
+        if before is not None and directive.known and not directive.name.startswith("mail-"):
+            yield case.finding(
+                "duplicate-option",
+                f"{directive.typed} is given again: {before.value or 'before'} on line {before.line},"
+                f" {directive.value or 'again'} here",
+                line=directive.line,
+                more=[before.line],
+                why="the last one counts",
+                fix=f"remove line {before.line}",
+                severity="hint",
+            )
+        seen[directive.name] = directive
+
+
+def redundant_gpu_options(case: Case) -> Iterator[Finding]:
+    """GPUs are asked for in several ways at once."""
+    found: dict[str, Directive] = {}
+    for directive in case.job.directives.given:
+        names_gpus = directive.name != "gres" or "gpu" in directive.value
+        if directive.name in GPU_OPTIONS[:5] and names_gpus:
+            found[directive.name] = directive
+    if len(found) < 2:
+        return
+    lines = [directive.line for directive in found.values()]
+    yield case.finding(
+        "redundant-gpu-options",
+        "GPUs are asked for in several ways: " + ", ".join(d.typed for d in found.values()),
+        line=lines[-1],
+        more=lines,
+        why="they have to agree, and which of them binds GPUs to tasks differs",
+        fix="keep one of them, --gpus-per-node or --gres",
+        severity="hint",
+    )
+
+
+def nodelist_larger_than_nodes(case: Case) -> Iterator[Finding]:
+    """--nodelist names more nodes than --nodes asks for."""
+    listed, nodes = case.job.directives.last("nodelist"), case.job.nodes
+    if listed is None or not case.job.nodes_given or nodes is None:
+        return
+    count = count_hosts(listed.value)
+    if count is not None and count > nodes:
+        yield case.finding(
+            "nodelist-larger-than-nodes",
+            f"--nodelist names {count} nodes, --nodes asks for {nodes}",
+            line=listed.line,
+            more=[case.directive_line("nodes")],
+            why="Slurm refuses the job, or leaves some of the listed nodes out",
+            fix=f"#SBATCH --nodes={count}",
+            severity="hint",
+        )
+
+
+def count_hosts(text: str) -> int | None:
+    """Return how many hosts a list such as ``a[1-3,7],b`` names; None if it is a file or unreadable."""
+    if "/" in text or not text:
+        return None
+    total = 0
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        count = 1
+        for inner in re.findall(r"\[([^\]]*)\]", part):
+            sizes = [_range(piece) for piece in inner.split(",")]
+            if None in sizes:
+                return None
+            count *= sum(size for size in sizes if size)
+        total += count
+    return total
+
+
+def _range(text: str) -> int | None:
+    first, dash, last = text.partition("-")
+    low, high = number(first), number(last) if dash else number(first)
+    return high - low + 1 if low is not None and high is not None and high >= low else None
+
+
+def missing_requests(case: Case) -> Iterator[Finding]:
+    """No time, memory, GPUs or partition is asked for; of the last three only where the cluster is known to need it."""
+    job = case.job
+    if not job.directives.any or not case.training or job.mixed:
+        return
+    line = case.directive_line("nodes", "ntasks", *GPU_OPTIONS)
+    if job.directives.last("time") is None:
+        yield case.finding("time-missing", "no time limit is asked for", line=line, severity="hint",
+                           why="the partition's default may be short, and a job without a limit starts later",
+                           fix="#SBATCH --time=1-00:00:00")  # fmt: skip
+    asked = job.directives.last("partition")
+    if job.exclusive or (asked.value if asked else case.site.partition) in case.site.whole_nodes:
+        return
+    if not job.memory_asked and case.site.limits_memory:
+        yield case.finding("mem-missing", "no memory is asked for", line=line, severity="hint",
+                           why="the default is often a few GB for each CPU, and too little ends the job",
+                           fix="#SBATCH --mem=0  (all of a node that is not shared), or --mem=64G")  # fmt: skip
+    if not job.gpus_asked and case.site.binds_gpus and any(launch.spawns for launch in case.training):
+        yield case.finding("gpus-not-requested", "no GPUs are asked for", line=line, severity="hint",
+                           why="without --gres or --gpus-per-node the processes see no GPU on most clusters",
+                           fix="#SBATCH --gpus-per-node=4")  # fmt: skip
+        if not job.directives.last("partition", "account", "qos", "reservation", "constraint", "clusters"):
+            yield case.finding("partition-missing", "no partition is asked for", line=line, severity="hint",
+                               why="the default partition is often one without GPUs",
+                               fix="#SBATCH --partition=NAME  (sinfo -s lists them)")  # fmt: skip
+
+
+def low_memory(case: Case) -> Iterator[Finding]:
+    """Little memory is asked for; a number without a unit is in megabytes."""
+    found = case.job.directives.last("mem")
+    if found is None or not case.training:
+        return
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", found.value.strip(), re.IGNORECASE)
+    if not match or match[1] == "0":
+        return
+    megabytes = int(match[1]) * {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}[match[2].upper()]
+    if megabytes < 2048:
+        unit = " (megabytes, where no unit is given)" if not match[2] else ""
+        yield case.finding("low-memory", f"--mem={found.value} is little for a training{unit}", line=found.line,
+                           why="Slurm ends the job when a process needs more", severity="hint",
+                           fix=f"#SBATCH --mem={match[1]}G" if not match[2] else "#SBATCH --mem=32G")  # fmt: skip
+
+
+def output_dev_null(case: Case) -> Iterator[Finding]:
+    """The output of the job is thrown away."""
+    for name in ("error", "output"):
+        found = case.job.directives.last(name)
+        if found is not None and found.value in ("/dev/null", "none"):
+            yield case.finding("output-dev-null", f"--{name}={found.value} throws the job's messages away",
+                               line=found.line, why="a failure leaves no trace", severity="hint",
+                               fix=f"#SBATCH --{name}=%x-%j.out")  # fmt: skip
+            return
+
+
+CHECKS = (
+    dos_line_ends,
+    directives_after_command,
+    lowercase_directive_ignored,
+    unknown_option,
+    duplicate_option,
+    redundant_gpu_options,
+    nodelist_larger_than_nodes,
+    missing_requests,
+    low_memory,
+    output_dev_null,
+)

@@ -1,0 +1,397 @@
+"""Checks of how the nodes find each other: number of nodes, node rank, address, endpoint, port."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.launches import Launch, argument, nnodes
+from paceline.diagnose.lint.job.values import BATCH, NODE, Symbol, constant
+from paceline.errors import Finding
+
+_RANK = re.compile(r"\bSLURM_(NODEID|PROCID|LOCALID)\b")
+_LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?")
+_ITSELF = frozenset({"HOSTNAME", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "HOST"})
+_WHOLE_LIST = frozenset({"SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
+_ALL_HOSTS = re.compile(r"scontrol\s+show\s+host(?:name)?s?\b[^|]*")
+_OPTION = {
+    "node_rank": {"accelerate launch": "--machine_rank", "fabric run": "--node-rank"},
+    "addr": {"accelerate launch": "--main_process_ip", "fabric run": "--main-address"},
+    "nnodes": {"accelerate launch": "--num_machines", "fabric run": "--num-nodes", "deepspeed": "--num_nodes"},
+}
+_USUAL = {"node_rank": "--node_rank", "addr": "--master_addr", "nnodes": "--nnodes"}
+
+
+def option(launch: Launch, name: str) -> str:
+    """Return how a launcher calls an option that all have."""
+    return _OPTION[name].get(launch.kind, _USUAL[name])
+
+
+def _texts(launch: Launch, name: str) -> tuple[str, ...]:
+    plain = option(launch, name).lstrip("-").replace("-", "_")
+    return "--" + plain, "--" + plain.replace("_", "-")
+
+
+def together(case: Case, launch: Launch) -> int | None:
+    """Return over how many nodes one srun starts the launcher as parts of one run; None if not known, or one."""
+    step = launch.call.step
+    if step is None or step.kind != "srun":
+        return None
+    nodes = case.shape(launch).nodes
+    if nodes is None:
+        told = nnodes(launch)
+        restricted = {"ntasks", "nodes", "nodelist"} & set(step.options)
+        return told[0] if told and told[0] > 1 and not restricted and not launch.call.looped else None
+    return nodes if nodes > 1 else None
+
+
+def _supplied(launch: Launch) -> bool:
+    """Whether options may come from where they are not seen."""
+    return launch.vague or "config_file" in launch.options or "deepspeed_hostfile" in launch.options
+
+
+def _takes_from_step(case: Case, launch: Launch) -> bool:
+    """Whether the launcher asks Slurm for nodes, node rank and head: paceline run does, as the one task of its node."""
+    own = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(launch.options)
+    return own and launch.call.step is not None and case.shape(launch).tasks_per_node == 1
+
+
+def _ignores_node_rank(launch: Launch) -> bool:
+    backend = launch.says.get("backend", "static")
+    return backend != "static" or "standalone" in launch.options
+
+
+def nodes_told(case: Case) -> Iterator[Finding]:
+    """The launcher runs on several nodes and is not told so, or is told another number."""
+    for launch in case.training:
+        if not launch.spawns or launch.kind in ("deepspeed", "composer"):
+            continue
+        over, told = together(case, launch), nnodes(launch)
+        if over is None:
+            yield from _alone(case, launch, told)
+        elif "standalone" in launch.options or ("nnodes" not in launch.says and not _supplied(launch)):
+            yield from _not_told(case, launch, over)
+        elif told is not None and not told[0] <= over <= told[1] and told[0] not in _may_be(case, launch, over):
+            yield _mismatch(case, launch, told, over)
+
+
+def _may_be(case: Case, launch: Launch, over: int) -> set[int | None]:
+    """Other numbers that are right: the job's nodes, and one launcher for each task."""
+    return {case.job.nodes, over * (case.shape(launch).tasks_per_node or 1)}
+
+
+def _not_told(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
+    words = [arg.text for arg in launch.call.args]
+    if _takes_from_step(case, launch):
+        return
+    if any(_RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)):
+        return  # each node does something of its own, on purpose
+    name = option(launch, "nnodes")
+    said = "--standalone" if "standalone" in launch.options else f"no {name}"
+    yield case.finding(
+        "torchrun-nnodes-missing",
+        f"srun starts {launch.kind} on {over} nodes with {said}",
+        line=case.line_of(launch, launch.kind.split()[0]),
+        more=[case.directive_line("nodes")],
+        why="each node runs the whole training on its own, and all write the same files",
+        fix=f"{name}=$SLURM_NNODES, with a node rank or an endpoint",
+        severity=case.severity(launch),
+    )
+
+
+def _alone(case: Case, launch: Launch, told: tuple[int, int] | None) -> Iterator[Finding]:
+    """One node, of which the launcher thinks that there are more."""
+    job, step = case.job, launch.call.step
+    nodes = case.shape(launch).nodes if step is not None else job.nodes
+    if told is None or told[0] < 2 or not job.nodes_given or nodes != 1 or job.mixed:
+        return
+    if launch.call.background or (job.several_nodes and _several(case, launch)):
+        return
+    rank = launch.says.get("node_rank", "0")
+    # Slurm's own numbers are those of this one node; another unknown rank may be given to several jobs in turn
+    known = constant(rank) or all(_RANK.search(symbol.text) for symbol in case.symbols.of(rank))
+    if launch.vague or launch.call.looped or not known or (step is not None and step.kind != "srun"):
+        return
+    if any(call.name in ("ssh", "pdsh") for call in case.story.calls):
+        return
+    yield _mismatch(case, launch, told, 1)
+
+
+def _mismatch(case: Case, launch: Launch, told: tuple[int, int], nodes: int) -> Finding:
+    name = option(launch, "nnodes")
+    number = str(told[0]) if told[0] == told[1] else f"{told[0]}:{told[1]}"
+    who = "the job" if nodes == case.job.nodes else "this step"
+    return case.finding(
+        "torchrun-nnodes-mismatch",
+        f"{name} is {number}, {who} has {nodes} node" + ("s" if nodes > 1 else ""),
+        line=case.line_of(launch, *_texts(launch, "nnodes")),
+        more=[case.directive_line("nodes")],
+        why="the launcher waits for nodes that never come, or turns nodes away",
+        fix=f"{name}=$SLURM_NNODES",
+        severity=case.severity(launch),
+    )
+
+
+def node_rank(case: Case) -> Iterator[Finding]:
+    """Several nodes need different node ranks: there is none, or all of them get the same."""
+    for launch in case.training:
+        over = together(case, launch)
+        if over is None or not launch.spawns or launch.kind == "deepspeed" or _ignores_node_rank(launch):
+            continue
+        value = launch.says.get("node_rank")
+        if value is None:
+            yield from _no_rank(case, launch, over)
+        elif found := _same_on_all(case, launch, value):
+            yield _on_batch_host(case, launch, found, over)
+        elif _one_number(case, launch, value) and not launch.call.looped and not _several(case, launch):
+            yield _all_the_same(case, launch, value, over)
+
+
+def _one_number(case: Case, launch: Launch, value: str) -> bool:
+    """Whether a value is the same on all nodes: a number, or the number of the only task of each node."""
+    symbol = case.symbols.only(value)
+    if symbol is not None:
+        return symbol.name == "SLURM_LOCALID" and case.shape(launch).tasks_per_node == 1
+    return constant(value) and value.isdigit()
+
+
+def _several(case: Case, launch: Launch) -> bool:
+    """Whether the script starts the same launcher more than once, for the nodes one by one or under conditions."""
+    return sum(1 for other in case.training if other.kind == launch.kind) > 1
+
+
+def _no_rank(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
+    if _supplied(launch) or ("nnodes" not in launch.says and launch.kind != "composer"):
+        return
+    if _takes_from_step(case, launch) or (launch.kind == "composer" and "NODE_RANK" in launch.call.env):
+        return
+    name = option(launch, "node_rank")
+    endpoint = " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
+    yield case.finding(
+        "node-rank-missing",
+        f"srun starts {launch.kind} on {over} nodes with a static rendezvous and no {name}",
+        line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
+        more=[case.directive_line("nodes")],
+        why="each node takes itself for node 0 and waits for the others"
+        + (endpoint if "endpoint" in launch.says else ""),
+        fix="--rdzv_backend=c10d with --rdzv_endpoint=HOST:PORT needs no rank"
+        if launch.torchrun_like
+        else f"srun bash -c '... {name}=$SLURM_NODEID ...'  (single quotes: each node fills in its own)",
+        severity=case.severity(launch),
+    )
+
+
+def _same_on_all(case: Case, launch: Launch, value: str) -> Symbol | None:
+    for symbol in case.symbols.of(value):
+        if symbol.place == BATCH and _RANK.search(symbol.text):
+            return symbol
+    return None
+
+
+def _on_batch_host(case: Case, launch: Launch, symbol: Symbol, over: int) -> Finding:
+    name = option(launch, "node_rank")
+    return case.finding(
+        "node-rank-on-batch-host",
+        f"{name} {symbol.text} is filled in by the batch script, before srun: each of the {over} nodes gets 0",
+        line=case.line_of(launch, *_texts(launch, "node_rank"), symbol.text),
+        why="each node takes itself for node 0; the job waits for ranks that never come",
+        fix=f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is used inside)",
+        severity=case.severity(launch),
+    )
+
+
+def _all_the_same(case: Case, launch: Launch, value: str, over: int) -> Finding:
+    name = option(launch, "node_rank")
+    return case.finding(
+        "duplicate-ranks",
+        f"{name} is {case.show(value)}, the same on all {over} nodes",
+        line=case.line_of(launch, *_texts(launch, "node_rank")),
+        why="each node takes itself for the same one; the job waits for ranks that never come",
+        fix=f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is used inside)",
+        severity=case.severity(launch),
+    )
+
+
+def endpoint_or_address(case: Case) -> Iterator[Finding]:
+    """The launcher runs on several nodes and no address reaches it."""
+    for launch in case.training:
+        over = together(case, launch)
+        if over is None or not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
+            continue
+        if _takes_from_step(case, launch):
+            continue
+        if ("nnodes" not in launch.says and launch.kind != "composer") or "standalone" in launch.options:
+            continue  # told elsewhere: each node runs on its own
+        backend = launch.says.get("backend", "static")
+        if launch.torchrun_like and backend == "c10d" and "endpoint" not in launch.says:
+            yield _no_endpoint(case, launch, over)
+        elif backend == "static" and not {"addr", "endpoint"} & set(launch.says):
+            yield from _no_address(case, launch, over)
+
+
+def _no_endpoint(case: Case, launch: Launch, over: int) -> Finding:
+    beside = ": --master_addr means nothing to it" if "addr" in launch.says else ""
+    return case.finding(
+        "c10d-without-rdzv-endpoint",
+        f"--rdzv_backend=c10d on {over} nodes without --rdzv_endpoint{beside}",
+        line=case.line_of(launch, "rdzv_backend", "rdzv-backend"),
+        why="each node waits at its own localhost until the rendezvous times out",
+        fix="--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT in place of --master_addr and --master_port",
+        severity=case.severity(launch),
+    )
+
+
+def _no_address(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
+    setting = case.assigned("MASTER_ADDR")
+    if launch.kind == "composer" and setting is not None:
+        return
+    name = option(launch, "addr")
+    set_here = f"MASTER_ADDR is set on line {setting.line}, but " if setting else ""
+    yield case.finding(
+        "master-addr-not-passed",
+        f"{set_here}{launch.kind} on {over} nodes gets no {name}"
+        + (" and does not read the variable" if setting else ""),
+        line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
+        more=[setting.line] if setting else [],
+        why="without it every node looks for the master at 127.0.0.1",
+        fix=f"{name}=$MASTER_ADDR" if setting else f"{name}=$(hostname), filled in by the batch script",
+        severity=case.severity(launch),
+    )
+
+
+def master_address(case: Case) -> Iterator[Finding]:
+    """The address means another machine than the first node."""
+    for launch in case.training:
+        over = together(case, launch)
+        if over is None or launch.call.maybe or launch.kind == "deepspeed":
+            continue
+        for host, texts in _hosts(launch):
+            why = _wrong(case, host)
+            if why:
+                yield case.finding(
+                    "master-addr-wrong",
+                    f"the master address {case.show(host)} {why}",
+                    line=case.line_of(launch, *texts, "MASTER_ADDR="),
+                    why=f"the {over} nodes do not meet",
+                    fix="MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1), in the batch script",
+                    severity=case.severity(launch),
+                )
+                break
+
+
+def _hosts(launch: Launch) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if _ignores_node_rank(launch) and launch.spawns:
+        endpoint = launch.says.get("endpoint")
+        if endpoint is not None:
+            yield re.sub(r":[^:]*$", "", endpoint), ("rdzv_endpoint", "rdzv-endpoint")
+        return
+    if "addr" in launch.says:
+        yield launch.says["addr"], _texts(launch, "addr")
+    exported = launch.call.env.get("MASTER_ADDR")
+    if not launch.spawns and isinstance(exported, str):
+        yield exported, ("MASTER_ADDR=",)
+
+
+def _wrong(case: Case, host: str) -> str:
+    if _LOCAL_HOST.fullmatch(host):
+        return "means each node itself"
+    symbol = case.symbols.only(host)
+    if symbol is None:
+        return ""
+    named = symbol.name in _ITSELF or re.fullmatch(r"hostname(\s+-\S+)*", symbol.command)
+    if symbol.place == NODE and named:
+        return "is filled in on each node: each takes itself for the master"
+    if symbol.name in _WHOLE_LIST:
+        return "is the list of all nodes, no host"
+    if symbol.place == BATCH and _ALL_HOSTS.fullmatch(symbol.command):
+        return "is all nodes, one to a line, no host"
+    return ""
+
+
+def ranks_from_batch_host(case: Case) -> Iterator[Finding]:
+    """A program that srun starts once per task is given a rank that the batch script filled in."""
+    for launch in case.training:
+        spread = case.shape(launch)
+        step, tasks = launch.call.step, (spread.tasks_per_node or 0) * (spread.nodes or 0)
+        if launch.spawns or step is None or tasks < 2:
+            continue
+        yield from _rank_argument(case, launch)
+        yield from _rank_variable(case, launch, tasks)
+
+
+def _rank_argument(case: Case, launch: Launch) -> Iterator[Finding]:
+    for names in ((r"(?:node|machine|global|world)[_-]rank", r"rank", r"node[_-]id"), (r"local[_-]rank",)):
+        found = argument(launch, names)
+        symbol = _same_on_all(case, launch, found[0]) if found else None
+        if found and symbol:
+            name = found[1].text.partition("=")[0]
+            yield case.finding(
+                "node-rank-on-batch-host",
+                f"{name} {symbol.text} is filled in by the batch script, before srun: every task gets 0",
+                line=case.line_of(launch, name),
+                why="all tasks take themselves for rank 0; the job waits for ranks that never come",
+                fix=f"srun bash -c 'python {launch.script} {name} ${symbol.name or 'SLURM_PROCID'} ...'",
+                severity=case.severity(launch),
+            )
+
+
+def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
+    env = launch.call.env
+    rank = env.get("RANK")
+    symbol = _same_on_all(case, launch, rank) if isinstance(rank, str) else None
+    setting = case.exported("RANK")
+    if symbol is None or not {"WORLD_SIZE", "MASTER_ADDR"} <= set(env):
+        return
+    yield case.finding(
+        "node-rank-on-batch-host",
+        f"RANK={symbol.text} is filled in by the batch script, before srun: each of the {tasks} tasks gets 0",
+        line=setting.line if setting else case.line_of(launch, "RANK="),
+        more=[case.line_of(launch, launch.script)],
+        why="all tasks take themselves for rank 0; the job waits for ranks that never come",
+        fix=f"srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID python {launch.script}'",
+        severity=case.severity(launch),
+    )
+
+
+def fixed_port(case: Case) -> Iterator[Finding]:
+    """The port is a constant, so two jobs on one node can collide."""
+    if case.job.exclusive:
+        return
+    for launch in case.training:
+        port, texts = _port(case, launch)
+        if port:
+            yield case.finding(
+                "fixed-port",
+                f"the port is always {port}",
+                line=case.line_of(launch, *texts),
+                why="a second job on the same node fails with: address already in use",
+                fix="MASTER_PORT=$((20000 + SLURM_JOB_ID % 30000))",
+                severity="hint",
+            )
+            return
+
+
+def _port(case: Case, launch: Launch) -> tuple[str, tuple[str, ...]]:
+    port = launch.says.get("port", "")
+    texts: tuple[str, ...] = ("_port", "-port")
+    if "endpoint" in launch.says:
+        _, _, port = launch.says["endpoint"].rpartition(":")
+        texts = ("endpoint",)
+    elif not launch.spawns:
+        exported = launch.call.env.get("MASTER_PORT", "")
+        port = exported if isinstance(exported, str) else ""
+    setting = case.assigned("MASTER_PORT")
+    if setting is not None and setting.value == port:
+        texts = ("MASTER_PORT=",)
+    return (port, texts) if port.isdigit() and port != "0" else ("", ())
+
+
+CHECKS = (
+    nodes_told,
+    node_rank,
+    endpoint_or_address,
+    master_address,
+    ranks_from_batch_host,
+    fixed_port,
+)

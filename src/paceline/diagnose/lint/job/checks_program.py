@@ -1,0 +1,338 @@
+"""Checks of a job together with the training script that it starts: what the one provides, the other expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.launches import Launch
+from paceline.diagnose.lint.job.started import ranks_of, resolve, visible_gpus
+from paceline.diagnose.lint.job.values import BATCH
+from paceline.diagnose.lint.program import ALL_CPUS, Place, Program, Runner
+from paceline.errors import Finding
+
+_RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK"})
+
+
+def _pairs(case: Case) -> Iterator[tuple[Launch, Program]]:
+    for launch in case.training:
+        program = case.program(launch)
+        if program is not None:
+            yield launch, program
+
+
+# Lightning
+
+
+def lightning_ranks(case: Case) -> Iterator[Finding]:
+    """Lightning's Trainer or Fabric asks for other numbers than the job starts."""
+    for launch, program in _pairs(case):
+        runner = program.runner
+        if runner is None or launch.kind == "fabric run":
+            continue
+        if launch.spawns:
+            yield from _under_launcher(case, launch, program, runner)
+        elif not case.hides_slurm and not (launch.call.maybe and launch.call.place == BATCH):
+            yield from _under_slurm(case, launch, program, runner)
+
+
+def _under_launcher(case: Case, launch: Launch, program: Program, runner: Runner) -> Iterator[Finding]:
+    devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
+    ranks = ranks_of(case, launch)
+    if launch.kind == "deepspeed" or not launch.torchrun_like or ranks is None or not devices or not nodes:
+        return
+    if devices * nodes == ranks[0] * ranks[1]:
+        return
+    yield case.finding(
+        "world-size-mismatch",
+        f"{launch.kind} starts {_times(*ranks)}, and the {runner.title} asks for {_times(devices, nodes)}",
+        line=case.line_of(launch, "--nproc", launch.kind.split()[0]),
+        more=[case.line_of(launch, "--nnodes", "--nproc")],
+        why=_alone(runner, devices, nodes) or "Lightning refuses: the product does not match the world size",
+        fix=f'{runner.title}(devices="auto", num_nodes={ranks[1]}, ...)'
+        if ranks[0] == case.shape(launch).gpus
+        else f"{runner.title}(devices={ranks[0]}, num_nodes={ranks[1]}, ...)",
+        severity=case.severity(launch),
+        beside=(program, runner.at),
+    )
+
+
+def _times(ranks: int, nodes: int) -> str:
+    each = f"{ranks} process{'es' if ranks > 1 else ''}"
+    return f"{each} on each of {nodes} nodes" if nodes > 1 else f"{each} on one node"
+
+
+def _alone(runner: Runner, devices: int, nodes: int) -> str:
+    if runner.single and devices == nodes == 1:
+        return "with one device and one node it makes no process group: each process trains alone, on the same data"
+    return ""
+
+
+def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -> Iterator[Finding]:
+    step, job = launch.call.step, case.job
+    if step is not None and (step.kind != "srun" or step.vague):
+        return
+    spread = case.shape(launch)
+    per_node, on = (spread.tasks_per_node, spread.nodes) if step is not None else (job.tasks_per_node, job.nodes)
+    if step is None and not (job.ntasks_given or job.tasks_per_node_given):
+        return  # Slurm sets no number of tasks then, and Lightning starts the processes itself
+    devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
+    if step is None and (devices, nodes) == (1, 1):
+        return  # one process on one GPU, as asked for
+    if devices and per_node and devices != per_node:
+        yield _devices(case, launch, program, devices=devices, tasks=per_node, nodes=nodes or 1)
+    elif step is not None and (total := spread.tasks) and total > 1 and not _per_node_given(case, launch):
+        yield _not_given(case, launch, program, per_node or 1)
+    if nodes and on and nodes != on and case.job.nodes_given:
+        yield _nodes(case, launch, program, requested=nodes, nodes=on)
+
+
+def _devices(case: Case, launch: Launch, program: Program, *, devices: int, tasks: int, nodes: int) -> Finding:
+    assert program.runner is not None
+    runner = program.runner
+    starts = "srun starts" if launch.call.step is not None else "the job has"
+    count = f"{tasks} task{'s' if tasks > 1 else ''}"
+    return case.finding(
+        "slurm-ntasks-mismatch",
+        f"the {runner.title} has devices={devices}, and {starts} {count} on a node",
+        line=case.directive_line("ntasks-per-node", "ntasks", "nodes"),
+        more=[case.line_of(launch, launch.script)],
+        why=_alone(runner, devices, nodes)
+        or "under Slurm each task is one rank: Lightning refuses to start, or trains with fewer ranks",
+        fix=f"#SBATCH --ntasks-per-node={devices}"
+        + ("" if launch.call.step is not None else ", and srun before the command")
+        + f", or devices={tasks}",
+        severity=case.severity(launch),
+        beside=(program, runner.at),
+    )
+
+
+def _nodes(case: Case, launch: Launch, program: Program, *, requested: int, nodes: int) -> Finding:
+    assert program.runner is not None
+    runner = program.runner
+    return case.finding(
+        "slurm-ntasks-mismatch",
+        f"the {runner.title} has num_nodes={requested}, and the job has {nodes} node{'s' if nodes > 1 else ''}",
+        line=case.directive_line("nodes"),
+        more=[case.line_of(launch, launch.script)],
+        why="Lightning compares it with Slurm's number and refuses to start",
+        fix=f"{runner.title}(num_nodes={nodes}, ...)",
+        severity=case.severity(launch),
+        beside=(program, runner.at),
+    )
+
+
+def _per_node_given(case: Case, launch: Launch) -> bool:
+    step = launch.call.step
+    return case.job.tasks_per_node_given or (step is not None and "ntasks-per-node" in step.options)
+
+
+def _not_given(case: Case, launch: Launch, program: Program, tasks: int) -> Finding:
+    assert program.runner is not None
+    return case.finding(
+        "slurm-ntasks-mismatch",
+        "Lightning is started in several tasks, and --ntasks-per-node is not given",
+        line=case.directive_line("ntasks", "nodes"),
+        more=[case.line_of(launch, launch.script)],
+        why="Lightning takes the ranks of a node from that option only, and refuses --ntasks without it",
+        fix=f"#SBATCH --ntasks-per-node={tasks}",
+        severity=case.severity(launch),
+        beside=(program, program.runner.at),
+    )
+
+
+# ranks
+
+
+def ranks_untold(case: Case) -> Iterator[Finding]:
+    """The script takes its rank from a launcher's variables, and the job starts it without a launcher."""
+    for launch, program in _pairs(case):
+        if launch.spawns or _may_set_ranks(case, launch):
+            continue
+        ranks = ranks_of(case, launch)
+        tasks = ranks[0] * ranks[1] if ranks else 1
+        if program.needs_ranks is not None:
+            why = "torch ends with: environment variable RANK expected, but not set (or KeyError)"
+            yield _untold(case, launch, (program, program.needs_ranks), why)
+        elif program.adopts_ranks is not None and tasks > 1:
+            yield _untold(case, launch, (program, program.adopts_ranks), f"each of the {tasks} tasks trains alone")
+
+
+def _may_set_ranks(case: Case, launch: Launch) -> bool:
+    """Whether something before the script may set the variables of a rank."""
+    step = launch.call.step
+    if case.story.sourced or _RANK_VARIABLES & set(launch.call.env):
+        return True
+    return step is not None and (step.kind != "srun" or step.vague or "mpi" in step.options)
+
+
+def _untold(case: Case, launch: Launch, beside: tuple[Program, Place], why: str) -> Finding:
+    by = "srun" if launch.call.step is not None else "the job"
+    srun = "srun --ntasks-per-node=1 " if launch.call.step is not None else ""
+    return case.finding(
+        "rank-env-missing",
+        f"{launch.script} takes its rank from RANK and WORLD_SIZE, and {by} starts it without a launcher",
+        line=case.line_of(launch, launch.script),
+        why=why,
+        fix=f"{srun}paceline run {launch.script} ...  (or {srun}torchrun ...)",
+        severity=case.severity(launch),
+        beside=beside,
+    )
+
+
+def spawned_twice(case: Case) -> Iterator[Finding]:
+    """The script starts the processes of a node itself, and so does the job."""
+    for launch, program in _pairs(case):
+        ranks = ranks_of(case, launch)
+        if program.spawns is None or ranks is None or ranks[0] < 2:
+            continue
+        spawned = resolve(case, launch, program.spawns[0])
+        if not spawned or spawned < 2:
+            continue
+        starter = launch.kind if launch.spawns else "srun"
+        yield case.finding(
+            "double-launch",
+            f"{starter} starts {ranks[0]} processes on a node, and each of them spawns {spawned}",
+            line=case.line_of(launch, "--nproc", launch.script),
+            why="processes fight over GPUs, ports and ranks",
+            fix=f"python {launch.script}  (once on a node), or remove mp.spawn from the script",
+            severity=case.severity(launch),
+            beside=(program, program.spawns[1]),
+        )
+
+
+# CPUs, GPUs, addresses, data
+
+
+def loader_workers(case: Case) -> Iterator[Finding]:
+    """The script's loader workers need more CPUs than its ranks have."""
+    for launch, program in _pairs(case):
+        shape, processes = case.shape(launch), case.processes(launch)
+        shares_tasks = launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1)
+        if program.workers is None or shape.cpus is None or processes is None or shares_tasks:
+            continue
+        number, place = program.workers
+        per_process = resolve(case, launch, number)
+        if number.kind == ALL_CPUS and processes * (shape.tasks_per_node or 1) > 1:
+            summary, fix = _all_cpus(processes * (shape.tasks_per_node or 1), processes)
+        elif per_process and per_process * processes > shape.cpus >= processes:
+            summary, fix = _too_many_workers(processes, per_process, shape.cpus)
+        else:
+            continue
+        yield case.finding(
+            "workers-exceed-cpus",
+            summary,
+            line=case.directive_line("cpus-per-task"),
+            more=[case.line_of(launch, launch.script)],
+            why="workers that share a CPU are not faster, and the GPUs wait",
+            fix=fix,
+            severity="warning",
+            beside=(program, place),
+        )
+
+
+def _all_cpus(on_node: int, in_task: int) -> tuple[str, str]:
+    summary = f"each of {on_node} processes on a node starts a loader worker for every CPU of the node"
+    share = f" // {in_task}" if in_task > 1 else ""
+    return summary, f"num_workers=len(os.sched_getaffinity(0)){share} - 1"
+
+
+def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str, str]:
+    starters = f"{processes} process{'es' if processes > 1 else ''}"
+    summary = f"{starters} with {per_process} loader workers each on {cpus} CPU{'s' if cpus > 1 else ''}"
+    fewer = max(1, cpus // processes - 1)
+    return summary, f"#SBATCH --cpus-per-task={(per_process + 1) * processes}, or num_workers={fewer}"
+
+
+def meeting_replaced(case: Case) -> Iterator[Finding]:
+    """The script writes its own address or port over the launcher's."""
+    for launch, program in _pairs(case):
+        ranks = ranks_of(case, launch)
+        shares_store = launch.kind in ("torchrun", "torch.distributed.launch")
+        if program.port is not None and shares_store and ranks is not None and ranks[0] * ranks[1] > 1:
+            port, at = program.port
+            if launch.says.get("port") != port:
+                yield case.finding(
+                    "master-unreachable",
+                    f"the script replaces torchrun's MASTER_PORT by {port}, where nothing listens",
+                    line=case.line_of(launch, launch.kind.split()[0]),
+                    why="the ranks meet in the store of torchrun, whose port is in that variable: they wait in vain",
+                    fix='remove the line, or os.environ.setdefault("MASTER_PORT", ...)',
+                    severity=case.severity(launch),
+                    beside=(program, at),
+                )
+        if program.address is not None and ranks is not None and ranks[1] > 1:
+            address, at = program.address
+            yield case.finding(
+                "master-addr-wrong",
+                f"the script replaces MASTER_ADDR by {address}, which means each of the {ranks[1]} nodes itself",
+                line=case.line_of(launch, launch.script),
+                more=[case.directive_line("nodes")],
+                why="the nodes do not meet",
+                fix='remove the line, or os.environ.setdefault("MASTER_ADDR", ...)',
+                severity=case.severity(launch),
+                beside=(program, at),
+            )
+
+
+def device_by_rank(case: Case) -> Iterator[Finding]:
+    """The script selects its GPU by a rank that is beyond the GPUs that it sees."""
+    for launch, program in _pairs(case):
+        ranks, spread = ranks_of(case, launch), case.shape(launch)
+        gpus = visible_gpus(launch) or spread.gpus
+        if program.selects is None or ranks is None or not gpus or case.shares_gpus:
+            continue
+        kind, at = program.selects
+        if kind == "global" and ranks[0] * ranks[1] > gpus >= ranks[0]:
+            yield case.finding(
+                "invalid-device-ordinal",
+                f"the script selects its GPU by the rank in the whole run, 0 to {ranks[0] * ranks[1] - 1},"
+                f" and sees {gpus} GPU{'s' if gpus > 1 else ''}",
+                line=case.line_of(launch, launch.script),
+                more=[case.directive_line("nodes")],
+                why="on the second node, or with one GPU for each task, that GPU does not exist",
+                fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+                severity=case.severity(launch),
+                beside=(program, at),
+            )
+        elif kind == "local" and not launch.spawns and spread.gpus_per_task and ranks[0] > spread.gpus_per_task:
+            directive = case.job.directives.last("gpus-per-task")
+            yield case.finding(
+                "gpus-per-task-with-local-rank",
+                f"--gpus-per-task={spread.gpus_per_task} shows each task GPUs from number 0 on,"
+                " and the script selects one by its local rank",
+                line=directive.line if directive else launch.call.line,
+                more=[launch.call.line],
+                why="cuda:1 and above do not exist for the task: invalid device ordinal",
+                fix=f"#SBATCH --gpus-per-node={ranks[0]} in its place, or srun --gpu-bind=none",
+                severity=case.severity(launch),
+                beside=(program, at),
+            )
+
+
+def downloads_at_once(case: Case) -> Iterator[Finding]:
+    """All ranks of a node fetch the same files into the same folder at the same time."""
+    for launch, program in _pairs(case):
+        ranks = ranks_of(case, launch)
+        if program.downloads is None or ranks is None or ranks[0] * ranks[1] < 2:
+            continue
+        yield case.finding(
+            "download-on-every-rank",
+            f"{ranks[0] * ranks[1]} ranks download the data set into one folder at the same time",
+            line=case.line_of(launch, launch.script),
+            why="where the files are not there yet, the ranks write them over each other",
+            fix="download before the job, or let local rank 0 go first and the others wait at a barrier",
+            severity="hint",
+            beside=(program, program.downloads),
+        )
+
+
+CHECKS = (
+    lightning_ranks,
+    ranks_untold,
+    spawned_twice,
+    loader_workers,
+    meeting_replaced,
+    device_by_rank,
+    downloads_at_once,
+)

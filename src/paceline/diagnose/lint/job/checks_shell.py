@@ -1,0 +1,382 @@
+"""Checks of the script as a shell script: continuations, variables, signals, what runs in the background."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.launches import Launch
+from paceline.diagnose.lint.job.sbatch_options import names
+from paceline.diagnose.lint.job.story import Call
+from paceline.diagnose.lint.job.values import BATCH, NODE, Symbol, constant
+from paceline.errors import Finding, closest
+
+_BROKEN = re.compile(r"\\(?:\s+(#).*)?$")  # a line of the case has no blanks at its end
+_WAITS = re.compile(r"(?<![-\w$.{/])wait\b(?![-=\w])")
+_WAIT_LINE = re.compile(r"(?:^|[;&]\s*)wait(\s+\"?\$\{?\w+\}?\"?)?\s*$")
+_NUMBERS = {"10": "USR1", "12": "USR2"}  # of Linux
+_DEADLY = ("USR1", "USR2")
+_INCLUDES = re.compile(r"\s*(source|\.|eval)\s")
+_AT_ONCE = frozenset({"echo", "date", "hostname", "mkdir", "cp", "mv", "rm", "ls", "cat", "touch", "module", "conda"})
+_OPTION_ALONE = re.compile(r"--?[A-Za-z]")
+_SHELLS_OWN = frozenset({"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"})
+# Options by which nodes meet, and what they are usually given.
+_ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+_PORT = "$((20000 + SLURM_JOB_ID % 30000))"
+_MEETING = {
+    "master_addr": _ADDRESS,
+    "main_process_ip": _ADDRESS,
+    "main_address": _ADDRESS,
+    "rdzv_endpoint": _ADDRESS,
+    "master_port": _PORT,
+    "main_process_port": _PORT,
+    "nnodes": "$SLURM_NNODES",
+    "num_machines": "$SLURM_NNODES",
+    "nproc_per_node": "$SLURM_GPUS_ON_NODE",
+}
+# Slurm's variables that exist only if an option was given, and those that always do.
+_ONLY_WITH = {
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node", "$SLURM_GPUS_ON_NODE"),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task", "$SLURM_GPUS_ON_NODE"),
+    "SLURM_GPUS": ("gpus", "$((SLURM_NNODES * SLURM_GPUS_ON_NODE))"),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node", "#SBATCH --ntasks-per-node=1"),
+}
+
+
+_SLURM = names(
+    "NNODES JOB_NUM_NODES NODEID PROCID LOCALID NTASKS NPROCS NTASKS_PER_NODE CPUS_PER_TASK CPUS_ON_NODE "
+    "GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPUS JOB_ID JOBID JOB_NAME JOB_NODELIST NODELIST STEP_NODELIST "
+    "STEP_NUM_NODES STEP_NUM_TASKS STEP_TASKS_PER_NODE TASKS_PER_NODE JOB_CPUS_PER_NODE JOB_GPUS STEP_GPUS "
+    "SUBMIT_DIR SUBMIT_HOST TMPDIR ARRAY_JOB_ID ARRAY_TASK_ID ARRAY_TASK_COUNT ARRAY_TASK_MIN ARRAY_TASK_MAX "
+    "ARRAY_TASK_STEP MEM_PER_NODE MEM_PER_CPU MEM_PER_GPU JOB_PARTITION JOB_ACCOUNT JOB_QOS JOB_END_TIME "
+    "JOB_START_TIME LAUNCH_NODE_IPADDR RESTART_COUNT CLUSTER_NAME TASK_PID GTIDS NODE_ALIASES TOPOLOGY_ADDR "
+    "CONF JOB_USER JOB_UID STEP_ID STEPID SRUN_COMM_HOST HET_SIZE CPUS_PER_GPU DISTRIBUTION EXPORT_ENV "
+    "CONSTRAINT JOB_RESERVATION JOB_DEPENDENCY NTASKS_PER_SOCKET NTASKS_PER_CORE NTASKS_PER_GPU "
+    "THREADS_PER_CORE JOB_CONSTRAINTS TRES_PER_TASK MPI_TYPE "
+)
+
+
+def broken_line_continuation(case: Case) -> Iterator[Finding]:
+    """A backslash that is not the last character of its line, or an option that became a command of its own."""
+    told: set[int] = set()
+    for line in (*case.script.broken, *case.story.broken):
+        following = case.text(line + 1)
+        found = _BROKEN.search(case.text(line))
+        if line in told or not found:
+            continue
+        told.add(line)
+        what = "a comment follows" if found[1] else "blanks follow"
+        yield case.finding(
+            "broken-line-continuation",
+            f"{what} the backslash at the end of the line",
+            line=line,
+            why="the command ends here and gets a blank as its last argument; the next line runs as its own command",
+            fix="move the comment above the command" if found[1] else "remove the blanks behind the backslash",
+            severity="error" if following and not following.startswith("#") else "warning",
+        )
+    calls = case.story.calls
+    for before, call in pairwise(calls):
+        if not _OPTION_ALONE.match(call.args[0].text) or call.line - 1 in told or before.line >= call.line:
+            continue
+        told.add(call.line)
+        yield case.finding(
+            "broken-line-continuation",
+            f"{case.show(call.args[0].text)} runs as a command of its own",
+            line=call.line,
+            more=range(max(before.line, call.line - 2), call.line),
+            why="the command before it ended early: a backslash is missing, or a comment or blank line stands between",
+            fix="end the line before it with a backslash, and move comments out of the command",
+        )
+
+
+def unset_variable(case: Case) -> Iterator[Finding]:
+    """A variable is used in a launch that nothing sets there."""
+    told: set[str] = set()
+    for launch in case.launches:
+        options = [*launch.options.items()]
+        if launch.call.step is not None:
+            options += [*launch.call.step.options.items()]
+        for option, value in options:
+            for symbol in case.symbols.of(value):
+                if symbol.name in told or not symbol.name or symbol.text.startswith("${"):
+                    continue
+                found = list(_unset(case, launch, symbol, option))
+                told |= {symbol.name} if found else set()
+                yield from found
+
+
+def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
+    """$SLURM_CPUS_PER_TASK is used, and nothing asks for CPUs by the task: Slurm does not set it then."""
+    name, asks = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
+    job, steps = case.job, [call.step for call in case.story.calls if call.step is not None]
+    if not job.directives.any or job.mixed or job.directives.last(*asks) or case.assigned(name):
+        return
+    if any(step.vague or set(asks) & set(step.options) for step in steps) or _looked_after(case, name):
+        return
+    plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
+    lines = [at for at, line in enumerate(case.lines, 1) if plain.search(line) and not line.lstrip().startswith("#")]
+    if lines:
+        yield case.finding(
+            "unset-variable",
+            f"${name} is only set where --cpus-per-task is given",
+            line=lines[0],
+            why="what is set from it is empty: as many threads as each library likes, or an error",
+            fix="#SBATCH --cpus-per-task=8  (the CPUs of a node divided by its tasks)",
+            severity="warning",
+        )
+
+
+def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[Finding]:
+    name, line = symbol.name, case.line_of(launch, "$" + symbol.name, "${" + symbol.name)
+    given = {directive.name for directive in case.job.directives.given}
+    needs, instead = _ONLY_WITH.get(name, ("", ""))
+    if needs and case.job.directives.any and needs not in given and _asked_otherwise(case, name):
+        yield case.finding(
+            "unset-variable",
+            f"${name} is only set where --{needs} is given",
+            line=line,
+            more=[case.directive_line("gres", "gpus", "ntasks", "gpus-per-node")],
+            why=f"{option} gets nothing, and {launch.kind} or srun refuses it",
+            fix=f"--{option}={instead}" if instead.startswith("$") else instead,
+        )
+    elif name.startswith("SLURM_") and (near := _meant(name)):
+        yield case.finding(
+            "unset-variable", f"Slurm sets no ${name}", line=line, why=f"{option} gets nothing", fix=f"${near}",
+            severity="error" if _very_near(name, near) else "warning",
+        )  # fmt: skip
+    elif symbol.lost and symbol.place == NODE:
+        setting = case.assigned(name)
+        yield case.finding(
+            "unset-variable",
+            f"${name} is set without export, and used inside quotes that a new shell reads",
+            line=line,
+            more=[setting.line] if setting else [],
+            why=f"that shell sees exported variables only: {option} gets nothing",
+            fix=f"export {name}",
+        )
+    elif not name.startswith("SLURM") and not case.story.sourced:
+        yield from _misspelt(case, symbol, line, option)
+
+
+def _meant(name: str) -> str:
+    """The variable of Slurm's that is likely meant; empty if there is this one, or none like it."""
+    short = name.removeprefix("SLURM_")
+    near = "" if short in _SLURM else closest(short, _SLURM)
+    return f"SLURM_{near}" if near else ""
+
+
+def _asked_otherwise(case: Case, name: str) -> bool:
+    return case.job.gpus_asked if "GPU" in name else case.job.ntasks_given
+
+
+def _very_near(name: str, near: str) -> bool:
+    left, right = name.replace("_", ""), near.replace("_", "")
+    return left == right or left in (right + "S", right.removesuffix("S")) or sorted(left) == sorted(right)
+
+
+def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Finding]:
+    names = {setting.name for setting in case.story.settings}
+    if symbol.name in names or symbol.name in _SHELLS_OWN or not symbol.name.isidentifier():
+        return
+    near = closest(symbol.name, names)
+    if near and len(near) >= 5 and _very_near(symbol.name, near):
+        what, fix, severity = f"nothing sets ${symbol.name}; {near} is set", f"${near}", "error"
+    elif option in _MEETING and case.job.directives.any and not _looked_after(case, symbol.name):
+        # a small name is nobody's environment, and the head is not known before the job has its nodes
+        sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
+        what, severity = f"nothing in the script sets ${symbol.name}", "error" if sure else "warning"
+        fix = f"{symbol.name}={_MEETING[option]}"
+    else:
+        return
+    why = f"{option} gets nothing, unless it comes from the shell that submits the job"
+    yield case.finding("unset-variable", what, line=line, why=why, fix=fix, severity=severity)
+
+
+def _looked_after(case: Case, name: str) -> bool:
+    """Whether the script tests a variable or has a default for it: then it is meant to come from outside."""
+    pattern = re.compile(
+        rf"\$\{{{name}:?[-=?+]|-[zn] *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
+    )
+    return bool(pattern.search("\n".join(case.lines)))
+
+
+def signals(case: Case) -> Iterator[Finding]:
+    """--signal goes to the steps where the batch script waits for it, or the other way round."""
+    found = case.job.directives.last("signal")
+    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", found.value) if found else None
+    if found is None or match is None or not case.training:
+        return
+    name = _NUMBERS.get(match[2], match[2].upper())
+    traps = [trap for trap in case.story.traps if name in {each.removeprefix("SIG").upper() for each in trap[0]}]
+    if "B" in (match[1] or ""):
+        yield from _to_batch(case, found.line, name, traps)
+    elif traps:
+        yield case.finding(
+            "signal-not-to-batch",
+            f"--signal={found.value} goes to the steps only; the trap for {name} in the batch script never runs",
+            line=found.line,
+            more=[traps[0][2]],
+            why="without B: the batch shell is not signalled",
+            fix=f"#SBATCH --signal=B:{found.value.rpartition(':')[2]}",
+            severity="hint",
+        )
+    elif not case.spreads and all(launch.call.step is None for launch in case.training):
+        yield case.finding(
+            "signal-not-to-batch",
+            f"--signal={found.value} goes to steps, and the program runs in the batch shell, which is none",
+            line=found.line,
+            more=[case.training[0].call.line],
+            why="the signal reaches nobody, and the program is ended at the time limit without a warning",
+            fix=f"srun {case.text(case.training[0].call.line)}".removesuffix("\\").strip(),
+            severity="hint",
+        )
+
+    elif name in _DEADLY and (launch := _dies(case)):
+        yield case.finding(
+            "signal-not-forwarded",
+            f"--signal={found.value} goes to torchrun, which does not hand {name} on and dies of it",
+            line=found.line,
+            more=[launch.call.line],
+            why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            fix=f"#SBATCH --signal=TERM{found.value[len(found.value.partition('@')[0]) :]}, or {_handing(name)}",
+            severity="warning",
+        )
+
+
+def _dies(case: Case) -> Launch | None:
+    """The torchrun that a signal ends which it was not told to hand on; None if that is not certain."""
+    for launch in case.training:
+        told = "signals_to_handle" in launch.options or launch.vague
+        if launch.kind in ("torchrun", "torch.distributed.launch") and launch.call.step is not None and not told:
+            return launch
+    return None
+
+
+def _handing(name: str) -> str:
+    return f"torchrun --signals-to-handle=SIG{name},SIGTERM,SIGINT"
+
+
+def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...], str, int]]) -> Iterator[Finding]:
+    launch = case.training[0]
+    waiting = any(each.call.background for each in case.training) and case.story.waits
+    if re.search(r"^\s*exec\b", "\n".join(case.lines), re.MULTILINE):
+        return
+    handed = "TERM" if name in _DEADLY and _dies(case) else name
+    if not traps:
+        yield case.finding(
+            "signal-not-forwarded",
+            f"--signal=B: sends {name} to the batch shell only, and the script has no trap for it",
+            line=line,
+            more=[launch.call.line],
+            why="the program is not told; the signal ends the batch shell or is lost",
+            fix=f"trap 'kill -{handed} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the trap ends one wait)",
+            severity="warning",
+        )
+    elif not waiting and not any(launch.call.background for launch in case.training):
+        yield case.finding(
+            "signal-not-forwarded",
+            f"the trap for {name} runs only after the program has ended: it is started in the foreground",
+            line=traps[0][2],
+            more=[line, launch.call.line],
+            why="bash runs a trap when the command that it waits for is over",
+            fix="end the launch with &, and write below it: wait; wait  (the trap ends the first)",
+            severity="warning",
+        )
+    elif waiting:
+        yield from _handed_on(case, line, name, traps[0])
+
+
+def _handed_on(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], str, int]) -> Iterator[Finding]:
+    """A trap that hands the signal on to a launcher that dies of it, or before the only wait."""
+    sent = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
+    passed = (sent[1] or "TERM").upper() if sent else ""
+    if _NUMBERS.get(passed, passed) in _DEADLY and (launch := _dies(case)):
+        yield case.finding(
+            "signal-not-forwarded",
+            f"the trap hands {passed} to torchrun, which does not hand it on and dies of it",
+            line=trap[2],
+            more=[line, launch.call.line],
+            why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            fix=f"kill -TERM in the trap, or {_handing(name)}",
+            severity="warning",
+        )
+    elif sent and (at := _only_wait(case, trap)):
+        yield case.finding(
+            "signal-not-forwarded",
+            f"the trap for {name} ends the only wait: the script ends while the program still saves",
+            line=at,
+            more=[line, trap[2]],
+            why="when the batch script ends Slurm ends the job and kills what still runs",
+            fix=f"wait{case.text(at).rpartition('wait')[2]}  (once more, below it)",
+            severity="warning",
+        )
+
+
+def _only_wait(case: Case, trap: tuple[tuple[str, ...], str, int]) -> int:
+    """The line of the one wait of a script that a trap of one kill ends for good; 0 if that is not certain."""
+    handler_goes_on = re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1])
+    if handler_goes_on or len(_WAITS.findall(case.code)) != 1 or re.search(r"\b(while|until|for)\b", case.code):
+        return 0
+    lines = [at for at, line in enumerate(case.lines, 1) if not line.lstrip().startswith("#") and _WAITS.search(line)]
+    if len(lines) != 1 or not _WAIT_LINE.search(case.text(lines[0])):
+        return 0
+    return 0 if any(call.line > lines[0] and _lasts(call) for call in case.story.calls) else lines[0]
+
+
+def background_steps(case: Case) -> Iterator[Finding]:
+    """The script ends while what it has started in the background still runs."""
+    if not case.job.directives.any or _WAITS.search(case.code):
+        return
+    launched = {id(launch.call) for launch in case.launches}
+    for call in reversed(case.story.calls):
+        if not call.background:
+            if _lasts(call):
+                return  # the script lives as long as this
+        elif any(_INCLUDES.match(line) for line in case.lines[call.line :]):
+            return  # the other file may wait
+        elif call.step is not None or id(call) in launched:
+            yield case.finding(
+                "background-steps-not-awaited",
+                f"{call.name} is started in the background, and the script ends without waiting for it",
+                line=call.line,
+                more=[call.end_line],
+                why="when the batch script ends Slurm ends the job and kills what still runs",
+                fix="wait  (as the last line of the script)",
+                severity="warning" if call.maybe and call.place == BATCH else "error",
+            )
+            return
+
+
+def _lasts(call: Call) -> bool:
+    """Whether a command may take long enough for something beside it to be done."""
+    if call.name == "sleep":
+        return call.looped or len(call.args) < 2 or not re.fullmatch(r"\d{1,2}s?", call.args[1].text)
+    return call.looped or call.name not in _AT_ONCE
+
+
+def not_filled_in(case: Case) -> Iterator[Finding]:
+    """A dollar inside quotes that no shell reads any more: the launcher gets the variable's name."""
+    for launch in case.launches:
+        for option, value in launch.options.items():
+            found = re.search(r"\$\{?[A-Za-z_]\w*\}?", value) if constant(value) and launch.spawns else None
+            if found and option in launch.says_by:
+                yield case.finding(
+                    "option-invalid",
+                    f"--{option} gets the text {value}: the quotes keep the shell from filling it in",
+                    line=case.line_of(launch, found[0]),
+                    why=f"no shell stands between srun and {launch.kind}, which takes the text as it is",
+                    fix=f"srun bash -c '{launch.kind} --{option} {found[0]} ...'",
+                    severity=case.severity(launch),
+                )
+
+
+CHECKS = (
+    broken_line_continuation,
+    not_filled_in,
+    unset_variable,
+    cpus_per_task_unset,
+    signals,
+    background_steps,
+)

@@ -1,0 +1,165 @@
+"""The ``#SBATCH`` lines of a script, read as sbatch reads them: up to the first line that is no comment."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from paceline.diagnose.lint.job.sbatch_options import SBATCH, canonical, takes_value
+
+_DIRECTIVE = "#SBATCH"
+_LOWER = re.compile(r"#sbatch\s+(-.*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Directive:
+    """One option of one line.
+
+    Attributes:
+        name: Its long name; as typed where Slurm has none.
+        typed: As it is written, with dashes.
+        value: Its value; empty for a flag.
+        line: Where.
+        known: False if Slurm has no such option.
+        lacks_value: True if the value is missing.
+    """
+
+    name: str
+    typed: str
+    value: str
+    line: int
+    known: bool = True
+    lacks_value: bool = False
+
+
+@dataclass
+class Directives:
+    """What the head of a script asks for.
+
+    Attributes:
+        given: Options in order, those of a first component of a heterogeneous job only.
+        late: Options behind the first command, which sbatch does not read.
+        lower: Lines with ``#sbatch`` in lower case: line and text.
+        stray: Words that belong to no option: word and line.
+        unclosed: Lines with a quote that is not closed.
+        components: Components of a heterogeneous job, 1 for a plain one.
+    """
+
+    given: list[Directive] = field(default_factory=list)
+    late: list[Directive] = field(default_factory=list)
+    lower: list[tuple[int, str]] = field(default_factory=list)
+    stray: list[tuple[str, int]] = field(default_factory=list)
+    unclosed: list[int] = field(default_factory=list)
+    components: int = 1
+
+    @property
+    def any(self) -> bool:
+        """Whether this is a job script at all."""
+        return bool(self.given or self.late or self.stray)
+
+    def last(self, *names: str) -> Directive | None:
+        """Return the directive that counts: the last of these names, read in time or meant to be."""
+        found = [d for d in (*self.given, *self.late) if d.name in names]
+        return found[-1] if found else None
+
+
+def parse(source: str, data_lines: set[int]) -> Directives:
+    """Read the directives.
+
+    Args:
+        source: The script.
+        data_lines: Lines that are text for somebody else: bodies of heredocs, quoted arguments.
+    """
+    found = Directives()
+    in_head = True
+    for number, raw in enumerate(source.split("\n"), 1):
+        line = raw.rstrip("\r")
+        if line.startswith(_DIRECTIVE):
+            if in_head or number not in data_lines:
+                _read(line, number, found, in_head=in_head)
+        elif (lower := _LOWER.match(line)) and "SBATCH" not in line[:9] and number not in data_lines:
+            found.lower.append((number, lower[1]))
+        elif line.strip() and not line.lstrip().startswith("#"):
+            in_head = False
+    return found
+
+
+def _read(line: str, number: int, found: Directives, *, in_head: bool) -> None:
+    words, closed = split(line[len(_DIRECTIVE) :])
+    if not closed:
+        found.unclosed.append(number)
+    if in_head and any(word in ("hetjob", "packjob") for word in words):
+        found.components += 1
+        return
+    into = found.given if in_head else found.late
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word.startswith("--") and len(word) > 2:
+            at += _long(word, words[at:], number, into)
+        elif word.startswith("-") and len(word) > 1:
+            at += _short(word, words[at:], number, into)
+        elif in_head:
+            found.stray.append((word, number))
+    if found.components > 1:
+        del into[len(into) - _added(into, number) :]
+
+
+def _added(into: list[Directive], number: int) -> int:
+    return sum(1 for directive in into if directive.line == number)
+
+
+def split(text: str) -> tuple[list[str], bool]:
+    """Split a directive as sbatch does: quotes group, ``#`` begins a comment. The second value: quotes are closed."""
+    words: list[str] = []
+    current, begun, quote, escaped = "", False, "", False
+    for char in text:
+        if escaped:
+            current, escaped = current + char, False
+        elif char == "\\":
+            escaped = begun = True
+        elif quote:
+            if char == quote:
+                quote = ""
+            else:
+                current += char
+        elif char in "\"'":
+            quote, begun = char, True
+        elif char == "#":
+            break
+        elif char.isspace():
+            if begun:
+                words.append(current)
+            current, begun = "", False
+        else:
+            current, begun = current + char, True
+    if begun:
+        words.append(current)
+    return words, not quote
+
+
+def _long(word: str, following: list[str], number: int, into: list[Directive]) -> int:
+    typed, equals, value = word[2:].partition("=")
+    name = canonical(typed)
+    needs = takes_value(name or typed)
+    if equals or not needs:
+        # an unknown option's value is taken with it, so that one mistake is told once
+        follows = not equals and not name and following[:1] and not following[0].startswith("-")
+        value = following[0] if follows else value
+        into.append(Directive(name or typed, "--" + typed, value, number, bool(name), needs and not value))
+        return 1 if follows else 0
+    value = following[0] if following else ""
+    into.append(Directive(name or typed, "--" + typed, value, number, bool(name), not following))
+    return 1
+
+
+def _short(word: str, following: list[str], number: int, into: list[Directive]) -> int:
+    name = canonical(word[1])
+    if name and SBATCH[name][1] != "value":
+        into.append(Directive(name, word[:2], "", number))
+        return 0
+    value = word[2:].removeprefix("=") or (following[0] if following else "")
+    taken = 0 if word[2:] else 1
+    into.append(Directive(name or word[1], word[:2], value, number, bool(name), not value))
+    return taken

@@ -1,0 +1,403 @@
+"""Walks a script as bash would, without running anything, and notes what it would start and set.
+
+Both branches of a condition that cannot be decided are walked, and what they leave different is unknown afterwards;
+a body of a loop is walked once with the variables that it changes unknown.
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from paceline.diagnose.lint.job.conditions import decide
+from paceline.diagnose.lint.job.shell import parse
+from paceline.diagnose.lint.job.story import Call, Setting, Story, Submitted
+from paceline.diagnose.lint.job.tree import Assign, Case, Function, Group, If, Loop, Node, Script, Simple
+from paceline.diagnose.lint.job.values import BATCH, NODE, Arg, Expander, Symbol, Symbols, Value, constant
+from paceline.diagnose.lint.job.words import Word
+from paceline.diagnose.lint.job.wrappers import Step, base_name, nested, peel
+
+MOST_COMMANDS = 2_000
+MOST_NESTED = 6
+
+# Set by the login or by Slurm, and exported already: an assignment changes what tasks see.
+_EXPORTED_BY_LOGIN = re.compile(r"PATH|LD_LIBRARY_PATH|PYTHONPATH|HOME|USER|SHELL|TMPDIR|LANG|LC_\w+|SLURM\w*|CONDA\w*")
+
+
+@dataclass(frozen=True)
+class _Frame:
+    place: str = BATCH
+    step: Step | None = None
+    maybe: bool = False
+    looped: bool = False
+    background: bool = False
+    wrappers: tuple[str, ...] = ()
+    depth: int = 0
+    line: int = 0
+
+
+def interpret(script: Script, known: Mapping[str, str], symbols: Symbols) -> Story:
+    """Walk a batch script.
+
+    Args:
+        script: What ``shell.parse`` read.
+        known: Slurm's variables that follow from the directives.
+        symbols: Where symbols are kept.
+    """
+    story = Story(symbols)
+    walker = _Walker(story, Expander(symbols, {}, known=known), set(), _Budget())
+    walker.walk(script.nodes, _Frame())
+    return story
+
+
+class _Budget:
+    def __init__(self) -> None:
+        self.commands = 0
+
+    def spent(self) -> bool:
+        self.commands += 1
+        return self.commands > MOST_COMMANDS
+
+
+class _Walker:
+    """One shell: its variables, functions and files, and the story that it adds to."""
+
+    def __init__(self, story: Story, expander: Expander, exported: set[str], budget: _Budget) -> None:
+        self.story = story
+        self.expander = expander
+        self.exported = exported
+        self.budget = budget
+        self.functions: dict[str, list[Node]] = {}
+        self.files: dict[str, tuple[str, int]] = {}
+        self.ended = False
+        self.export_all = False
+        self.folder = ""
+
+    # the tree
+
+    def walk(self, nodes: list[Node], frame: _Frame) -> None:
+        decided: bool | None = True
+        for at, node in enumerate(nodes):
+            if self.ended or self.budget.spent():
+                return
+            if node.joined == "&&" and decided is False:
+                continue
+            if node.joined == "||" and decided is True and isinstance(nodes[at - 1], Simple):
+                continue
+            unsure = node.joined in ("&&", "||") and decided is None
+            inner = replace(frame, maybe=frame.maybe or unsure, background=frame.background or node.background)
+            self._visit(node, inner, maybe=unsure)
+            decided = self._outcome(node)
+
+    def _outcome(self, node: Node) -> bool | None:
+        if not isinstance(node, Simple) or not node.words:
+            return True
+        if node.words[0].raw in ("[", "test", "[[", "(("):
+            return decide([node], self.expander)
+        # a command is taken to succeed: what stands behind || is for the day when it does not
+        return None if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep") else True
+
+    def _visit(self, node: Node, frame: _Frame, *, maybe: bool) -> None:
+        if isinstance(node, Simple):
+            self._branch(lambda: self._simple(node, frame)) if maybe else self._simple(node, frame)
+        elif isinstance(node, Group):
+            ended, folder = self.ended, self.folder
+            self._branch(lambda: self.walk(node.body, frame)) if maybe else self.walk(node.body, frame)
+            self.ended = ended if node.subshell or maybe else self.ended
+            self.folder = folder if node.subshell else self.folder
+        elif isinstance(node, If):
+            self._if(node, frame)
+        elif isinstance(node, Loop):
+            self._loop(node, frame)
+        elif isinstance(node, Case):
+            inner = replace(frame, maybe=True)
+            self._either([partial(self.walk, body, inner) for body in node.bodies], True)
+        elif isinstance(node, Function):
+            self.functions[node.name] = node.body
+
+    def _branch(self, deed: Callable[[], None]) -> None:
+        self._either([deed], True)
+
+    def _if(self, node: If, frame: _Frame) -> None:
+        deeds: list[Callable[[], None]] = []
+        for condition, body in node.branches:
+            self.walk(condition, replace(frame, maybe=True)) if not _is_test(condition) else None
+            outcome = decide(condition, self.expander)
+            if outcome is False:
+                continue
+            if outcome is True and not deeds:
+                self.walk(body, frame)
+                return
+            deeds.append(partial(self.walk, body, replace(frame, maybe=True)))
+            if outcome is True:
+                self._either(deeds, False)
+                return
+        if node.otherwise is not None and not deeds:
+            self.walk(node.otherwise, frame)
+        elif node.otherwise is not None:
+            deeds.append(lambda: self.walk(node.otherwise or [], replace(frame, maybe=True)))
+            self._either(deeds, False)
+        elif deeds:
+            self._either(deeds, True)
+
+    def _either(self, deeds: list[Callable[[], None]], also_none: bool) -> None:
+        """Walk alternatives from the same state, and keep only what they agree on."""
+        before, exported = dict(self.expander.values), set(self.exported)
+        ends: list[dict[str, Value]] = [before] if also_none else []
+        for deed in deeds:
+            self.expander.values.clear()
+            self.expander.values.update(before)
+            deed()
+            if not self.ended:
+                ends.append(dict(self.expander.values))
+            self.ended = False
+        self.exported |= exported
+        self.ended = not ends
+        self.expander.values.clear()
+        for name in {name for end in ends for name in end}:
+            values = [end.get(name) for end in ends]
+            same = all(value == values[0] for value in values)
+            first = values[0]
+            if same and first is not None:
+                self.expander.values[name] = first
+            else:
+                self.expander.values[name] = self._vague(name)
+
+    def _vague(self, name: str) -> str:
+        return self.story.symbols.char(Symbol(f"${name}", self.expander.place, "", "", True))
+
+    def _loop(self, node: Loop, frame: _Frame) -> None:
+        for name in {node.name, *_assigned(node.body)} - {""}:
+            self.expander.values[name] = self._vague(name)
+        if node.name and node.words:
+            given = [arg for word in node.words for arg in self.expander.fields(word)]
+            text = given[0].text if len(given) == 1 and constant(given[0].text) else None
+            single = self.story.symbols.char(Symbol(f"${node.name}", self.expander.place))
+            self.expander.values[node.name] = text if text is not None else single
+        inner = replace(frame, looped=True)
+        self.walk(node.condition, replace(inner, maybe=True)) if not _is_test(node.condition) else None
+        self.walk(node.body, inner)
+        self.ended = False
+        for name in _assigned(node.body):
+            self.expander.values[name] = self._vague(name)
+
+    # commands
+
+    def _simple(self, node: Simple, frame: _Frame) -> None:
+        if not node.words or node.words[0].bare in ("export", "declare", "local", "readonly", "typeset"):
+            self._assign(node, frame)
+            return
+        if node.words[0].raw in ("[[", "(("):
+            return
+        args = [arg for word in node.words for arg in self.expander.fields(word)]
+        if not args:
+            return
+        name = args[0].text
+        if name in self.functions and frame.depth < MOST_NESTED:
+            self._function(name, args[1:], frame)
+        elif not self._builtin(name, args, node, frame):
+            self._start(args, node, frame)
+
+    def _function(self, name: str, args: list[Arg], frame: _Frame) -> None:
+        before, self.expander.arguments = self.expander.arguments, [arg.text for arg in args]
+        self.walk(self.functions[name], replace(frame, depth=frame.depth + 1))
+        self.expander.arguments, self.ended = before, False
+
+    def _assign(self, node: Simple, frame: _Frame) -> None:
+        command = node.words[0].bare if node.words else ""
+        flags = [word.raw for word in node.words[1:]]
+        exports = command == "export" or self.export_all or (command in ("declare", "typeset") and "-x" in flags)
+        for assign in node.assigns:
+            value = self._value(assign)
+            self.set(assign.name, value, frame, line=assign.line, export=exports)
+        for flag in flags:
+            if exports and re.fullmatch(r"[A-Za-z_]\w*", flag):
+                self.exported.add(flag)
+                if flag in self.expander.values:
+                    self._note(flag, frame, node.line)
+
+    def _value(self, assign: Assign) -> Value:
+        before = self.expander.values.get(assign.name)
+        if isinstance(assign.value, tuple):
+            fields = [arg.text for word in assign.value for arg in self.expander.fields(word)]
+            return [*before, *fields] if assign.append and isinstance(before, list) else fields
+        text = self.expander.text(assign.value)
+        if assign.index:
+            return self._vague(assign.name)
+        if assign.append:
+            whole = self.expander.value(assign.name) + text
+            return whole if not isinstance(before, list) else [*before[:-1], *before[-1:]]
+        return text
+
+    def set(self, name: str, value: Value, frame: _Frame, *, line: int, export: bool) -> None:
+        """Give a variable a value, and note it."""
+        self.expander.values[name] = value
+        if export or _EXPORTED_BY_LOGIN.fullmatch(name):
+            self.exported.add(name)
+        self._note(name, frame, line)
+
+    def _note(self, name: str, frame: _Frame, line: int) -> None:
+        value = self.expander.values[name]
+        self.story.settings.append(Setting(name, value, line, name in self.exported, frame.place, frame.maybe))
+
+    def _builtin(self, name: str, args: list[Arg], node: Simple, frame: _Frame) -> bool:
+        texts = [arg.text for arg in args[1:]]
+        if name in ("exit", "return"):
+            self.ended = True
+        elif name in ("source", "."):
+            self._source(texts, frame)
+        elif name == "eval":
+            self._again(" ".join(texts), args[0].line, frame)
+        elif name == "trap":
+            self.story.traps.append((tuple(texts[1:]), texts[0] if texts else "", node.line))
+        elif name == "wait":
+            self.story.waits = True
+        elif name == "set":
+            self._set(texts)
+        elif name == "unset":
+            for text in texts:
+                self.expander.values.pop(text, None)
+        elif name in ("read", "mapfile", "readarray", "getopts", "printf"):
+            self._filled(name, texts, frame, node.line)
+            return name != "printf"
+        elif name in ("cd", "pushd"):
+            self.folder = os.path.join(self.folder, texts[0] if texts else "~")
+        else:
+            return name in ("shift", "module", "ml", "ulimit", "shopt", "true", "false", ":", "pwd", "umask")
+        return True
+
+    def _source(self, texts: list[str], frame: _Frame) -> None:
+        target = texts[0] if texts else ""
+        if target in self.files:
+            self._again(*self.files[target], frame)
+        elif not re.search(r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$", target):
+            self.story.sourced = True
+
+    def _set(self, texts: list[str]) -> None:
+        flags = "".join(text[1:] for text in texts if text.startswith("-"))
+        self.export_all = self.export_all or "a" in flags or "allexport" in texts
+        self.story.nounset = self.story.nounset or ("u" in flags.replace("euo", "u")) or "nounset" in texts
+
+    def _filled(self, name: str, texts: list[str], frame: _Frame, line: int) -> None:
+        if name == "printf":
+            names = texts[1:2] if texts[:1] == ["-v"] else []
+        else:
+            names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
+        for filled in names:
+            self.set(filled, self._vague(filled), frame, line=line, export=False)
+
+    # programs
+
+    def _start(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        own = {assign.name: self._value(assign) for assign in node.assigns}
+        body = next((word for sign, word in node.redirects if sign == "<<"), None)
+        self._remember(args, node, body)
+        peeled = peel(args)
+        if peeled.args and base_name(peeled.args[0].text) == "sbatch":
+            self._submit(peeled.args, node, body)
+        inner = replace(frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line)
+        if peeled.step is not None:
+            inner = replace(inner, place=NODE, step=frame.step or peeled.step)
+        env = {**self._env(), **own, **peeled.env}
+        script = nested(peeled.args)
+        if script is None and body is not None and peeled.args and base_name(peeled.args[0].text) in ("bash", "sh"):
+            script = Arg(self.expander.text(body), body.line)
+        if script is None and peeled.args:
+            script = self._file(peeled.args)
+        if script is not None and frame.depth < MOST_NESTED:
+            self._child(script, env, replace(inner, depth=frame.depth + 1))
+        elif peeled.args:
+            self._call(peeled.args, env, inner, node)
+
+    def _submit(self, args: list[Arg], node: Simple, body: Word | None) -> None:
+        if body is not None:
+            quoted = all(part.kind == "text" for part in body.parts) and body.literal == body.raw
+            options = any(arg.text.startswith("-") for arg in args[1:])
+            self.story.submitted.append(Submitted("heredoc", body.raw, body.line, quoted, options))
+        for before, word in zip([None, *node.words], node.words, strict=False):
+            if word.raw.startswith("--wrap=") or (before is not None and before.raw == "--wrap"):
+                quoted = all(part.kind == "text" for part in word.parts)
+                self.story.submitted.append(Submitted("wrap", word.raw, word.line, quoted, True))
+
+    def _call(self, args: list[Arg], env: dict[str, Value], frame: _Frame, node: Simple) -> None:
+        if args[0].text.startswith("-") and self.story.calls:
+            # a line of options by itself: the command before it was cut short
+            self.story.calls[-1] = replace(self.story.calls[-1], chained=True)
+        line = frame.line or node.line
+        end = max(node.end_line, line)
+        call = Call(
+            tuple(args), line, end, frame.place, frame.step, env, frame.maybe, frame.looped, frame.background,
+            frame.wrappers, folder=self.folder,
+        )  # fmt: skip
+        self.story.calls.append(call)
+
+    def _env(self) -> dict[str, Value]:
+        return {name: value for name, value in self.expander.values.items() if name in self.exported}
+
+    def _remember(self, args: list[Arg], node: Simple, body: Word | None) -> None:
+        """Keep a file that the script writes by a heredoc, in case it runs it later."""
+        targets = [self.expander.text(word) for sign, word in node.redirects if sign in (">", ">|")]
+        targets += [arg.text for arg in args[1:2] if args[0].text == "tee"]
+        if body is not None and targets:
+            self.files[targets[0]] = (self.expander.text(body), body.line)
+
+    def _file(self, args: list[Arg]) -> Arg | None:
+        words = [arg.text for arg in args if not arg.text.startswith("-")]
+        if words and base_name(words[0]) in ("bash", "sh"):
+            words = words[1:]
+        for text in words[:1]:
+            found = self.files.get(text) or self.files.get(text.removeprefix("./"))
+            if found:
+                return Arg(found[0], found[1])
+        return None
+
+    def _again(self, text: str, line: int, frame: _Frame) -> None:
+        if frame.depth < MOST_NESTED:
+            script = parse(text, line=line, depth=10 * frame.depth)
+            self.walk(script.nodes, replace(frame, depth=frame.depth + 1))
+
+    def _child(self, script: Arg, env: dict[str, Value], frame: _Frame) -> None:
+        """Walk a script inside the script in a shell of its own, which sees exported variables only."""
+        tree = parse(script.text, line=script.line, depth=8 * frame.depth)
+        self.story.broken += tree.broken
+        ours = self.expander
+        lost = frozenset(ours.values) - frozenset(env) if frame.place == NODE else frozenset()
+        expander = Expander(ours.symbols, dict(env), place=frame.place, known=ours.known, lost=lost | ours.lost)
+        walker = _Walker(self.story, expander, set(env), self.budget)
+        walker.functions = self.functions
+        walker.files = self.files
+        walker.folder = self.folder
+        walker.walk(tree.nodes, frame)
+
+
+def _is_test(nodes: list[Node]) -> bool:
+    return (
+        len(nodes) == 1
+        and isinstance(nodes[0], Simple)
+        and bool(nodes[0].words)
+        and (nodes[0].words[0].raw in ("[", "test", "[[", "(("))
+    )
+
+
+def _assigned(nodes: list[Node]) -> Iterator[str]:
+    """The variables that are assigned anywhere in these nodes."""
+    for node in nodes:
+        if isinstance(node, Simple):
+            yield from (assign.name for assign in node.assigns)
+            if node.words and node.words[0].raw in ("((", "let"):
+                yield from re.findall(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)", node.words[-1].raw)
+        elif isinstance(node, If):
+            for condition, body in node.branches:
+                yield from _assigned([*condition, *body])
+            yield from _assigned(node.otherwise or [])
+        elif isinstance(node, Case):
+            for body in node.bodies:
+                yield from _assigned(body)
+        elif isinstance(node, Loop):
+            yield from ({node.name} if node.name else set())
+            yield from _assigned(node.body)
+        elif isinstance(node, Group):
+            yield from _assigned(node.body)

@@ -1,0 +1,82 @@
+"""A job script to its findings: parse, walk, recognise, check. Pure: text in, Findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+
+from paceline.diagnose.lint.job.allocation import describe, slurm_variables
+from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.checks_array import CHECKS as ARRAY
+from paceline.diagnose.lint.job.checks_environment import CHECKS as ENVIRONMENT
+from paceline.diagnose.lint.job.checks_head import CHECKS as HEAD
+from paceline.diagnose.lint.job.checks_meeting import CHECKS as MEETING
+from paceline.diagnose.lint.job.checks_program import CHECKS as PROGRAM
+from paceline.diagnose.lint.job.checks_resources import CHECKS as RESOURCES
+from paceline.diagnose.lint.job.checks_shell import CHECKS as SHELL
+from paceline.diagnose.lint.job.checks_start import CHECKS as START
+from paceline.diagnose.lint.job.checks_submit import CHECKS as SUBMIT
+from paceline.diagnose.lint.job.checks_submit import inner_script
+from paceline.diagnose.lint.job.directives import parse as parse_directives
+from paceline.diagnose.lint.job.interpret import interpret
+from paceline.diagnose.lint.job.launches import find
+from paceline.diagnose.lint.job.shell import parse
+from paceline.diagnose.lint.job.values import Symbols, clean
+from paceline.diagnose.lint.program import Program
+from paceline.diagnose.lint.site import Site
+from paceline.errors import SEVERITIES, Finding
+
+# A file with more than this of one mistake is no script that somebody wrote.
+MOST_OF_ONE_KIND = 50
+
+CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT, *ARRAY, *PROGRAM, *SUBMIT)
+
+
+def read(source: str, name: str) -> Case:
+    """Return a job script as the checks see it."""
+    dos = source.partition("\r\n")
+    dos_line = dos[0].count("\n") + 1 if dos[1] else 0
+    source = clean(source).replace("\r\n", "\n")
+    script = parse(source)
+    job = describe(parse_directives(source, script.data_lines))
+    story = interpret(script, slurm_variables(job), Symbols())
+    return Case(name, source.split("\n"), job, script, story, find(story), dos_line)
+
+
+def judge(source: str, name: str) -> list[Finding]:
+    """Return the mistakes of a job script.
+
+    Args:
+        source: Its text.
+        name: Its name, for ``where``.
+
+    Returns:
+        Findings by line, each name once per line.
+    """
+    return judge_case(read(source, name), {})
+
+
+def judge_case(case: Case, programs: Mapping[str, Program], site: Site | None = None) -> list[Finding]:
+    """Return the mistakes of a job script that was read, judged together with the scripts that it starts.
+
+    Args:
+        case: The job script.
+        programs: What those scripts expect, by what the launches of the job call them.
+        site: What is known of the cluster.
+    """
+    case = replace(case, programs=programs, site=site or Site())
+    found: dict[tuple[str, str], Finding] = {}
+    for check in CHECKS:
+        for finding in islice(check(case), MOST_OF_ONE_KIND):
+            found.setdefault((finding.name, finding.where), finding)
+    for submitted in case.story.submitted:
+        inner = inner_script(case, submitted)
+        for finding in judge(inner, case.name) if inner else ():
+            found.setdefault((finding.name, finding.where), finding)
+    return sorted(found.values(), key=_order)
+
+
+def _order(finding: Finding) -> tuple[int, int, str]:
+    line = finding.where.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0, SEVERITIES.index(finding.severity), finding.name

@@ -1,0 +1,374 @@
+"""The launches of a job: which launcher starts which program, how often, with which options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from paceline.diagnose.lint.job.allocation import Job, count_gpus, gpus_of_gres, number
+from paceline.diagnose.lint.job.launcher_options import MODULES, TABLES, Table
+from paceline.diagnose.lint.job.story import Call, Story
+from paceline.diagnose.lint.job.values import Arg, Symbols, constant
+from paceline.diagnose.lint.job.wrappers import Step
+
+PYTHON = "python"
+# Checks compare launches with each other and with all commands.
+MOST_LAUNCHES = 200
+# A program's own option for its devices on a node, as Lightning's Trainer calls it.
+DEVICES = (r"(?:[\w]+\.)*devices", r"(?:[\w]+\.)*trainer\.gpus")
+
+_PYTHON = re.compile(r"python[0-9.]*$")
+_PYTHON_VALUES = ("-W", "-X")
+_COUNTS_GPUS = re.compile(r"nvidia-smi|rocm-smi|CUDA_VISIBLE_DEVICES|device_count")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a training program.
+
+    Attributes:
+        kind: The launcher as it is called, or ``python``.
+        call: The command.
+        options: The launcher's options, by its own names.
+        says: The same by the names that all launchers share.
+        program: The script or module; empty if it is not known.
+        arguments: The program's own arguments.
+        unknown: Options that the launcher does not have.
+        vague: True if more options may come from a variable that is not known.
+    """
+
+    kind: str
+    call: Call
+    options: Mapping[str, str] = field(default_factory=dict)
+    says: Mapping[str, str] = field(default_factory=dict)
+    program: str = ""
+    arguments: tuple[Arg, ...] = ()
+    unknown: tuple[str, ...] = ()
+    vague: bool = False
+
+    @property
+    def spawns(self) -> bool:
+        """Whether the launcher starts processes by itself."""
+        return self.kind != PYTHON
+
+    @property
+    def says_by(self) -> frozenset[str]:
+        """The options by which the launcher learns of processes, nodes and addresses."""
+        return frozenset(TABLES[self.kind].says) if self.spawns else frozenset()
+
+    @property
+    def torchrun_like(self) -> bool:
+        """Whether torchrun's options and meaning hold."""
+        return self.kind in ("torchrun", "torch.distributed.launch", "paceline run")
+
+    @property
+    def script(self) -> str:
+        """The program without its folder."""
+        return self.program.rsplit("/", 1)[-1]
+
+
+def find(story: Story) -> list[Launch]:
+    """Return the launches among the programs that a script starts."""
+    found = (recognise(call, story.symbols) for call in story.calls)
+    return list(islice((launch for launch in found if launch is not None), MOST_LAUNCHES))
+
+
+def recognise(call: Call, symbols: Symbols) -> Launch | None:
+    """Return the launch that a program is, or None."""
+    args, name = list(call.args), call.name
+    second = args[1].text if len(args) > 1 else ""
+    if name in ("torchrun", "torchrun.py", "torchrun_main"):
+        return _launcher("torchrun", args[1:], call)
+    if name in ("deepspeed", "ds", "composer"):
+        return _launcher("composer" if name == "composer" else "deepspeed", args[1:], call)
+    if name == "accelerate-launch":
+        return _launcher("accelerate launch", args[1:], call)
+    if (name, second) in (("accelerate", "launch"), ("paceline", "run")):
+        return _launcher(f"{name} {second}", args[2:], call)
+    if name in ("fabric", "lightning") and second == "run" and len(args) > 2:
+        return _launcher("fabric run", args[3:] if args[2].text == "model" else args[2:], call)
+    if _PYTHON.match(name):
+        return _python(args, call)
+    if name.endswith(".py"):
+        return Launch(PYTHON, call, program=args[0].text, arguments=tuple(args[1:]))
+    return None
+
+
+def _python(args: list[Arg], call: Call) -> Launch | None:
+    at = 1
+    while at < len(args):
+        text = args[at].text
+        if text in ("-c", "-"):
+            return None
+        if text == "-m" and at + 1 < len(args):
+            return _module(args[at + 1].text, args[at + 2 :], call)
+        if not text.startswith("-"):
+            break
+        at += 2 if text in _PYTHON_VALUES else 1
+    if at >= len(args):
+        return None
+    program = args[at]
+    if program.text.rsplit("/", 1)[-1] in ("torchrun", "deepspeed", "composer"):
+        return _launcher(program.text.rsplit("/", 1)[-1], args[at + 1 :], call)
+    if re.search(r"torch/distributed/(run|launch)\.py$", program.text):
+        kind = "torchrun" if program.text.endswith("run.py") else "torch.distributed.launch"
+        return _launcher(kind, args[at + 1 :], call)
+    vague = program.loose
+    return Launch(PYTHON, call, program="" if vague else program.text, arguments=tuple(args[at + 1 :]), vague=vague)
+
+
+def _module(name: str, rest: list[Arg], call: Call) -> Launch | None:
+    if name in MODULES:
+        return _launcher(MODULES[name], rest, call)
+    second = rest[0].text if rest else ""
+    if (name, second) in (("paceline", "run"), ("accelerate", "launch")):
+        return _launcher(f"{name} {second}", rest[1:], call)
+    return None if name in _TOOLS else Launch(PYTHON, call, program=name, arguments=tuple(rest))
+
+
+# Modules that are run beside a training.
+_TOOLS = frozenset(
+    {"pip", "venv", "virtualenv", "ensurepip", "site", "json.tool", "http.server", "compileall", "zipfile", "pytest"}
+    | {"torch.utils.collect_env", "ray.scripts.scripts", "ipykernel", "jupyter", "tensorboard.main"}
+)
+
+
+def _launcher(kind: str, args: list[Arg], call: Call) -> Launch:
+    table = TABLES[kind]
+    options: dict[str, str] = {}
+    unknown: list[str] = []
+    vague, at, loose_at = False, 0, -1
+    while at < len(args):
+        arg = args[at]
+        if arg.loose:
+            vague, loose_at, at = True, at, at + 1
+            continue
+        if not arg.text.startswith("-") or len(arg.text) < 2:
+            break
+        if arg.text == "--":
+            at += 1
+            break
+        known = len(unknown)
+        taken = _option(table, args, at, options, unknown)
+        if len(unknown) > known and loose_at >= 0:
+            # behind what may be the program an option that the launcher does not have is the program's own
+            del unknown[known:]
+            at = loose_at
+            break
+        at += taken
+    program = args[at].text if at < len(args) else ""
+    says = {table.says[name]: value for name, value in options.items() if name in table.says}
+    _from_environment(kind, call, options, says, table)
+    return Launch(
+        kind,
+        call,
+        options,
+        says,
+        program,
+        tuple(args[at + 1 :]),
+        tuple(unknown),
+        vague or call.chained or bool(unknown),
+    )
+
+
+def _option(table: Table, args: list[Arg], at: int, options: dict[str, str], unknown: list[str]) -> int:
+    text = args[at].text
+    if text.startswith("--"):
+        typed, equals, value = text[2:].partition("=")
+        name = table.find(typed)
+        if not name and not typed.startswith(("fsdp", "megatron", "fp8", "parallelism", "aws", "dynamo")):
+            unknown.append("--" + typed)
+    else:
+        name, value, equals = table.short.get(text[1], ""), text[2:], text[2:3]
+        value = value.removeprefix("=")
+    if name in table.flags:
+        options[name] = value
+        return 1
+    if equals:
+        options[name or text.partition("=")[0]] = value
+        return 1
+    following = args[at + 1] if at + 1 < len(args) else None
+    if following is None:
+        return 1
+    if not name and (following.text.startswith("-") or following.text.endswith(".py")):
+        return 1
+    options[name or text] = following.text
+    return 2
+
+
+def _from_environment(kind: str, call: Call, options: dict[str, str], says: dict[str, str], table: Table) -> None:
+    """Add what torchrun reads from ``PET_...``, which is exported like a variable and means an option."""
+    if kind not in ("torchrun", "torch.distributed.launch", "paceline run"):
+        return
+    for name, value in call.env.items():
+        option = name[4:].lower() if name.startswith("PET_") else ""
+        if option in table.values and option not in options and isinstance(value, str):
+            options[option] = value
+            if option in table.says:
+                says[table.says[option]] = value
+
+
+# how often and where
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a step spreads.
+
+    Attributes:
+        nodes: Nodes of the step, None if unknown.
+        tasks_per_node: Tasks on each, None if unknown.
+        gpus: GPUs that one task sees, None if unknown.
+        node_gpus: GPUs on a node, None if unknown.
+        gpus_per_task: GPUs that are bound to each task, None if none are.
+        cpus: CPUs of a task, None if unknown.
+    """
+
+    nodes: int | None
+    tasks_per_node: int | None
+    gpus: int | None
+    node_gpus: int | None
+    gpus_per_task: int | None
+    cpus: int | None
+
+    @property
+    def tasks(self) -> int | None:
+        """All tasks of the step, None if unknown."""
+        return self.nodes * self.tasks_per_node if self.nodes and self.tasks_per_node else None
+
+
+def shape(job: Job, step: Step | None) -> Shape:
+    """Return how a step spreads over the job; the batch shell itself is one task on one node."""
+    if job.mixed:
+        return Shape(None, None, None, None, None, None)
+    if step is None:
+        return Shape(1, 1, job.gpus_per_node, job.gpus_per_node, None, job.cpus_per_task)
+    if step.kind != "srun" or step.vague or "het-group" in step.options:
+        return Shape(None, None, None, None, None, None)
+    nodes, tasks = _spread(job, step)
+    options = step.options
+    per_task = count_gpus(options["gpus-per-task"]) if "gpus-per-task" in options else job.gpus_per_task
+    bind = options.get("gpu-bind", "") or _value(job, "gpu-bind")
+    if bind:  # what is asked for by itself overrides the binding that --gpus-per-task implies
+        per_task = number(bind.removeprefix("per_task:"))
+    node_gpus = _step_gpus(job, step, tasks)
+    if bind and bind != "none" and per_task is None:
+        return Shape(nodes, tasks, None, node_gpus, None, _cpus(job, step))
+    return Shape(nodes, tasks, per_task or node_gpus, node_gpus, per_task, _cpus(job, step))
+
+
+def _value(job: Job, name: str) -> str:
+    found = job.directives.last(name)
+    return found.value if found else ""
+
+
+def _cpus(job: Job, step: Step) -> int | None:
+    return number(step.options["cpus-per-task"]) if "cpus-per-task" in step.options else job.cpus_per_task
+
+
+def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
+    options = step.options
+    if "gpus-per-node" in options:
+        return count_gpus(options["gpus-per-node"])
+    if "gres" in options:
+        return gpus_of_gres(options["gres"]) or job.gpus_per_node
+    if "gpus-per-task" in options and not job.gpus_asked:
+        per_task = count_gpus(options["gpus-per-task"])
+        return per_task * tasks if per_task and tasks else None
+    if "gpus" in options:
+        return None
+    return job.gpus_per_node
+
+
+def _spread(job: Job, step: Step) -> tuple[int | None, int | None]:
+    options = step.options
+    nodes = number(options["nodes"]) if "nodes" in options else None
+    unsure = "nodes" in options and nodes is None
+    if "ntasks-per-node" in options:
+        per_node, total = number(options["ntasks-per-node"]), number(options.get("ntasks", ""))
+        if "ntasks" in options and "nodes" not in options and total and per_node:
+            return (total // per_node if total % per_node == 0 else None), per_node
+        return (None if unsure else nodes or job.nodes), per_node
+    if "ntasks" in options:
+        total = number(options["ntasks"])
+        if total is None or unsure:
+            return None, None
+        over = nodes or (min(job.nodes, total) if job.nodes else None)
+        if over is None:
+            return (1, 1) if total == 1 else (None, None)
+        return over, (total // over if total % over == 0 else None)
+    if "nodes" in options:
+        return nodes, job.tasks_per_node if nodes == job.nodes or job.tasks_per_node == 1 else None
+    if "nodelist" in options:
+        return None, job.tasks_per_node
+    return job.nodes, job.tasks_per_node
+
+
+def counts_gpus(symbols: Symbols, text: str) -> bool:
+    """Return whether a value is counted from the GPUs that are there."""
+    symbol = symbols.only(text)
+    return symbol is not None and (
+        bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
+    )
+
+
+def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
+    """Return how many processes one start of the launcher makes on its node, None if unknown."""
+    if not launch.spawns:
+        return 1
+    text = launch.says.get("nproc")
+    if text is None:
+        return _default(launch, spread)
+    if launch.kind == "accelerate launch":
+        return _share(text, launch.says.get("nnodes", "1"))
+    if text in ("gpu", "auto", "-1") or counts_gpus(symbols, text):
+        return spread.gpus
+    if launch.kind == "fabric run" and re.fullmatch(r"\d+(,\d+)+,?", text):
+        return len([part for part in text.split(",") if part])
+    return number(text) if constant(text) else None
+
+
+def _default(launch: Launch, spread: Shape) -> int | None:
+    if launch.vague or launch.kind == "accelerate launch":
+        return None
+    if launch.kind in ("torchrun", "torch.distributed.launch", "fabric run"):
+        return 1
+    if launch.kind == "deepspeed" and {"include", "exclude"} & set(launch.options):
+        named = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", launch.options.get("include", ""))
+        return len(named[1].split(",")) if named else None
+    return spread.gpus
+
+
+def _share(total: str, machines: str) -> int | None:
+    processes, nodes = number(total), number(machines)
+    return processes // nodes if processes and nodes and processes % nodes == 0 else None
+
+
+def nnodes(launch: Launch) -> tuple[int, int] | None:
+    """Return the least and greatest number of nodes that a launcher is told; None if it is not known."""
+    text = launch.says.get("nnodes")
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    return (int(match[1]), int(match[2] or match[1])) if match else None
+
+
+def argument(launch: Launch, names: Sequence[str]) -> tuple[str, Arg] | None:
+    """Return the value of one of the program's own arguments, and where it stands.
+
+    Args:
+        launch: The launch.
+        names: Patterns of names without dashes.
+    """
+    pattern = re.compile(rf"-{{0,2}}({'|'.join(names)})(?:=(.*))?$", re.DOTALL)
+    for at, arg in enumerate(launch.arguments):
+        match = pattern.match(arg.text)
+        if match is None or (match[2] is None and not arg.text.startswith("-")):
+            continue
+        if match[2] is not None:
+            return match[2], arg
+        if at + 1 < len(launch.arguments):
+            return launch.arguments[at + 1].text, arg
+    return None

@@ -1,0 +1,357 @@
+"""What a word comes to: text where it is known, a symbol where it is not.
+
+A value is a plain string in which one character of a private range stands for each thing that is only known when the
+job runs. So a value can be split, joined and read as a script again, and it stays visible who expanded what: the batch
+script on the first node, or a shell on each node.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.diagnose.lint.job.words import Part, ShellError, Word, parse_word
+
+_FIRST = 0xF0000
+_MOST_SYMBOLS = 60_000
+MOST_TEXT = 20_000
+_SYMBOL = re.compile("[\U000f0000-\U000ffffd]")
+_NAME = re.compile(r"\$?\{?([A-Za-z_]\w*|[0-9@#?])\}?")
+_DEFAULT = re.compile(r":?([-=+?])(.*)", re.DOTALL)
+_LIST_OF_HOSTS = re.compile(r"scontrol\s+show\s+host(?:name)?s?\b")
+
+BATCH, NODE = "batch", "node"
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Something that is known only when the job runs.
+
+    Attributes:
+        text: As it is written.
+        place: Who expands it: ``batch`` (the batch script, on the first node) or ``node`` (a shell of each task).
+        name: The variable, or empty.
+        command: The source of a command substitution, or empty.
+        loose: True if it may be several words or none.
+        lost: True for a variable that the batch script sets without exporting it, so that no task sees it.
+    """
+
+    text: str
+    place: str
+    name: str = ""
+    command: str = ""
+    loose: bool = False
+    lost: bool = False
+
+
+class Symbols:
+    """The symbols of one script, each with its character."""
+
+    def __init__(self) -> None:
+        self._known: dict[Symbol, str] = {}
+        self._table: list[Symbol] = []
+
+    def char(self, symbol: Symbol) -> str:
+        """Return the character that stands for a symbol."""
+        if symbol not in self._known:
+            if len(self._table) >= _MOST_SYMBOLS:
+                return chr(_FIRST)
+            self._known[symbol] = chr(_FIRST + len(self._table))
+            self._table.append(symbol)
+        return self._known[symbol]
+
+    def of(self, text: str) -> list[Symbol]:
+        """Return the symbols in a value, in order."""
+        return [self._table[ord(char) - _FIRST] for char in _SYMBOL.findall(text)]
+
+    def only(self, text: str) -> Symbol | None:
+        """Return the symbol, if a value is one symbol and nothing else."""
+        return self.of(text)[0] if len(text) == 1 and _SYMBOL.match(text) else None
+
+    def show(self, text: str) -> str:
+        """Return a value for people: symbols as they are written."""
+        return _SYMBOL.sub(lambda match: self._table[ord(match[0]) - _FIRST].text, text)
+
+
+def constant(text: str) -> bool:
+    """Return whether nothing in a value is unknown."""
+    return not _SYMBOL.search(text)
+
+
+def clean(source: str) -> str:
+    """Return a source in which no character can be taken for a symbol."""
+    return _SYMBOL.sub("\ufffd", source)
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a command.
+
+    Attributes:
+        text: Its value.
+        line: Where it is written.
+        loose: True if it may be several arguments or none.
+    """
+
+    text: str
+    line: int
+    loose: bool = False
+
+
+Value = str | list[str]
+
+
+class Expander:
+    """Expands words with the variables of a shell.
+
+    Attributes:
+        symbols: Where symbols are kept.
+        values: The variables that are set, changed by ``${NAME:=...}``.
+        place: Who expands.
+        arguments: Positional arguments, or None if they are unknown.
+    """
+
+    def __init__(
+        self,
+        symbols: Symbols,
+        values: dict[str, Value],
+        *,
+        place: str = BATCH,
+        known: Mapping[str, str] | None = None,
+        lost: frozenset[str] = frozenset(),
+        arguments: list[str] | None = None,
+    ) -> None:
+        self.symbols = symbols
+        self.values = values
+        self.place = place
+        self.known = dict(known or {})
+        self.lost = lost
+        self.arguments = arguments
+
+    def fields(self, word: Word) -> list[Arg]:
+        """Return the arguments that a word becomes."""
+        done: list[str] = []
+        current, begun = "", False
+        for part in word.parts:
+            if part.kind == "text":
+                current += part.text
+                begun = begun or part.quoted or bool(part.text)
+                continue
+            many = self._many(part)
+            pieces = many if many is not None else self._split(self.part(part), part.quoted)
+            if pieces:
+                current += pieces[0]
+                begun = True
+                for piece in pieces[1:]:
+                    done.append(current)
+                    current = piece
+            elif part.quoted and many is None:
+                begun = True
+        if begun:
+            done.append(current)
+        loose_ok = all(not p.quoted or p.index in ("[@]", "[*]") or p.text in ("@", "") for p in word.parts)
+        return [Arg(text, word.line, loose_ok and self._loose(text)) for text in done]
+
+    def text(self, word: Word) -> str:
+        """Return what a word comes to without splitting, as in an assignment."""
+        return self._cut("".join(part.text if part.kind == "text" else self.part(part) for part in word.parts))
+
+    def _cut(self, text: str) -> str:
+        return text if len(text) <= MOST_TEXT else self._unknown("...", loose=True)
+
+    def _loose(self, text: str) -> bool:
+        symbol = self.symbols.only(text)
+        return symbol is not None and symbol.loose
+
+    @staticmethod
+    def _split(text: str, quoted: bool) -> list[str]:
+        if quoted:
+            return [text]
+        return text.split()
+
+    def _many(self, part: Part) -> list[str] | None:
+        """The elements of ``"$@"`` or ``"${array[@]}"``; None for what is one value."""
+        if part.kind != "var" or part.op or part.index.startswith(("#", "!")):
+            return None
+        if part.text in "@*" and part.text:
+            return list(self.arguments) if self.arguments is not None else None
+        if part.index in ("[@]", "[*]"):
+            value = self.values.get(part.text)
+            if isinstance(value, list):
+                return list(value)
+        return None
+
+    def part(self, part: Part) -> str:
+        """Return what an expansion comes to."""
+        if part.kind == "var":
+            return self._cut(self._variable(part))
+        if part.kind == "arith":
+            return self.arithmetic(part.text)
+        if part.kind == "cmd":
+            return self._command(part.text.strip())
+        return self._unknown("<(...)")
+
+    def _unknown(self, text: str, *, loose: bool = False, command: str = "", name: str = "") -> str:
+        return self.symbols.char(Symbol(text, self.place, name, command, loose, name in self.lost))
+
+    def value(self, name: str) -> str:
+        """Return the value of a variable; a symbol if nothing in sight sets it."""
+        found = self.values.get(name)
+        if isinstance(found, list):
+            # the first element, whatever a list that is not known has in it
+            loose = bool(found) and self._loose(found[0])
+            return self._unknown("${" + name + "[0]}") if loose else (found[0] if found else "")
+        if found is not None:
+            return found
+        if name in self.known:
+            return self.known[name]
+        if self.arguments is not None and name.isdigit() and name != "0":
+            return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
+        if self.arguments is not None and name == "#":
+            return str(len(self.arguments))
+        if self.arguments is not None and name in ("@", "*"):
+            return " ".join(self.arguments)
+        return self._unknown(f"${name}", loose=not name.startswith("SLURM"), name=name)
+
+    def _variable(self, part: Part) -> str:
+        name, raw = part.text, "${" + part.index.rstrip("@]*[") + part.text + part.op + "}"
+        if part.index.startswith("#"):
+            return self._length(name, part, raw)
+        if part.index.startswith("!"):
+            return self._unknown(raw, loose=True)
+        if part.index and part.index not in ("[@]", "[*]"):
+            return self._element(part)
+        default = _DEFAULT.fullmatch(part.op) if part.op else None
+        if default:
+            return self._defaulted(name, default, part)
+        value = self.value(name)
+        if part.index and isinstance(self.values.get(name), list):
+            value = " ".join(self.values[name])
+        if not part.op:
+            return value
+        return self._changed(part, value)
+
+    def _length(self, name: str, part: Part, raw: str) -> str:
+        value = self.values.get(name)
+        if isinstance(value, list) and all(constant(item) for item in value):
+            return str(len(value))
+        if isinstance(value, list):
+            commands = [symbol.command for item in value for symbol in self.symbols.of(item)]
+            if len(value) == 1 and any(_LIST_OF_HOSTS.search(command) for command in commands):
+                return self.value("SLURM_JOB_NUM_NODES")
+        return self._unknown(raw.replace("{", "{#", 1))
+
+    def _element(self, part: Part) -> str:
+        value, index = self.values.get(part.text), self.arithmetic(part.index[1:-1])
+        shown = "${" + part.text + part.index + "}"
+        if isinstance(value, list) and index.isdigit() and all(not self._loose(item) for item in value):
+            return value[int(index)] if int(index) < len(value) else ""
+        if isinstance(value, str) and index == "0":
+            return value
+        return self._unknown(shown, name="" if part.text in self.values else part.text)
+
+    def _defaulted(self, name: str, default: re.Match[str], part: Part) -> str:
+        sign, otherwise = default[1], default[2]
+        value = self.values.get(name, self.known.get(name))
+        known = isinstance(value, list) or (isinstance(value, str) and value != "")
+        if sign == "+":
+            return self._inner(otherwise) if known else self._unknown("${" + name + part.op + "}", loose=True)
+        if known:
+            return self.value(name)
+        if value == "":
+            return self._inner(otherwise) if part.op.startswith(":") else ""
+        symbol = self._unknown("${" + name + part.op + "}", loose=" " in otherwise)
+        if sign == "=":
+            self.values[name] = symbol
+        return symbol
+
+    def _inner(self, text: str) -> str:
+        try:
+            return self.text(parse_word(text))
+        except ShellError:
+            return self._unknown(text, loose=True)
+
+    def _changed(self, part: Part, value: str) -> str:
+        shown = "${" + part.text + part.op + "}"
+        cut = re.fullmatch(r"(%%?|##?)([^*?\[$`]*)", part.op)
+        if cut and constant(value):
+            return value.removesuffix(cut[2]) if cut[1][0] == "%" else value.removeprefix(cut[2])
+        inner = self.symbols.of(value)
+        command = inner[0].command if inner else ""
+        return self.symbols.char(Symbol(shown, inner[0].place if inner else self.place, "", command))
+
+    def arithmetic(self, source: str) -> str:
+        """Return the value of an arithmetic expression, a symbol if a part of it is unknown."""
+        try:
+            plain = _NAME.sub(self._number, self._inner(source) if "$(" in source or "`" in source else source)
+            return str(_evaluate(plain))
+        except (_Unknown, ShellError):
+            return self._unknown(f"$(({source.strip()}))")
+
+    def _number(self, match: re.Match[str]) -> str:
+        if match[0].isdigit():
+            return match[0]
+        value = self.value(match[1]).strip()
+        if not re.fullmatch(r"-?\d+", value):
+            raise _Unknown
+        return value
+
+    def _command(self, source: str) -> str:
+        if _LIST_OF_HOSTS.search(source) and re.search(r"\|\s*wc\s+-l\s*$", source):
+            return self.value("SLURM_JOB_NUM_NODES")
+        first = re.match(r"(echo|expr)\s+([^|;&<>]*)$", source)
+        if first:
+            try:
+                text = self.text(parse_word(first[2], depth=10))
+            except ShellError:
+                text = ""
+            if first[1] == "echo" and text:
+                return text.strip()
+            if text and constant(text):
+                return self.arithmetic(text.replace("\\", ""))
+        return self._unknown(f"$({source})", loose=True, command=source)
+
+
+class _Unknown(Exception):
+    """A part of an expression is not known."""
+
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.Div: operator.floordiv,
+}
+_COMPARISONS: dict[type, Callable[[int, int], bool]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+def _evaluate(source: str) -> int:
+    if len(source) > 500:
+        raise _Unknown
+    try:
+        return _node(ast.parse(source.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError) as error:
+        raise _Unknown from error
+
+
+def _node(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10**15:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_node(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_node(node.left), _node(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
+        return int(_COMPARISONS[type(node.ops[0])](_node(node.left), _node(node.comparators[0])))
+    raise _Unknown

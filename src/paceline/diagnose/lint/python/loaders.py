@@ -1,0 +1,325 @@
+"""The loaders and samplers of a script: how each DataLoader is sharded, and which loops run over it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python.conditions import mentions_rank
+from paceline.diagnose.lint.python.objects import argument, kinds, made_by
+from paceline.diagnose.lint.python.ranks import runs_alone
+from paceline.diagnose.lint.python.script import (
+    Script,
+    constant,
+    dotted,
+    has_unknown_arguments,
+    inside,
+    keyword,
+    last,
+    words,
+    words_of,
+)
+
+_WRAPS = words_of("""enumerate tqdm trange zip iter track islice cycle prefetcher list""")
+_SHARDS_ITSELF = re.compile(
+    r"iterable|stream|webdataset|^wds$|WebLoader|shard|split_by|partition|chunk|distributed", re.I
+)
+TRAINING = re.compile(r"train|trn(_|$)", re.I)
+EVALUATING = re.compile(r"val(id)?(_|$)|valid|test|eval|dev(_|$)|dev_?(set|loader|data)|^val|_val", re.I)
+_DEPTH = 5
+
+
+def data_loaders(script: Script) -> list[ast.Call]:
+    """Return the calls that make a torch DataLoader."""
+    return [call for call in script.calls if made_by(script, call) == "loader"]
+
+
+def samplers(script: Script) -> list[ast.Call]:
+    """Return the calls that make torch's DistributedSampler."""
+    return [call for call in script.calls if made_by(script, call) == "sharding-sampler"]
+
+
+def targets(script: Script, node: ast.AST) -> list[str]:
+    """Return the dotted names to which the value of an expression goes, through conditions and wrapping calls."""
+    child = node
+    for parent in script.up(node):
+        if isinstance(parent, ast.Assign):
+            return [name for target in parent.targets if (name := dotted(target))]
+        if isinstance(parent, ast.AnnAssign):
+            return [dotted(parent.target)]
+        if isinstance(parent, ast.IfExp) and child is not parent.test:
+            child = parent
+            continue
+        return []
+    return []
+
+
+def sampler_of(script: Script, loader: ast.Call) -> ast.expr | None:
+    """Return what a DataLoader is given as sampler or batch sampler, if anything; also through ``**arguments``."""
+    given = argument(loader, "sampler", 3) or argument(loader, "batch_sampler", 4) or _in_dict(script, loader)
+    return None if given is None or constant(given) is None else given
+
+
+def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
+    """Return the sampler of a dict that is handed on as ``**arguments``."""
+    names = [dotted(k.value) for k in loader.keywords if k.arg is None]
+    for value in [v.value for name in names if name for v in script.assigned(name, loader)]:
+        if isinstance(value, ast.Dict):
+            found = [
+                v for k, v in zip(value.keys, value.values, strict=True) if constant(k) in ("sampler", "batch_sampler")
+            ]
+        elif isinstance(value, ast.Call) and last(value) == "dict":
+            found = [k.value for k in value.keywords if k.arg in ("sampler", "batch_sampler")]
+        else:
+            continue
+        if found:
+            return found[0]
+    return None
+
+
+def is_sharded(script: Script, loader: ast.Call) -> bool:
+    """Say whether a DataLoader certainly takes its samples from torch's DistributedSampler in a distributed run."""
+    given = sampler_of(script, loader)
+    return given is not None and sampler_call(script, given) is not None
+
+
+def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
+    """Return the DistributedSampler that an expression stands for, through names, conditions and BatchSampler."""
+    if depth > _DEPTH:
+        return None
+    if isinstance(node, ast.IfExp):
+        return sampler_call(script, node.body, depth + 1) or sampler_call(script, node.orelse, depth + 1)
+    if isinstance(node, ast.Call):
+        if made_by(script, node) == "sharding-sampler":
+            return node
+        if last(node) == "BatchSampler" and (inner := argument(node, "sampler", 0)) is not None:
+            return sampler_call(script, inner, depth + 1)
+        return None
+    for value in script.assigned(dotted(node), node) if dotted(node) else []:
+        if value.place < 0 and value.value is not node and (found := sampler_call(script, value.value, depth + 1)):
+            return found
+    return None
+
+
+def may_shard_itself(script: Script, loader: ast.Call) -> bool:
+    """Say whether the data behind a DataLoader may be sharded in a way that the file does not show."""
+    data = argument(loader, "dataset", 0)
+    if data is None or has_unknown_arguments(loader):
+        return True
+    if any(mentions_rank(k.value) for k in loader.keywords):
+        return True
+    # An iterable dataset refuses shuffle=True, so what is behind it is an ordinary one, wherever it comes from.
+    return _may_shard(script, data, loader, 0, known=constant(argument(loader, "shuffle", 2)) is True)
+
+
+def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, known: bool = False) -> bool:
+    if depth > _DEPTH or mentions_rank(node):
+        return True
+    if any(_SHARDS_ITSELF.search(word) for word in words(node)):
+        return True
+    name = dotted(node)
+    if name:
+        values = script.assigned(name, at)
+        if not values:
+            return True  # a parameter or an import: nobody knows
+        return any(_may_shard(script, value.value, value.at, depth + 1, known=known) for value in values)
+    if isinstance(node, ast.Call):
+        return _call_may_shard(script, node, at, depth, known)
+    if isinstance(node, ast.IfExp):
+        return any(_may_shard(script, part, at, depth + 1, known=known) for part in (node.body, node.orelse))
+    return not isinstance(node, ast.List | ast.ListComp | ast.Constant)
+
+
+def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, known: bool) -> bool:
+    name = last(call)
+    if name in script.classes:
+        own = script.classes[name]
+        if any(_SHARDS_ITSELF.search(last(base)) for base in own.bases):
+            return True
+        return any(mentions_rank(part) for part in own.body)
+    if name in script.functions:
+        return any(mentions_rank(part) or _uses_sharding(part) for f in script.functions[name] for part in f.body)
+    full = script.full(call.func)
+    if full.startswith(("torchvision.", "torch.", "datasets.", "sklearn.")) or (known and full):
+        made = [a for a in call.args if isinstance(a, ast.Name)]
+        return any(_may_shard(script, part, at, depth + 1) for part in made if script.assigned(part.id, at))
+    return True
+
+
+def _uses_sharding(node: ast.AST) -> bool:
+    return any(
+        _SHARDS_ITSELF.search(last(part)) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)
+    )
+
+
+def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
+    """Yield the loops over loaders of the names, also under the names of parameters that they are handed on as."""
+    wanted = {name.rpartition(".")[2] for name in names}
+    for node in script.nodes:
+        if isinstance(node, ast.For) and (found := iterated(node)) and found.rpartition(".")[2] in wanted:
+            yield node
+
+
+def iterated(loop: ast.For) -> str:
+    """Return the dotted name that a loop runs over, through ``enumerate``, ``tqdm`` and the like."""
+    node: ast.AST = loop.iter
+    while isinstance(node, ast.Call) and node.args and (last(node) in _WRAPS or last(node).startswith("log_every")):
+        node = node.args[0]
+    if isinstance(node, ast.Attribute) and node.attr in ("dataset", "sampler"):
+        return ""
+    return dotted(node)
+
+
+def learns(script: Script, node: ast.AST) -> bool:
+    """Say whether a block makes gradients."""
+    return any(isinstance(n, ast.Call) and last(n) == "backward" for n in inside(node))
+
+
+def is_for_training(script: Script, loader: ast.Call) -> bool | None:
+    """Say whether a DataLoader feeds the training, by its name and its loops; None if that is open."""
+    names = targets(script, loader)
+    text = " ".join(names) or getattr(script.function(loader), "name", "")
+    if EVALUATING.search(text) and not TRAINING.search(text):
+        return False
+    if TRAINING.search(text):
+        return True
+    if names and any(learns(script, loop) for loop in loops_over(script, names)):
+        return True
+    return None
+
+
+def epoch_loops(script: Script) -> list[ast.For | ast.While]:
+    """Return the loops over more than one epoch."""
+    found: list[ast.For | ast.While] = []
+    for node in script.nodes:
+        if isinstance(node, ast.For):
+            text = " ".join([*words(node.target), *words(node.iter)]).lower()
+            counted = isinstance(node.iter, ast.Call) and last(node.iter) in (
+                "range",
+                "trange",
+                "tqdm",
+                "count",
+                "epochs",
+            )
+            if "epoch" in text and counted and not _is_once(node.iter):
+                found.append(node)
+    return found
+
+
+def _is_once(call: ast.expr) -> bool:
+    return isinstance(call, ast.Call) and len(call.args) == 1 and constant(call.args[0]) == 1
+
+
+def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
+    """Say whether a loader is made before a loop over epochs, and looped over in it or in a function that it calls."""
+    names = {name.rpartition(".")[2] for name in targets(script, loader)}
+    if not names or handed_to_framework(script, loader, list(names)):
+        return False
+    for loop in epoch_loops(script):
+        nodes = list(inside(loop))
+        if loader in nodes or script.function(loop) is not script.function(loader):
+            continue
+        if any(_runs_over(script, node, names) for node in nodes):
+            return True
+    return False
+
+
+def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
+    """Say whether a statement loops over a loader, or calls a function of the file with it."""
+    if isinstance(node, ast.For):
+        return iterated(node).rpartition(".")[2] in names
+    if not isinstance(node, ast.Call) or last(node) not in script.functions:
+        return False
+    return any(last(part) in names for part in [*node.args, *(k.value for k in node.keywords)])
+
+
+def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
+    """Say whether a loader goes through ``prepare``, ``setup_dataloaders``, ``fit`` or another adopting call."""
+    short = {name.rpartition(".")[2] for name in names}
+    for call in script.calls:
+        if last(call) in _ADOPT or kinds(script, call) & {"prepared", "fabric-loader", "session-loader", "engine"}:
+            parts = [*call.args, *(k.value for k in call.keywords)]
+            if any(
+                last(p) in short for part in parts for p in ast.walk(part) if isinstance(p, ast.Name | ast.Attribute)
+            ):
+                return True
+            if any(node is p for part in parts for p in ast.walk(part)):
+                return True
+    return False
+
+
+_ADOPT = words_of(
+    """prepare prepare_data_loader setup_dataloaders process_dataloader fit initialize deepspeed_io loader
+    MpDeviceLoader ParallelLoader make_private make_private_with_epsilon auto_dataloader StatefulDataLoader"""
+)
+
+
+def keyword_is(call: ast.Call, name: str, value: object) -> bool:
+    """Say whether a keyword argument is given as a literal of a value."""
+    return constant(keyword(call, name)) is value
+
+
+def runs_in_parallel(script: Script, node: ast.AST) -> bool:
+    """Say whether a node runs in the ranks: not in a branch for one process, nor in what ``mp.spawn`` starts from."""
+    return not runs_alone(script, node) and not _is_of_the_starter(script, node)
+
+
+def _is_of_the_starter(script: Script, node: ast.AST) -> bool:
+    workers = started(script)
+    if not workers:
+        return False
+    function = script.function(node)
+    return function is None or function.name not in _closure(script, workers)
+
+
+def started(script: Script) -> frozenset[str]:
+    def find() -> frozenset[str]:
+        found: set[str] = set()
+        for call in script.calls:
+            full = script.full(call.func)
+            if full.startswith("torch.multiprocessing.") and last(call) in ("spawn", "start_processes"):
+                found |= _targets_of(script, call, argument(call, "fn", 0))
+            elif full.startswith(("torch.multiprocessing.", "multiprocessing.")) and last(call) == "Process":
+                found |= _targets_of(script, call, argument(call, "target", 1))
+        return frozenset(found)
+
+    started: frozenset[str] = script.ask("started", find)
+    return started
+
+
+def _targets_of(script: Script, call: ast.Call, target: ast.expr | None) -> set[str]:
+    """The function that is started; where it is a parameter, the functions that are handed on for it."""
+    name = last(target)
+    if name in script.functions:
+        return {name}
+    function = script.function(call)
+    handed = script.calls_of(function.name) if function is not None else []
+    found = {last(a) for c in handed for a in [*c.args, *(k.value for k in c.keywords)] if last(a) in script.functions}
+    return found or {name}
+
+
+def _closure(script: Script, names: frozenset[str]) -> frozenset[str]:
+    def find() -> frozenset[str]:
+        found, todo = set(names), list(names)
+        while todo:
+            for function in script.functions.get(todo.pop(), []):
+                for node in inside(function, functions=True):
+                    for name in _named(script, node):
+                        if name not in found:
+                            found.add(name)
+                            todo.append(name)
+        return frozenset(found)
+
+    closed: frozenset[str] = script.ask(("closure", names), find)
+    return closed
+
+
+def _named(script: Script, node: ast.AST) -> Iterator[str]:
+    """What a node of a worker may lead to: functions by name, the methods of classes that it makes."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = last(node)
+        if name in script.functions:
+            yield name
+        if name in script.classes:
+            yield from (part.name for part in script.classes[name].body if isinstance(part, ast.FunctionDef))

@@ -1,0 +1,104 @@
+"""Where a number of a script comes from: the text itself, an argument with its default, a variable, the machine."""
+
+from __future__ import annotations
+
+import ast
+
+from paceline.diagnose.lint.program import ALL_CPUS, ALL_GPUS, ARGUMENT, CONSTANT, VARIABLE, Number
+from paceline.diagnose.lint.python.script import Script, constant, dotted, keyword, last
+
+_DEPTH = 4
+_COUNTS = {
+    "torch.cuda.device_count": ALL_GPUS,
+    "os.cpu_count": ALL_CPUS,
+    "multiprocessing.cpu_count": ALL_CPUS,
+    "torch.multiprocessing.cpu_count": ALL_CPUS,
+    "psutil.cpu_count": ALL_CPUS,
+}
+# Packages that fill arguments from files, which the command line does not show.
+_FROM_FILES = frozenset({"configargparse", "jsonargparse", "hydra", "omegaconf", "absl", "simple_parsing"})
+
+
+def number(script: Script, node: ast.expr | None, depth: int = 0) -> Number | None:
+    """Return where a number comes from, or None if that is not certain."""
+    if node is None or depth > _DEPTH:
+        return None
+    value = _plain(constant(node))
+    if value is not None:
+        return Number(CONSTANT, value)
+    if isinstance(node, ast.Call):
+        return _of_call(script, node, depth)
+    if isinstance(node, ast.Subscript):
+        name = constant(node.slice)
+        return Number(VARIABLE, None, (name,)) if _is_environ(script, node.value) and isinstance(name, str) else None
+    name = dotted(node)
+    values = script.assigned(name, node) if name else []
+    if values:
+        only = values[0] if len(values) == 1 and values[0].place < 0 else None
+        return number(script, only.value, depth + 1) if only is not None and only.value is not node else None
+    return _of_argument(script, node) if isinstance(node, ast.Attribute) else None
+
+
+def _plain(value: object) -> int | None:
+    if isinstance(value, str) and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _of_call(script: Script, call: ast.Call, depth: int) -> Number | None:
+    full = script.full(call.func)
+    if full in _COUNTS and not call.args and not call.keywords:
+        return Number(_COUNTS[full])
+    if isinstance(call.func, ast.Name) and call.func.id == "int" and len(call.args) == 1:
+        return number(script, call.args[0], depth + 1)
+    if full in ("os.getenv", "os.environ.get") and call.args:
+        name = constant(call.args[0])
+        default = _plain(constant(call.args[1])) if len(call.args) > 1 else None
+        return Number(VARIABLE, default, (name,)) if isinstance(name, str) else None
+    return None
+
+
+def _is_environ(script: Script, node: ast.expr) -> bool:
+    return script.full(node) == "os.environ"
+
+
+def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
+    """``args.devices``, where ``args`` is what argparse returned and only one option fills the attribute."""
+    if script.roots & _FROM_FILES or dotted(node.value) not in _parsed(script):
+        return None
+    if script.calls_of("set_defaults") or script.calls_of("setattr"):
+        return None
+    made = _options(script).get(node.attr, [])
+    if len(made) != 1:
+        return None
+    forms = tuple(form for form in map(constant, made[0].args) if isinstance(form, str))
+    return Number(ARGUMENT, _plain(constant(keyword(made[0], "default"))), forms)
+
+
+def _parsed(script: Script) -> frozenset[str]:
+    """The names that hold what argparse returned."""
+
+    def find() -> frozenset[str]:
+        return frozenset(
+            name
+            for name, values in script.values.items()
+            if all(last(value.value) in ("parse_args", "parse_known_args") for value in values)
+        )
+
+    return script.ask("parsed", find) or frozenset()
+
+
+def _options(script: Script) -> dict[str, list[ast.Call]]:
+    """The calls of ``add_argument`` by the attribute that they fill."""
+
+    def find() -> dict[str, list[ast.Call]]:
+        found: dict[str, list[ast.Call]] = {}
+        for call in script.calls_of("add_argument"):
+            forms = [form for form in map(constant, call.args) if isinstance(form, str)]
+            long = [form for form in forms if form.startswith("--")] or forms
+            named = constant(keyword(call, "dest"))
+            attribute = named if isinstance(named, str) else (long[0].lstrip("-").replace("-", "_") if long else "")
+            found.setdefault(attribute, []).append(call)
+        return found
+
+    return script.ask("options", find) or {}

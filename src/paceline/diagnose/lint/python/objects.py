@@ -1,0 +1,195 @@
+"""What the objects of a script are: wrapped models, engines, trainers, loaders, samplers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python.script import Assigned, Script, dotted, keyword, last, parameters, receiver
+
+LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
+DOES_IT_ALL = LIGHTNING | {"accelerate", "paceline", "ignite", "composer", "catalyst", "fastai", "ray", "mmengine"}
+
+# Kind of object by the top package and the last word of what makes it.
+_MAKERS: dict[str, tuple[frozenset[str], str]] = {
+    "DistributedDataParallel": (frozenset({"torch"}), "ddp"),
+    "FullyShardedDataParallel": (frozenset({"torch"}), "fsdp"),
+    "DistributedSampler": (frozenset({"torch"}), "sharding-sampler"),
+    "DataLoader": (frozenset({"torch"}), "loader"),
+    "Fabric": (LIGHTNING, "fabric"),
+    "Trainer": (LIGHTNING | {"paceline"}, "trainer"),
+    "Accelerator": (frozenset({"accelerate"}), "accelerator"),
+    "Session": (frozenset({"paceline"}), "session"),
+}
+# What a method of such an object makes of the thing handed over.
+_GIVES = {
+    ("accelerator", "prepare"): "prepared",
+    ("accelerator", "prepare_model"): "prepared",
+    ("accelerator", "prepare_data_loader"): "prepared",
+    ("accelerator", "prepare_scheduler"): "prepared",
+    ("fabric", "setup"): "fabric-module",
+    ("fabric", "setup_module"): "fabric-module",
+    ("fabric", "setup_dataloaders"): "fabric-loader",
+    ("session", "setup"): "session-module",
+    ("session", "loader"): "session-loader",
+}
+_THROUGH = frozenset({"to", "cuda", "cpu", "compile", "train", "eval", "float", "half", "bfloat16"})
+_MAX_DEPTH = 6
+
+
+def made_by(script: Script, call: ast.Call) -> str:
+    """Return the kind of object that a call makes, else an empty string."""
+    full = script.full(call.func)
+    if full:
+        root, _, _ = full.partition(".")
+        name = full.rpartition(".")[2]
+        roots, kind = _MAKERS.get(name, (frozenset(), ""))
+        if root in roots:
+            if kind == "trainer":
+                return "paceline-trainer" if root == "paceline" else kind
+            return kind
+        if full == "deepspeed.initialize":
+            return "engine"
+    return ""
+
+
+def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int = 0) -> set[str]:
+    """Return what an expression may be, by all its assignments; empty if nothing is known.
+
+    Args:
+        script: The file.
+        node: An expression, or the call that makes the object.
+        at: From where a name is looked up; the expression itself if not given.
+        depth: How many steps were taken already.
+    """
+    if depth > _MAX_DEPTH:
+        return set()
+    return script.ask(("kinds", node, at), lambda: _kinds(script, node, at, depth)) or set()
+
+
+def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set[str]:
+    if isinstance(node, ast.IfExp):
+        if any(isinstance(part, ast.Attribute) and part.attr == "module" for part in (node.body, node.orelse)):
+            return set()  # ``model.module if distributed else model``: the bare model in either case
+        return kinds(script, node.body, at, depth + 1) | kinds(script, node.orelse, at, depth + 1)
+    if isinstance(node, ast.Call):
+        return _of_call(script, node, at or node, depth)
+    name = dotted(node)
+    if not name:
+        return set()
+    found: set[str] = set()
+    place = at or node
+    for value in _until(script, script.assigned(name, place), place):
+        if value.value is node:
+            continue
+        told = kinds(script, value.value, value.at, depth + 1) if value.at is not at or depth == 0 else set()
+        found |= _part(told, value)
+    return found or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
+
+
+def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned]:
+    """Leave out what a name of the same function is given only later: ``raw = model`` before ``model = DDP(model)``."""
+    line = getattr(at, "lineno", 0)
+    before = [v for v in values if getattr(v.at, "lineno", 0) <= line or script.scope(v.at) is not script.scope(at)]
+    return before or values
+
+
+def _of_call(script: Script, call: ast.Call, at: ast.AST, depth: int) -> set[str]:
+    made = made_by(script, call)
+    if made:
+        return {made}
+    if isinstance(call.func, ast.Attribute):
+        method = call.func.attr
+        if script.full(call.func) == "torch.compile" and call.args:
+            return kinds(script, call.args[0], at, depth + 1)
+        owners = kinds(script, call.func.value, at, depth + 1)
+        given = {gift for owner in owners if (gift := _GIVES.get((owner, method)))}
+        if given:
+            return given
+        if method in _THROUGH:
+            return owners
+    return set()
+
+
+def _part(told: set[str], value: Assigned) -> set[str]:
+    if "engine" in told and value.place > 0:
+        return {"deepspeed-other"}
+    return told
+
+
+def _by_annotation(script: Script, node: ast.AST, at: ast.AST) -> set[str]:
+    if not isinstance(node, ast.Name):
+        return set()
+    scope: ast.AST = script.scope(at)
+    while node.id not in parameters(scope):
+        if scope is script.tree:
+            return set()
+        scope = script.scope(scope)
+    if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+        return set()
+    spec = scope.args
+    for argument in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]:
+        if argument.arg == node.id and argument.annotation is not None:
+            full = script.full(argument.annotation)
+            roots, kind = _MAKERS.get(full.rpartition(".")[2], (frozenset(), ""))
+            return {kind} if full.partition(".")[0] in roots else set()
+    return set()
+
+
+def _by_same_name(script: Script, node: ast.AST, at: ast.AST, depth: int) -> set[str]:
+    """``self.fabric`` and a parameter ``fabric`` are what the file's only ``fabric`` is."""
+    word = last(node)
+    if depth or word not in ("fabric", "accelerator", "session"):
+        return set()
+
+    def found() -> set[str]:
+        told: set[str] = set()
+        for name, values in script.values.items():
+            if name == word or name.endswith("." + word):
+                for value in values:
+                    told |= kinds(script, value.value, value.at, depth + 1)
+        return told
+
+    only = script.ask(("called", word), found) or set()
+    return only if len(only) == 1 else set()
+
+
+def makes(script: Script, *wanted: str) -> list[ast.Call]:
+    """Return the calls that make an object of one of the kinds."""
+    made = script.ask("made", lambda: [(call, made_by(script, call)) for call in script.calls])
+    return [call for call, kind in made if kind in wanted]
+
+
+def is_sharded_run(script: Script) -> bool:
+    """Say whether the file itself sets up training by several processes with torch's own means or Horovod."""
+    if makes(script, "ddp", "fsdp", "engine"):
+        return True
+    return any(
+        full in ("torch.distributed.init_process_group", "horovod.torch.init", "deepspeed.init_distributed")
+        for full in (script.full(call.func) for call in script.calls)
+    )
+
+
+def names_of(script: Script, *wanted: str) -> dict[str, list[Assigned]]:
+    """Return the dotted names to which an object of one of the kinds is assigned, with those assignments."""
+    found: dict[str, list[Assigned]] = {}
+    for name, values in script.values.items():
+        fitting = [v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted)]
+        if fitting:
+            found[name] = fitting
+    return found
+
+
+def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
+    """Return an argument by its name or its place, if it is given."""
+    given = keyword(call, name)
+    if given is None and len(call.args) > place and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1]):
+        return call.args[place]
+    return given
+
+
+def method_calls(script: Script, kind: str) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the calls of methods of objects of a kind, with the method's name."""
+    for call in script.calls:
+        if isinstance(call.func, ast.Attribute) and receiver(call) and kind in kinds(script, call.func.value, call):
+            yield call, call.func.attr

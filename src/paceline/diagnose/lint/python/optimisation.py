@@ -1,0 +1,243 @@
+"""Accumulated gradients, schedulers and the learning rate under several ranks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.diagnose.lint.python import loaders
+from paceline.diagnose.lint.python.objects import argument, kinds, makes
+from paceline.diagnose.lint.python.ranks import is_partial
+from paceline.diagnose.lint.python.script import Script, constant, inside, last, receiver, words, words_of
+from paceline.errors import Finding
+
+_NO_SYNC = words_of(
+    """no_sync no_backward_sync require_backward_grad_sync sync_gradients set_requires_gradient_sync
+    set_is_last_backward is_gradient_accumulation_boundary"""
+)  # fmt: skip
+_SCHEDULER = re.compile(r"sched", re.I)
+_OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
+_SIZE = re.compile(
+    r"world_?size|num_replicas|num_processes|n_?gpus|num_gpus|get_world_size|^size$|nprocs|num_nodes", re.I
+)
+
+
+def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
+    """Gradients are accumulated over several batches, and DDP exchanges them in each of these.
+
+    Silent where no_sync or one of its kin appears anywhere in the file, and under FSDP, where it costs memory.
+    """
+    if _names(script) & _NO_SYNC or script.calls_of("accumulate") or makes(script, "fsdp", "engine"):
+        return
+    for loop, _ in _accumulating(script):
+        backward = next((n for n in inside(loop) if isinstance(n, ast.Call) and last(n) == "backward"), None)
+        if backward is None:
+            continue
+        owner = kinds(script, backward.func.value, backward) if isinstance(backward.func, ast.Attribute) else set()
+        fix = _no_sync_for(script, owner)
+        if not fix or is_partial(script, backward) or not loaders.runs_in_parallel(script, backward):
+            continue
+        yield script.finding(
+            "accumulation-syncs-every-step",
+            backward,
+            "gradients are accumulated over several batches, but the ranks exchange them after each one",
+            why="all exchanges but the last of each group are wasted time; the result is the same",
+            fix=fix,
+        )
+
+
+def _no_sync_for(script: Script, owner: set[str]) -> str:
+    if "accelerator" in owner:
+        return "with accelerator.accumulate(model): ...  # and Accelerator(gradient_accumulation_steps=n)"
+    if "fabric" in owner:
+        return "with fabric.no_backward_sync(model, enabled=not last): ..."
+    if "session" in owner or not makes(script, "ddp"):
+        return ""
+    return "with model.no_sync() if not last else contextlib.nullcontext(): ...  # forward and backward"
+
+
+def _names(script: Script) -> set[str]:
+    return (
+        script.ask("names", lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)}) or set()
+    )
+
+
+def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
+    """Loops in which backward comes each time and the optimizer's step only at every nth."""
+    for loop in script.nodes:
+        if not isinstance(loop, ast.For):
+            continue
+        for statement in loop.body:
+            if not isinstance(statement, ast.If) or not _every_nth(statement.test):
+                continue
+            if not any(_is_step(script, n, _OPTIMIZER) for part in statement.body for n in inside(part)):
+                continue
+            if any(
+                _is_step(script, n, _OPTIMIZER) for other in loop.body if other is not statement for n in inside(other)
+            ):
+                continue
+            if any(isinstance(n, ast.Call) and last(n) == "backward" for s in _direct(loop) for n in s):
+                yield loop, statement
+
+
+def _direct(loop: ast.For) -> Iterator[list[ast.AST]]:
+    """The nodes of a loop's body outside conditions and inner loops."""
+    for statement in loop.body:
+        if isinstance(statement, ast.If | ast.For | ast.While):
+            continue
+        yield list(inside(statement))
+
+
+def _every_nth(test: ast.expr) -> bool:
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod):
+            return constant(node.left.right) != 1 and constant(node.comparators[0]) is not ... and _is_equal(node)
+        if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.BinOp):
+            mod = node.comparators[0]
+            if isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod) and isinstance(mod.op, ast.Sub):
+                return _is_equal(node)
+    return False
+
+
+def _is_equal(node: ast.Compare) -> bool:
+    return isinstance(node.ops[0], ast.Eq)
+
+
+def _is_step(script: Script, node: ast.AST, who: re.Pattern[str]) -> bool:
+    if not isinstance(node, ast.Call) or last(node) != "step":
+        return False
+    if who.search(receiver(node).rpartition(".")[2]):
+        return True
+    return who is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
+
+
+def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
+    """The scheduler moves on once per rank or per micro-batch instead of once per update.
+
+    Accelerate steps a prepared scheduler once per process at each call, which is right for schedules counted in
+    single-process batches and wrong for those counted in epochs.
+    """
+    yield from _per_micro_batch(script)
+    yield from _once_per_process(script)
+    yield from _prepared_per_epoch(script)
+
+
+def _per_micro_batch(script: Script) -> Iterator[Finding]:
+    if not makes(script, "ddp", "fabric", "accelerator", "fsdp"):
+        return
+    for loop, boundary in _accumulating(script):
+        if script.calls_of("accumulate"):
+            return
+        for statement in loop.body:
+            if (
+                statement is boundary
+                or not isinstance(statement, ast.Expr)
+                or not _is_step(script, statement.value, _SCHEDULER)
+            ):
+                continue
+            yield script.finding(
+                "scheduler-stepped-n-times",
+                statement.value,
+                f"the scheduler is stepped for every batch, the optimizer (line {boundary.lineno}) only for every nth",
+                why="the learning rate falls n times as fast as the updates are counted",
+                fix="step the scheduler where the optimizer is stepped",
+            )
+
+
+def _once_per_process(script: Script) -> Iterator[Finding]:
+    for loop in script.nodes:
+        if (
+            not isinstance(loop, ast.For)
+            or not any(_SIZE.search(w) for w in words(loop.iter))
+            or not _counts(loop.iter)
+        ):
+            continue
+        for node in inside(loop):
+            if (
+                _is_step(script, node, _SCHEDULER)
+                and isinstance(node, ast.Call)
+                and "prepared" in _kinds_of(script, node)
+            ):
+                yield script.finding(
+                    "scheduler-stepped-n-times",
+                    node,
+                    "a scheduler that Accelerate has prepared is stepped once per process by hand",
+                    why="each call steps it once per process already",
+                    fix=f"{receiver(node)}.step()  # once",
+                )
+
+
+def _counts(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and last(node) == "range"
+
+
+def _kinds_of(script: Script, call: ast.Call) -> set[str]:
+    return kinds(script, call.func.value, call) if isinstance(call.func, ast.Attribute) else set()
+
+
+_BY_EPOCH = frozenset(["StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"])
+
+
+def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
+    if not makes(script, "accelerator") or _splits(script):
+        return
+    for call in script.calls_of("step"):
+        name = receiver(call)
+        if not _is_step(script, call, _SCHEDULER) or "prepared" not in _kinds_of(script, call):
+            continue
+        made = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
+        plain = [m for m in made if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH]
+        if not plain or any(_SIZE.search(word) for m in plain for word in words(m)):
+            continue
+        loops = [p for p in script.up(call) if isinstance(p, ast.For | ast.While)]
+        if not loops or loops[0] not in loaders.epoch_loops(script):
+            continue
+        yield script.finding(
+            "scheduler-stepped-n-times",
+            call,
+            f"{name} counts epochs, and Accelerate steps a prepared scheduler once per process at each call",
+            why="on N processes the learning rate falls N times as fast",
+            fix=f"leave {name} out of accelerator.prepare(...), or Accelerator(step_scheduler_with_optimizer=False)",
+        )
+
+
+def _splits(script: Script) -> bool:
+    return any(
+        k.arg in (None, "split_batches", "dataloader_config", "step_scheduler_with_optimizer")
+        for made in makes(script, "accelerator")
+        for k in made.keywords
+    )
+
+
+def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
+    """A literal batch size per rank and a literal SGD learning rate: the global batch grows with the ranks alone."""
+    if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
+        return
+    sharded = [c for c in loaders.data_loaders(script) if loaders.is_sharded(script, c)]
+    if not any(
+        isinstance(constant(argument(c, "batch_size", 1)), int) and loaders.is_for_training(script, c) for c in sharded
+    ):
+        return
+    for call in script.calls:
+        if script.full(call.func) == "torch.optim.SGD" and isinstance(constant(argument(call, "lr", 1)), int | float):
+            if is_partial(script, call):
+                continue
+            yield script.finding(
+                "learning-rate-not-scaled",
+                call,
+                "the batch of all ranks together grows with their number, the learning rate stays",
+                why="with a larger global batch SGD mostly needs a larger rate to learn as much per epoch",
+                fix="lr = base_lr * dist.get_world_size(), or divide the batch size by the number of ranks",
+                severity="hint",
+            )
+            return
+
+
+def _factors(script: Script) -> Iterator[str]:
+    """The words that stand in a product or a quotient anywhere in the file."""
+    for node in script.nodes:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
+            yield from words(node)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
+            yield from words(node.value)

@@ -1,0 +1,127 @@
+"""Which names are meant for NCCL, torch and what they stand on, and which real name is nearest to a given one.
+
+In a *closed* family nobody but the library and its known plug-ins reads a name, so one that we do not know is a
+mistake. In an *open* one (libfabric, UCX, CUDA, OpenMP and so on) we know the usual names only, and speak of those that
+are one or two letters away from one of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from functools import cache
+
+from paceline.diagnose.variables.folklore import folklore
+from paceline.diagnose.variables.table import known
+
+CLOSED = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "TORCH_DIST_", "TORCHELASTIC_", "GLOO_")
+OPEN = (
+    *("FI_", "RDMAV_", "OFI_NCCL_", "UCX_", "SHARP_", "CUDA_", "OMP_", "KMP_", "GOMP_", "MKL_", "PET_", "TP_"),
+    *("TORCH_ELASTIC_", "TORCH_GLOO_", "TORCH_INCLUDE_", "TORCH_CPP_", "TORCH_SHOW_", "PYTORCH_"),
+)
+# Read by plug-ins and tools that are not NCCL (Google's, NVIDIA's inspector), whose names change with each release.
+PLUGINS = re.compile(
+    r"NCCL_(FASTRAK|GPUDIRECTTCPX?O?|SHIMNET|INSPECTOR|PROFILE|TUNER|UCX|SHARP|TESTS|OFI|GIB|TELEMETRY|RCCL|MSCCL|"
+    r"DOCA|NMX)_\w+|NCCL_DYNAMIC_CHUNK_SIZE"
+)
+# Where NCCL lies or is built: read by setup scripts, not by NCCL.
+LOCAL_NAMES = re.compile(
+    r"(TORCH_)?NCCL_(\w+_)?(HOME|ROOT|DIRS?|PATHS?|PREFIX|LIB|LIBS|LIBRARY|LIBRARIES|INC|INCLUDES?|VERSION|VER|MAJOR|"
+    r"MINOR|SRC|SOURCE|BIN|BUILD|PKG|MODULE|TAG|BRANCH|COMMIT|REPO|URL|ARGS|OPTS|FLAGS|CFLAGS|LDFLAGS|VARS|ENVS?|"
+    r"LOGS?|OUTPUT|RESULTS?|INSTALL|STATIC|ARCH)"
+)
+PREFIXES_MISSPELT = re.compile(r"(NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|TORCH_NCLL|TROCH_NCCL|PYTORCH_NCCL|GOO|GLLO)_(?=\w)")
+NEAR = 2
+# What a name that stops short is completed with, most likely first.
+ENDINGS = ("ENABLE", "DISABLE", "LEVEL", "INDEX", "SIZE", "PLUGIN")
+
+
+def is_relevant(name: str) -> bool:
+    """Return whether a variable is meant for NCCL, torch's distributed parts, or what they stand on."""
+    return name in known() or name.startswith((*CLOSED, *OPEN)) or bool(PREFIXES_MISSPELT.match(name))
+
+
+def is_closed(name: str) -> bool:
+    """Return whether a name that is not known is a mistake."""
+    return bool(PREFIXES_MISSPELT.match(name)) or (
+        name.startswith(CLOSED) and not PLUGINS.fullmatch(name) and not LOCAL_NAMES.fullmatch(name)
+    )
+
+
+def closest_real(name: str) -> str:
+    """Return the real name that was likely meant, an empty string if none is near."""
+    if name in known():
+        return name
+    story = folklore(name)
+    if story:
+        meant = re.match(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", story.instead)
+        return meant[0] if meant and meant[0] in known() else ""
+    return _other_order(name) or _other_prefix(name) or _near(name) or _longer(name)
+
+
+@cache
+def _near(name: str) -> str:
+    letters = min(NEAR, len(name) // (5 if is_closed(name) else 8))
+    family = name.split("_", maxsplit=1)[0]
+    same = [real for real in _living() if real.startswith(family[:2]) and abs(len(real) - len(name)) <= letters]
+    nearest = min(same, key=lambda real: (distance(name, real, letters), real), default="")
+    if nearest and distance(name, nearest, letters) <= letters:
+        return nearest
+    return _alike(name) if is_closed(name) else ""
+
+
+def _longer(name: str) -> str:
+    """A name that stops short: ``NCCL_IB_GID`` is ``NCCL_IB_GID_INDEX``."""
+    if not is_closed(name):
+        return ""
+    return next((f"{name}_{ending}" for ending in ENDINGS if f"{name}_{ending}" in _living()), "")
+
+
+def _alike(name: str) -> str:
+    """Longer words for the same thing: ``NCCL_SOCKET_INTERFACE_NAME``, ``NCCL_DEBUG_SUBSYSTEM``."""
+    family, _, rest = name.partition("_")
+    rests = {real.partition("_")[2]: real for real in _living() if real.startswith(f"{family}_")}
+    found = difflib.get_close_matches(rest, list(rests), n=1, cutoff=0.8)
+    return rests[found[0]] if found else ""
+
+
+def _other_order(name: str) -> str:
+    """The same words in another order: ``NCCL_DISABLE_P2P`` is ``NCCL_P2P_DISABLE``."""
+    words = sorted(_stem(word) for word in name.split("_"))
+    return next((real for real in _living() if sorted(_stem(word) for word in real.split("_")) == words), "")
+
+
+def _other_prefix(name: str) -> str:
+    """The right words after another prefix: ``TORCH_NCCL_DEBUG``, ``NCLL_DEBUG``, ``NCCL_HEARTBEAT_TIMEOUT_SEC``."""
+    rest = re.sub(r"^(TORCH_|PYTORCH_)?(NCCL|NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|FR)_", "", name)
+    if rest == name:
+        return ""
+    options = (f"{prefix}{rest}" for prefix in ("NCCL_", "TORCH_NCCL_", "TORCH_FR_"))
+    return next((real for real in options if real in known() and not known()[real].until), "")
+
+
+def _stem(word: str) -> str:
+    return {"DISABLED": "DISABLE", "ENABLED": "ENABLE", "NTHREAD": "NTHREADS", "DEVICE": "DEVICES"}.get(word, word)
+
+
+@cache
+def _living() -> tuple[str, ...]:
+    return tuple(name for name, variable in known().items() if not variable.until)
+
+
+def distance(one: str, other: str, limit: int) -> int:
+    """Return how many letters are to be added, left out, changed or swapped; more than ``limit`` counts alike."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for index, letter in enumerate(one, 1):
+        before, last, row = row, before, [index]
+        for place, wanted in enumerate(other, 1):
+            cost = min(before[place] + 1, row[-1] + 1, before[place - 1] + (letter != wanted))
+            if last and place > 1 and letter == other[place - 2] and one[index - 2] == wanted:
+                cost = min(cost, last[place - 2] + 1)
+            row.append(cost)
+        if min(row) > limit:
+            return limit + 1
+    return row[-1]

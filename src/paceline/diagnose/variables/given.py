@@ -1,0 +1,81 @@
+"""All settings at once, for judges who look at several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from paceline.diagnose.variables.setting import Setting, leading_number, number
+from paceline.diagnose.variables.versions import at_least
+from paceline.errors import Finding
+
+TORCH_TRUE = ("1", "y", "yes", "t", "true")
+
+
+@dataclass(frozen=True)
+class Given:
+    """The settings of a script, a shell or a machine.
+
+    Attributes:
+        settings: Them, by name.
+        versions: The versions of libraries, as far as they are known.
+        num_nodes: The number of nodes of the job, None if it is not known.
+    """
+
+    settings: Mapping[str, Setting]
+    versions: Mapping[str, str]
+    num_nodes: int | None = None
+
+    def has(self, name: str) -> bool:
+        """Whether a variable has a value."""
+        return name in self.settings and bool(self.settings[name].text)
+
+    def text(self, name: str) -> str:
+        """Return the value, empty if there is none or a shell has yet to fill it in."""
+        return self.settings[name].text if self.has(name) and self.settings[name].is_plain else ""
+
+    def number(self, name: str) -> int | None:
+        """Return the value if it is a number."""
+        return number(self.text(name))
+
+    def is_one(self, name: str) -> bool:
+        """Whether NCCL takes a flag for set."""
+        return leading_number(self.text(name)) == 1
+
+    def is_zero(self, name: str) -> bool:
+        """Whether NCCL takes a flag for off: set, and 0 or a word."""
+        return bool(self.text(name)) and leading_number(self.text(name)) == 0
+
+    def is_true(self, *names: str) -> bool:
+        """Whether torch takes one of these for true."""
+        return any(self.text(name).lower() in TORCH_TRUE for name in names)
+
+    def is_false(self, *names: str) -> bool:
+        """Whether torch takes one of these for false."""
+        return any(self.has(name) and bool(self.text(name)) and not self.is_true(name) for name in names)
+
+    def at_least(self, library: str, minimum: str) -> bool | None:
+        """Return whether the library is that new, None if its version is not known."""
+        return at_least(self.versions, library, minimum)
+
+    def where(self, names: Iterable[str]) -> str:
+        """Return the places of settings."""
+        return ", ".join(dict.fromkeys(self.settings[name].where for name in names))
+
+    def lines(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return settings as evidence."""
+        return tuple(self.settings[name].line for name in names)
+
+
+def contradicted(
+    given: Given, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "warning"
+) -> Finding:
+    """Return the finding of settings of which one overrides the others."""
+    names = [name for name in names if given.has(name)]
+    return Finding("variable-contradicted", what, given.where(names), given.lines(names), why, fix, severity)
+
+
+def harmful(given: Given, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "hint") -> Finding:
+    """Return the finding of settings that cost more than they give."""
+    names = [name for name in names if given.has(name)]
+    return Finding("variable-harmful", what, given.where(names), given.lines(names), why, fix, severity)

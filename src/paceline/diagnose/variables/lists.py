@@ -1,0 +1,216 @@
+"""Values that are lists with a grammar of their own: algorithms, interfaces, subsystems, allocator options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.diagnose.variables.setting import Setting
+from paceline.diagnose.variables.versions import at_least
+from paceline.errors import closest
+
+ALGORITHMS = {
+    "ring": "2.5",
+    "tree": "2.5",
+    "collnetchain": "2.14",
+    "collnetdirect": "2.14",
+    "nvls": "2.17",
+    "nvlstree": "2.18",
+    "pat": "2.23",
+}
+SHOWN = {
+    **{"ring": "Ring", "tree": "Tree", "collnetchain": "CollnetChain", "collnetdirect": "CollnetDirect"},
+    **{"nvls": "NVLS", "nvlstree": "NVLSTree", "pat": "PAT", "ll": "LL", "ll128": "LL128", "simple": "Simple"},
+}
+PROTOCOLS = {"ll": "2.5", "ll128": "2.5", "simple": "2.5"}
+FUNCTIONS: tuple[str, ...] = (
+    "broadcast",
+    "reduce",
+    "allgather",
+    "reducescatter",
+    "allreduce",
+    "sendrecv",
+    "send",
+    "recv",
+)
+FUNCTIONS += ("alltoall", "gather", "scatter", "allgatherv")
+# Before 2.14 there was one of that name. Others come from forks of NCCL, of which we know nothing.
+OLD_ALGORITHMS = ("collnet",)
+FORKED = ("msccl", "mscclpp", "rccl")
+STRICT_SINCE = "2.24"
+SUBSYSTEMS = frozenset(
+    (
+        *("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY"),
+        *("NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL", "CE", "SYM"),
+    )
+)
+INTERFACE = re.compile(r"ib\d+|eth\d*|eno\d+\w*|ens\d+\w*|enp\w+|hsn\d*|bond\d+|docker\d*|lo|br\d+")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One entry of NCCL_ALGO or NCCL_PROTO, such as ``allreduce:tree,ring`` or ``^tree``.
+
+    Attributes:
+        function: The collective that it is for; empty for all.
+        excluded: The names are those that may not be used.
+        names: The algorithms or protocols, in lower case.
+    """
+
+    function: str
+    excluded: bool
+    names: tuple[str, ...]
+
+
+def parse_choices(value: str) -> list[Choice]:
+    """Return the entries of a value of NCCL_ALGO or NCCL_PROTO, as NCCL reads them since 2.24."""
+    found = []
+    for entry in filter(None, value.strip().lower().split(";")):
+        function, colon, names = entry.partition(":")
+        listed = names.partition(":")[0] if colon else function
+        excluded = listed.startswith("^")
+        tokens = tuple(filter(None, listed.removeprefix("^").split(",")))
+        found.append(Choice(function if colon else "", excluded, tokens))
+    return found
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a value.
+
+    Attributes:
+        text: What, as the end of a sentence that begins with the setting.
+        fix: What to write instead.
+        why: What happens with it.
+        severity: How bad that is.
+    """
+
+    text: str
+    fix: str
+    why: str
+    severity: str = "warning"
+
+
+def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
+    """Judge the words of NCCL_ALGO and NCCL_PROTO."""
+    words = ALGORITHMS if setting.name == "NCCL_ALGO" else PROTOCOLS
+    strict = at_least(versions, "nccl", STRICT_SINCE)
+    for index, choice in enumerate(parse_choices(setting.value)):
+        if index and not choice.function:
+            return Fault(
+                f"the entry {','.join(choice.names)!r} behind the semicolon names no function",
+                f"{setting.name}={setting.text.replace(';', ',')}, or allreduce:... behind the semicolon",
+                "NCCL fails with All entries except the first must have a prefix",
+                "error" if strict else "warning",
+            )
+        if choice.function and choice.function not in FUNCTIONS:
+            return _unknown_word(choice.function, FUNCTIONS, setting, strict)
+        for name in choice.names:
+            if name in FUNCTIONS:
+                return _comma_for_semicolon(setting, name, strict)
+            if name in FORKED or (name in OLD_ALGORITHMS and at_least(versions, "nccl", "2.14") is False):
+                continue
+            if name not in words:
+                return _unknown_word(name, words, setting, strict)
+            if at_least(versions, "nccl", words[name]) is False:
+                return Fault(
+                    f"NCCL has {SHOWN[name]} since {words[name]}, and {versions['nccl']} is installed",
+                    f"unset {setting.name}",
+                    "the word is ignored, and what is left of the list limits the choice",
+                )
+    return None
+
+
+def _comma_for_semicolon(setting: Setting, name: str, strict: bool | None) -> Fault:
+    return Fault(
+        f"{name!r} stands where an algorithm or protocol is expected",
+        f"{setting.name}={setting.text.replace(f',{name}', f';{name}')}",
+        "functions are separated by semicolons, and NCCL fails with Unrecognized element token",
+        "error" if strict else "warning",
+    )
+
+
+def _unknown_word(
+    word: str, words: Mapping[str, str] | tuple[str, ...], setting: Setting, strict: bool | None
+) -> Fault:
+    near = closest(word.strip(), words)
+    shown = SHOWN.get(near, near)
+    kinds = "function" if words is FUNCTIONS else "algorithm" if setting.name == "NCCL_ALGO" else "protocol"
+    why = {
+        True: "communicators cannot be made: Unrecognized element token",
+        False: "the word is ignored, and what is left of the list limits the choice",
+        None: f"since {STRICT_SINCE} NCCL fails with Unrecognized element token, before it the word is ignored",
+    }[strict]
+    listed = ", ".join(SHOWN.get(name, name) for name in words)
+    if word.strip() in words:
+        fix = f"{setting.name}={setting.text.replace(' ', '')}: blanks are part of a word"
+        return Fault(f"NCCL has no {kinds} {word!r}", fix, why, "error" if strict else "warning")
+    fix = f"{word} -> {shown}" if near else f"unset {setting.name}, or choose from {listed}"
+    return Fault(f"NCCL has no {kinds} {word!r}", fix, why, "error" if strict else "warning")
+
+
+def interfaces(setting: Setting) -> Fault | None:
+    """Judge NCCL_SOCKET_IFNAME: prefixes, with one ``^`` or ``=`` before the whole list."""
+    value = setting.text
+    tokens = value.lstrip("^=").split(",")
+    if any(token.startswith(("^", "=")) for token in tokens[1:]):
+        mark = next(token[0] for token in tokens[1:] if token.startswith(("^", "=")))
+        head = re.match(r"[\^=]*", value)
+        kept = ",".join(token.strip().lstrip("^=") for token in tokens)
+        return Fault(
+            f"{mark} counts before the whole list only, and stands within it",
+            f"{setting.name}={head[0] if head and head[0] else mark}{kept}",
+            f"NCCL looks for an interface whose name begins with {mark}",
+        )
+    if value.startswith("=^"):
+        return Fault("the marks stand in the wrong order", f"{setting.name}=^={value[2:]}", "nothing is excluded")
+    if all("*" in token for token in tokens):
+        return Fault(
+            "NCCL knows no wildcards: a name is the beginning of one anyway",
+            f"{setting.name}={value.replace('*', '') or 'eth'}",
+            "no interface has a * in its name: no socket interface found",
+            "error" if not value.startswith("^") else "warning",
+        )
+    if re.search(r"[;\s]", value):
+        kept = ",".join(filter(None, re.split(r"[;,\s]+", value)))
+        return Fault("names are separated by commas", f"{setting.name}={kept}", "the rest is taken as part of the name")
+    if re.fullmatch(r"\d+(\.\d+){3}(/\d+)?", value):
+        return Fault("an address is not the name of an interface", "ip -br address: its first column is the name", "")
+    return None
+
+
+def cards(setting: Setting) -> Fault | None:
+    """Judge NCCL_IB_HCA, which takes cards (``mlx5_0``) and not the network interfaces that they carry (``ib0``)."""
+    value = setting.text
+    tokens = [token.split(":")[0].strip() for token in value.lstrip("^=").split(",")]
+    if value.startswith("^") or not all(INTERFACE.fullmatch(token) for token in tokens):
+        return None
+    return Fault(
+        "this looks like a network interface, and NCCL takes the names of cards here",
+        f"{setting.name}=mlx5, or the names that ibstat -l or ls /sys/class/infiniband shows",
+        "no card has this name: NCCL goes over TCP, without a word",
+    )
+
+
+def exact_interfaces(setting: Setting) -> Fault | None:
+    """Judge GLOO_SOCKET_IFNAME, which takes whole names and none of NCCL's marks."""
+    value = setting.text
+    if value[0] not in "^=" and "*" not in value:
+        return None
+    return Fault(
+        "gloo takes whole names of interfaces; ^ and = and * are NCCL's or nobody's",
+        f"{setting.name}={value[1:]}" if value[0] == "=" else f"{setting.name}=NAME, one of ip -br address",
+        f"a gloo group cannot be made: Unable to find address for: {value.split(',')[0]}",
+    )
+
+
+def subsystems(setting: Setting) -> Fault | None:
+    """Judge the names of NCCL_DEBUG_SUBSYS."""
+    names = setting.text.lstrip("^").upper().split(",")
+    wrong = next((name for name in names if name.strip() and name not in SUBSYSTEMS), None)
+    if wrong is None:
+        return None
+    near = closest(wrong, SUBSYSTEMS)
+    fix = f"{wrong} -> {near}" if near else f"choose from {', '.join(sorted(SUBSYSTEMS - {'CE', 'SYM'}))}"
+    return Fault(f"NCCL has no subsystem {wrong!r}", fix, "its lines are not shown", "hint")

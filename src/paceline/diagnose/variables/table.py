@@ -1,0 +1,76 @@
+"""The variables that exist: who reads them, since when and until when, and what their values mean.
+
+The facts lie beside this file as JSON, one variable in each line. ``nccl.json`` is written by
+``scripts/nccl_variables.py`` from the libraries themselves; its meanings and limits, and the other files, by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from paceline.diagnose.variables.versions import newest
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that a library reads, or once read.
+
+    Attributes:
+        name: Its name.
+        library: Who reads it: ``"nccl"``, ``"torch"`` or the name of another library.
+        since: The first version that is known to read it; empty if older than what was looked at.
+        until: The last version that read it; empty if the newest still does.
+        kind: What its value is: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and so on; empty if
+            any value may be right.
+        default: What holds without it.
+        meaning: One line.
+        values: The words that it takes, of a ``choice``.
+        low: The least number that has a meaning, None without a limit.
+        high: The greatest.
+        fatal: A value that is not understood ends the program.
+    """
+
+    name: str
+    library: str
+    since: str = ""
+    until: str = ""
+    kind: str = ""
+    default: str = ""
+    meaning: str = ""
+    values: tuple[str, ...] = ()
+    low: int | None = None
+    high: int | None = None
+    fatal: bool = False
+
+
+@cache
+def known() -> Mapping[str, Variable]:
+    """Return every variable that we know, by name."""
+    return MappingProxyType({**_read("others", ""), **_read("torch", "torch"), **_read("nccl", "nccl")})
+
+
+def _read(file: str, library: str) -> dict[str, Variable]:
+    return {name: _variable(name, library, entry) for name, entry in _load(file)["variables"].items()}
+
+
+def newest_version(library: str) -> str:
+    """Return the newest version of NCCL or torch that the table was made from."""
+    return newest(_load(library)["versions"])
+
+
+@cache
+def _load(file: str) -> dict[str, Any]:
+    path = Path(__file__).with_name(f"{file}.json")
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return table
+
+
+def _variable(name: str, library: str, entry: dict[str, Any]) -> Variable:
+    words = {key: value for key, value in entry.items() if key not in ("values", "library")}
+    return Variable(name, entry.get("library", library), values=tuple(entry.get("values", ())), **words)

@@ -1,0 +1,101 @@
+"""Settings of torch's process group of which one overrides another, and names that stand beside their old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.diagnose.variables.given import Given, contradicted
+from paceline.diagnose.variables.renamed import RENAMED
+from paceline.errors import Finding
+
+BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+DUMPS = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+STACKS = ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME")
+STRICTER = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_CHECK_POINTERS")
+
+
+def judge_torch_pairs(given: Given) -> Iterator[Finding]:
+    """Yield what is to be said of settings of torch that contradict one another."""
+    yield from _blocking_wait(given)
+    yield from _monitoring(given)
+    yield from _flight_recorder(given)
+    yield from _nonblocking(given)
+    yield from _both_names(given)
+
+
+def _blocking_wait(given: Given) -> Iterator[Finding]:
+    if not given.is_true(*BLOCKING):
+        return
+    idle = [name for name in HANDLING if given.has(name) and given.number(name) not in (0, None)]
+    wanted = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_MONITORING")
+    idle += [name for name in wanted if given.is_true(name)]
+    idle += [name for name in ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "NCCL_DESYNC_DEBUG") if given.has(name)]
+    if idle:
+        cause = next(name for name in BLOCKING if given.is_true(name))
+        yield contradicted(
+            given,
+            (cause, *idle),
+            f"{cause}=1 starts no watchdog thread, and {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} for it",
+            why="a timeout raises an error in wait() alone: nothing is torn down and no flight recorder is written",
+            fix=f"unset {cause}",
+        )
+
+
+def _monitoring(given: Given) -> Iterator[Finding]:
+    if given.is_false("TORCH_NCCL_ENABLE_MONITORING") and given.has("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"):
+        yield contradicted(
+            given,
+            ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+            "TORCH_NCCL_ENABLE_MONITORING=0 starts no monitor, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is its patience",
+            why="a watchdog that hangs is never noticed, and neither is the time that was given to it",
+            fix="unset one of the two",
+        )
+
+
+def _flight_recorder(given: Given) -> Iterator[Finding]:
+    cause = next((name for name in BUFFER if given.number(name) == 0), None)
+    if cause is None:
+        return
+    idle = [name for name in DUMPS[1:] if given.has(name)]
+    idle += [name for name in (DUMPS[0], *STACKS) if given.is_true(name)]
+    if idle:
+        yield contradicted(
+            given,
+            (cause, *idle),
+            f"{cause}=0 switches the flight recorder off, and {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} "
+            "for it",
+            why="there is nothing to write after a timeout",
+            fix=f"unset {cause} (the default is 2000 entries)",
+        )
+
+
+def _nonblocking(given: Given) -> Iterator[Finding]:
+    names = ("TORCH_NCCL_USE_COMM_NONBLOCKING", "TORCH_NCCL_NONBLOCKING_TIMEOUT")
+    if given.has(names[1]) and not given.has(names[0]):
+        yield contradicted(
+            given,
+            names,
+            f"{names[1]} is read with {names[0]}=1 only, which is not set",
+            why="torch says that it has no effect, and goes on",
+            fix=f"{names[0]}=1, or unset {names[1]}",
+            severity="hint",
+        )
+
+
+def _both_names(given: Given) -> Iterator[Finding]:
+    for old, change in RENAMED.items():
+        if not change.works or not (given.has(old) and given.has(change.new)):
+            continue
+        if given.text(old) == given.text(change.new) or old == "NCCL_CHECK_POINTERS":
+            continue
+        wins = old if old == "PYTORCH_CUDA_ALLOC_CONF" else change.new
+        text = "the stricter of the two counts" if old in STRICTER else f"{wins} wins"
+        yield contradicted(
+            given,
+            (old, change.new),
+            f"{old} and {change.new} are one setting with two values: {text}",
+            why="whoever changes the other sees nothing happen",
+            fix=f"unset {old}" if old != wins else f"unset {change.new}, or move all options there and unset {old}",
+        )

@@ -1,0 +1,465 @@
+"""The board: what the launchers of a run tell each other through its store.
+
+Every node's launcher has a thread that, several times a second, writes a heartbeat and looks whether any node has
+failed. The head watches every node's heartbeat, all others the head's and whether the store answers. A node that is
+silent is named soon and lost late, or when it is proven that it does not come back (``silence``). Nothing blocks for
+long on the main path, and a network that was cut and came back is no harm (``channel``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline import deadlines
+from paceline.errors import Notice
+from paceline.launch.channel import liveness, silence
+from paceline.launch.channel.connection import Channel, Operation
+from paceline.launch.channel.heartbeats import Heartbeats, write_beat
+from paceline.launch.channel.signed_store import SignedStore
+from paceline.launch.channel.silence import STORE, Loss
+
+# A launcher whose connection was closed by something else makes a new one within this time, and a heartbeat comes.
+_CLOSED_S = 4.0
+# A heartbeat that is this late is worth a look at whether its launcher's connection is closed.
+_LATE_S = 1.5
+# How often the scheduler is asked about a silent node.
+_ASK_STATE_S = 15.0
+_RECONNECT_S = 0.5
+# Every so many heartbeats a node looks whether what it has said is still there.
+_SAY_AGAIN = 4
+
+
+@dataclass
+class Remote:
+    """What is known of the other nodes.
+
+    Attributes:
+        failed: Some node's ranks have failed in this attempt.
+        look: Number of the last look that some node has called for, at where all ranks stand.
+        hurry: Somebody has insisted: what is left of the ranks is ended at once.
+        stop: Signal that some node's launcher got, 0 for none: all end as that one does.
+        lost: Node ranks that are lost, ``silence.STORE`` for the host of the run's store.
+        losses: Why each of them is.
+        silent: Hosts of nodes that have been named as silent and may come back, by node rank.
+    """
+
+    failed: bool = False
+    look: int = 0
+    hurry: bool = False
+    stop: int = 0
+    lost: set[int] = field(default_factory=set)
+    losses: dict[int, Loss] = field(default_factory=dict)
+    silent: dict[int, str] = field(default_factory=dict)
+
+    def lose(self, node: int, loss: Loss | None = None) -> None:
+        """Note that a node is lost."""
+        self.losses.setdefault(node, loss or Loss(self.silent.get(node, "")))
+        self.lost.add(node)
+
+
+def _no_notice(_: Notice) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a board asks the launcher around it, and how it reports.
+
+    Attributes:
+        inform: Prints a notice.
+        count_steps: Returns how many steps this node's ranks have made.
+        node_state: Returns what the scheduler says of a node, given its rank, empty if there is none; may take seconds.
+        node_timeout_s: How long a node may be silent while no training step is made.
+        store_host: Host of the run's store.
+        is_quiet: All nodes print into one output, and another one speaks for all.
+    """
+
+    inform: Callable[[Notice], None] = _no_notice
+    count_steps: Callable[[], int] = lambda: 0
+    node_state: Callable[[int], str] = lambda node: ""
+    node_timeout_s: float = deadlines.NODE_TIMEOUT
+    store_host: str = ""
+    is_quiet: bool = False
+
+
+class Board:
+    """One node's view of the others, for one attempt of a run.
+
+    Args:
+        store: The store of the attempt, which no other attempt shares.
+        node: Rank of this node.
+        num_nodes: Number of nodes.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        node: int,
+        num_nodes: int,
+        surroundings: Surroundings = Surroundings(),
+    ) -> None:
+        self.node = node
+        self.num_nodes = num_nodes
+        self.remote = Remote()
+        self.clock_offset_ns = 0
+        self._surroundings = surroundings
+        self._launcher = liveness.name_of(socket.gethostname(), os.getpid())
+        store = SignedStore.of(store)
+        self._is_signed = store.signing.is_on
+        self._said: dict[str, str] = {}  # what this node has written, by key
+        mark = self._key("beat", node)
+        store.set(mark, write_beat(0, self._launcher, 0))
+        self._beats = Channel(store, mark=mark)
+        self._asking = Channel(store, mark=mark)  # for what callers want to know
+        self._tick_s = min(2.0, max(0.25, num_nodes / 400))
+        self._watched = range(1, num_nodes) if node == 0 else range(1)
+        self._heartbeats = Heartbeats(self._watched, tick_s=self._tick_s)
+        self._store_heard_s = 0.0  # on the heartbeats' clock
+        self._answered = 0  # heartbeats that the store has taken
+        self._count = 0
+        self._steps = 0
+        self._beat: Operation | None = None
+        self._asked_state_s: dict[tuple[int, bytes], float] = {}  # by node and its last heartbeat
+        self._published = ""
+        self._fell_silent_s: dict[int, float] = {}
+        self._noticed_after_s: dict[int, float] = {}  # of nodes that have been silent before
+        self._num_told = 0
+        self._news: dict[str, bytes] = {}
+        self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="paceline-board", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._reconnect, name="paceline-reconnect", daemon=True).start()
+
+    def fail(self) -> None:
+        """Tell all nodes that this one has failed: they stop their ranks."""
+        self._write(self._key("failed"), str(self.node))
+
+    def stop(self, signum: int) -> None:
+        """Tell all nodes that this one was told to end by a signal."""
+        self._write(self._key("stop"), str(int(signum)))
+
+    def hurry(self) -> None:
+        """Tell all nodes to end at once what is left of their ranks."""
+        self._write(self._key("hurry"), "1")
+
+    def call_look(self, number: int) -> None:
+        """Let all nodes look where their ranks stand; several may call for the same look."""
+        if number > self.remote.look:
+            self.remote.look = number
+            self._write(self._key("look"), str(number))
+
+    def await_head(self, kind: str, *, until_s: float, give_up: Callable[[], bool]) -> Any:
+        """Return what the head publishes under a kind, None if it has not after ``until_s``, or ``give_up()``."""
+        deadline = time.monotonic() + until_s
+        while (content := self._get(self._key(kind, 0))) is None:
+            if -1 in self.remote.lost or time.monotonic() > deadline or give_up():
+                return None
+            time.sleep(0.05)
+        return json.loads(content)
+
+    def post(self, kind: str, content: Any) -> None:
+        """Publish this node's word of a kind, such as how its ranks ended."""
+        self.announce(kind, self.node, content)
+
+    def tell(self, kind: str, content: Any) -> None:
+        """Publish a new word of a kind, over the one before, so that the head's next ``hear`` returns it."""
+        self.post(kind, content)
+        self._num_told += 1
+        # Any change of it is news. It is not a counter: those cannot be signed.
+        self._write(self._key(f"{kind}-news"), f"{self.node} {self._num_told}")
+
+    def hear(self, kind: str) -> dict[int, Any]:
+        """Return what all nodes tell, by node rank, if there is news; empty if not, or if some never told anything.
+
+        It does not wait, and asks one question where there is nothing new.
+        """
+
+        def read(store: SignedStore) -> list[bytes]:
+            news = store.find(self._key(f"{kind}-news"))
+            if news is None or news == self._news.get(kind):
+                return []
+            found = store.find_all(self._key(kind, node) for node in range(self.num_nodes))
+            if len(found) < self.num_nodes:
+                return []
+            self._news[kind] = news
+            return list(found.values())
+
+        return dict(enumerate(map(json.loads, self._asking.ask(read) or [])))
+
+    def announce(self, kind: str, number: int, content: Any) -> None:
+        """Publish a word for all nodes, the ``number``-th of a kind."""
+        self._write(self._key(kind, number), json.dumps(content))
+
+    def announced(self, kind: str, number: int) -> Any:
+        """Return the ``number``-th word of a kind, None if it was not said yet."""
+        content = self._get(self._key(kind, number))
+        return None if content is None else json.loads(content)
+
+    def collect(self, kind: str, *, until_s: float, give_up: Callable[[], bool] = lambda: False) -> dict[int, Any]:
+        """Return what nodes have published, by node rank; waits until all have that are not lost.
+
+        Args:
+            kind: As given to ``post``.
+            until_s: How long to wait at most; nodes that are silent until then are left out.
+            give_up: Returns whether to wait no longer; called several times a second.
+        """
+        found: dict[int, Any] = {}
+        deadline = time.monotonic() + until_s
+        while True:
+            for node in set(range(self.num_nodes)) - set(found):
+                content = self._get(self._key(kind, node))
+                if content is not None:
+                    found[node] = json.loads(content)
+            missing = set(range(self.num_nodes)) - set(found) - self.remote.lost
+            if not missing or -1 in self.remote.lost or time.monotonic() > deadline or give_up():
+                return found
+            time.sleep(0.05)
+
+    def exchange(
+        self, content: Any, *, until_s: float, linger: bool, give_up: Callable[[], bool] = lambda: False
+    ) -> dict[int, Any]:
+        """Publish this node's account and return everybody's; the last thing that nodes do together.
+
+        Args:
+            content: This node's account.
+            until_s: How long to wait for the others' at most.
+            linger: Wait until the others have read, because the store goes with this process.
+            give_up: Returns whether to wait no longer; called several times a second.
+        """
+        self.post("account", content)
+        found = self.collect("account", until_s=until_s, give_up=give_up)
+        self.post("bye", True)
+        if linger:
+            self.collect("bye", until_s=until_s)
+        self.close()
+        return found
+
+    def all_have(self, kind: str, *, but_head: bool = False) -> bool:
+        """Return whether every node has published something of a kind: one question, however many they are.
+
+        Args:
+            kind: As given to ``post``.
+            but_head: Leave the head out.
+        """
+        keys = [self._key(kind, node) for node in range(but_head, self.num_nodes)]
+        return bool(self._asking.ask(lambda store: store.check(keys) and len(store.find_all(keys)) == len(keys)))
+
+    def answers(self, *, give_up: Callable[[], bool]) -> bool:
+        """Return whether the store answers this node from now on; waits until it does or is lost.
+
+        Args:
+            give_up: Returns whether to wait no longer; called several times a second.
+        """
+        before = self._answered
+        while self._answered < before + 2:  # the first may have been on its way already
+            if STORE in self.remote.lost or give_up():
+                return False
+            time.sleep(0.02)
+        return True
+
+    def close(self) -> None:
+        """Send no more heartbeats, and end the connections."""
+        self._stop.set()
+        self._beats.close()
+        self._asking.close()
+
+    def _key(self, kind: str, node: int | None = None) -> str:
+        return f"paceline/{kind}" if node is None else f"paceline/{kind}/{node}"
+
+    def _get(self, key: str) -> bytes | None:
+        found: bytes | None = self._asking.ask(lambda store: store.find(key))
+        return found
+
+    def _write(self, key: str, text: str) -> None:
+        """Write something that must not get lost."""
+        self._said[key] = text
+        self._asking.write(lambda store: store.set(key, text))
+
+    def _live(self) -> None:
+        # While the head's answer about the clock is awaited, look more often: the look decides its error.
+        is_asking = self.node != 0
+        if is_asking:
+            self._beats.submit(lambda store: store.set(self._key("clock-ask", self.node), "1"), is_write=True)
+        while not self._stop.wait(self._tick_s / 10 if is_asking else self._tick_s):
+            self._heartbeats.advance()
+            self._count_steps()
+            if self._beat is None or self._beat.done.is_set():
+                self._beat = self._beats.submit(self._beat_and_look, is_write=False)
+            is_asking = is_asking and not self.clock_offset_ns
+            self._watch()
+
+    def _reconnect(self) -> None:
+        """Make new connections where the store has not answered for long; this may take seconds."""
+        while not self._stop.wait(_RECONNECT_S):
+            self._beats.reconnect()
+            self._asking.reconnect()
+
+    def _count_steps(self) -> None:
+        steps = self._surroundings.count_steps()
+        if steps != self._steps:
+            self._steps = steps
+            self._heartbeats.step()
+
+    # In the channel's thread, with the store
+
+    def _beat_and_look(self, store: SignedStore) -> bool:
+        self._count += 1
+        store.set(self._key("beat", self.node), write_beat(self._count, self._launcher, self._steps))
+        self._look(store)
+        if self._is_signed and self._count % _SAY_AGAIN == 0:
+            self._say_again(store)
+        self._store_heard_s = self._heartbeats.now_s
+        self._answered += 1
+        return True
+
+    def _say_again(self, store: SignedStore) -> None:
+        """Write again what a stranger has written over; while that one goes on, each has its turn."""
+        said = dict(self._said)
+        for key in said.keys() - store.find_all(said).keys():
+            store.set(key, said[key])
+
+    def _look(self, store: SignedStore) -> None:
+        stop = store.find(self._key("stop"))
+        if stop is not None:
+            self.remote.stop = int(stop)
+        if store.find(self._key("failed")) is not None:
+            self.remote.failed = True
+        if self.remote.stop and store.find(self._key("hurry")) is not None:
+            self.remote.hurry = True
+        look = store.find(self._key("look"))
+        if look is not None:
+            self.remote.look = max(self.remote.look, int(look))
+        self._read_beats(store)
+        if self.node == 0:
+            self._answer_clock(store)
+            return
+        self._read_clock(store)
+        nodes = store.find(self._key("nodes"))
+        if nodes is not None:
+            self._take_over(json.loads(nodes))
+
+    def _read_beats(self, store: SignedStore) -> None:
+        """Note the heartbeats of the nodes that this one watches, and which late ones have lost their connection."""
+        beats = store.find_all(self._key("beat", node) for node in self._watched)
+        for node in self._watched:
+            if (beat := beats.get(self._key("beat", node))) is not None:
+                self._heartbeats.hear(node, beat)
+        for node, heard in self._heartbeats.heard.items():
+            if heard.launcher and self._heartbeats.silence(node).silent_s > max(_LATE_S, 2 * self._tick_s):
+                heard.is_closed = _is_closed(store, heard.launcher, since_s=heard.wall_s)
+
+    def _read_clock(self, store: SignedStore) -> None:
+        """Learn by how much this node's clock is ahead of the head's, once the head has answered.
+
+        The head writes its time when it comes to the question, and this node has seen it a look later.
+        """
+        head_ns = None if self.clock_offset_ns else store.find(self._key("clock", self.node))
+        if head_ns is not None:
+            self.clock_offset_ns = time.time_ns() - int(head_ns) or 1
+
+    def _answer_clock(self, store: SignedStore) -> None:
+        for node in sorted(self._unanswered):
+            if store.find(self._key("clock-ask", node)) is not None:
+                store.set(self._key("clock", node), str(time.time_ns()))
+                self._unanswered.discard(node)
+
+    # What follows from it
+
+    def _watch(self) -> None:
+        """Name nodes that are silent, and those that are lost."""
+        silent_s = self._heartbeats.now_s - self._store_heard_s
+        self._watch_store(silent_s)
+        if silent_s < deadlines.SILENT_NODE_NOTICE / 2:  # else nothing can be heard of nodes
+            for node, heard in self._heartbeats.heard.items():
+                self._watch_node(node, heard.host)
+        if self.node == 0:
+            self._publish()
+
+    def _watch_store(self, silent_s: float) -> None:
+        if self._beats.is_gone or self._asking.is_gone:
+            self.remote.lose(STORE, Loss(self._surroundings.store_host, silence.REFUSED, silent_s))
+        stepless_s = self._heartbeats.stepless_s
+        self._name(STORE, self._surroundings.store_host, silence.Silence(silent_s, stepless_s))
+
+    def _watch_node(self, node: int, host: str) -> None:
+        known = self._heartbeats.silence(node)
+        if known.silent_s > deadlines.scaled(deadlines.SILENT_NODE_NOTICE):
+            self._ask_state(node)
+        self._name(node, host, known)
+
+    def _name(self, node: int, host: str, known: silence.Silence) -> None:
+        """Print a notice when a node falls silent and when it is heard again; note when it is lost."""
+        if node in self.remote.lost:
+            return
+        is_silent = known.silent_s > self._noticed_after_s.get(node, deadlines.scaled(deadlines.SILENT_NODE_NOTICE))
+        self._set_silent(node, host, is_silent, silent_s=known.silent_s)
+        closed_s = max(_CLOSED_S, 3 * self._tick_s)
+        reason = silence.judge(known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s)
+        if reason:
+            self.remote.lose(node, Loss(host, reason, round(known.silent_s, 1)))
+
+    def _set_silent(self, node: int, host: str, is_silent: bool, *, silent_s: float) -> None:
+        """Note for how long a node has been silent, and print what is new."""
+        now_s, limit_s = self._heartbeats.now_s, self._surroundings.node_timeout_s
+        if is_silent and node not in self.remote.silent:
+            self.remote.silent[node] = host
+            self._fell_silent_s[node] = now_s - silent_s
+            self._inform(node, silence.notice(node, host, silent_s=silent_s, node_timeout_s=limit_s))
+        elif not is_silent and node in self.remote.silent:
+            del self.remote.silent[node]
+            lasted_s = now_s - silent_s - self._fell_silent_s.pop(node)
+            self._noticed_after_s[node] = silence.next_notice_s(lasted_s, node_timeout_s=limit_s)
+            self._inform(node, silence.heard_again(node, host, silent_s=lasted_s))
+
+    def _inform(self, node: int, notice: Notice) -> None:
+        """Print a notice; where all print into one output, what the head prints too is left to it."""
+        if not self._surroundings.is_quiet or node == STORE:
+            self._surroundings.inform(notice)
+
+    def _ask_state(self, node: int) -> None:
+        """Ask the scheduler about a silent node, in a thread: it may take seconds. A new silence is a new question."""
+        now_s, heard = self._heartbeats.now_s, self._heartbeats.heard[node]
+        beat = heard.beat
+        if now_s - self._asked_state_s.get((node, beat), -_ASK_STATE_S) < _ASK_STATE_S:
+            return
+        self._asked_state_s[node, beat] = now_s
+
+        def ask() -> None:
+            state = self._surroundings.node_state(node)
+            if heard.beat == beat:  # else it was heard in the meantime
+                heard.state = state
+
+        threading.Thread(target=ask, name="paceline-node-state", daemon=True).start()
+
+    def _publish(self) -> None:
+        """Let the other nodes know which nodes are silent and which are lost; the head does."""
+        losses = {node: loss.to_json() for node, loss in dict(self.remote.losses).items()}
+        nodes = json.dumps({"silent": self.remote.silent, "lost": losses})
+        if nodes != self._published:
+            self._published = self._said[self._key("nodes")] = nodes
+            self._beats.submit(lambda store: store.set(self._key("nodes"), nodes), is_write=True)
+
+    def _take_over(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what the head says of other nodes."""
+        silent = {int(node): host for node, host in nodes["silent"].items()}
+        notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE) + self._tick_s
+        for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0, STORE}:
+            host = silent.get(node) or self.remote.silent.get(node, "")
+            self._set_silent(node, host, node in silent, silent_s=notice_s if node in silent else 0.0)
+        for lost, loss in nodes["lost"].items():
+            self.remote.lose(int(lost), Loss(*loss))
+
+
+def _is_closed(store: SignedStore, launcher: str, *, since_s: float) -> bool:
+    """Return whether a launcher's connection was closed about when its last heartbeat came, or later."""
+    closed_s = store.raw().find(liveness.closed_key(launcher))
+    return closed_s is not None and float(closed_s) > since_s - _CLOSED_S

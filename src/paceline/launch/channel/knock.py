@@ -1,0 +1,228 @@
+"""Knocking at the head's port: whether it opens, and if not, what this node can find out about why.
+
+A hand with a small judge: plain sockets ask, because torch's client prints stack traces while it waits,
+cannot be interrupted, and calls everything a timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from paceline.launch.in_rank import guard
+from paceline.machine import host
+
+STORE_TIMEOUT = timedelta(seconds=300)
+_CONNECT_S = 2.0
+# A resolver asks a name server that is not there for half a minute.
+_RESOLVE_S = 3.0
+# How long the host has to answer anywhere else, once its port has stayed silent.
+_ELSEWHERE_S = 0.7
+# Something that accepts and does not speak the store's language keeps torch's client for minutes.
+_SPEAK_S = 8.0
+# Ports that most hosts answer by a connection or a reset, whatever their firewall does with ours.
+_OTHER_PORTS = (22, 9, 113, 49151)
+# Linux's <linux/errqueue.h>
+_RECVERR = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
+_MSG_ERRQUEUE = 0x2000
+_ORIGINS_ICMP = (2, 3)
+_UNREACHABLE = {2: (3, (0, 1)), 3: (1, (0, 3))}  # by origin: ICMP's type, and its codes "no route to that host"
+
+
+@dataclass(frozen=True)
+class Knock:
+    """What came of one knock.
+
+    Attributes:
+        kind: ``open``, ``refused`` (a reset: nothing listens), ``rejected`` (an ICMP error: a firewall),
+            ``dropped`` (silence, but the host answers elsewhere), ``silent`` (nothing of it answers),
+            ``no-route`` or ``unresolved``.
+        address: Numeric address that was tried, empty if there is none.
+        detail: What was heard, in words.
+    """
+
+    kind: str
+    address: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Icmp:
+    """An ICMP error that the kernel kept for a socket.
+
+    Attributes:
+        origin: 2 for ICMP, 3 for ICMPv6.
+        kind: ICMP's type.
+        code: ICMP's code.
+        sender: Who sent it; this host itself if the neighbour does not answer.
+    """
+
+    origin: int
+    kind: int
+    code: int
+    sender: str
+
+
+def knock(name: str, port: int) -> Knock:
+    """Try once to reach a port."""
+    found = look_up(name)
+    if isinstance(found, str):
+        return Knock("unresolved", detail=found)
+    address = found[0]
+    number, icmp = _connect(address, port)
+    kind, detail = judge(number, icmp, address=address)
+    if kind == "dropped" and not _answers_elsewhere(address):
+        return Knock("silent", address, "neither a port of it nor a ping is answered")
+    return Knock(kind, address, detail)
+
+
+def look_up(name: str) -> tuple[str, ...] | str:
+    """Return the addresses of a name, or why there are none."""
+
+    def ask() -> tuple[str, ...] | str:
+        try:
+            return host.resolve(name)
+        except OSError as error:
+            return str(error.strerror)
+
+    late: tuple[str, ...] | str = "the name server does not answer"
+    return host.within(_RESOLVE_S, ask, late)
+
+
+def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:
+    """Return the kind of a knock and what was heard.
+
+    Args:
+        number: 0 or the error's number.
+        icmp: The ICMP error behind it, None if there was none.
+        address: The address that was tried.
+    """
+    if number == 0:
+        return "open", ""
+    if number in (errno.ETIMEDOUT, errno.EAGAIN):
+        return "dropped", ""
+    if icmp is not None:
+        unreachable = (icmp.kind, icmp.code) in [
+            (_UNREACHABLE[icmp.origin][0], c) for c in _UNREACHABLE[icmp.origin][1]
+        ]
+        if icmp.sender == address or not unreachable:
+            return "rejected", f"an ICMP error (type {icmp.kind}, code {icmp.code}) came from {icmp.sender}"
+        return "silent", f"{icmp.sender} says that it is not there"
+    if number == errno.ECONNREFUSED:
+        return "refused", "the host answers, nothing listens on the port"
+    if number == errno.ENETUNREACH:
+        return "no-route", "this node has no route there"
+    return "silent", os.strerror(number)
+
+
+def _connect(address: str, port: int) -> tuple[int, Icmp | None]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with contextlib.suppress(OSError):  # other systems keep no error queue
+            probe.setsockopt(*_RECVERR[family], 1)
+        probe.settimeout(_CONNECT_S)
+        try:
+            probe.connect((address, port))
+        except TimeoutError:
+            return errno.ETIMEDOUT, None
+        except OSError as error:
+            return error.errno or errno.EIO, _read_icmp(probe)
+    return 0, None
+
+
+def _read_icmp(probe: socket.socket) -> Icmp | None:
+    """Return the ICMP error that ended a connection: without it a firewall's looks like a closed port."""
+    probe.setblocking(False)
+    try:
+        _, kept, _, _ = probe.recvmsg(512, 512, _MSG_ERRQUEUE)
+    except OSError:
+        return None
+    for _, _, data in kept:
+        if len(data) < 24:
+            continue
+        _, origin, kind, code = struct.unpack_from("=IBBB", data)
+        if origin in _ORIGINS_ICMP:
+            family, start, size = (socket.AF_INET, 20, 4) if origin == 2 else (socket.AF_INET6, 24, 16)
+            return Icmp(origin, kind, code, socket.inet_ntop(family, data[start : start + size]))
+    return None
+
+
+def _answers_elsewhere(address: str) -> bool:
+    return _any_port_answers(address) or _answers_ping(address)
+
+
+def _any_port_answers(address: str) -> bool:
+    """Return whether any of a few ports accepts, or refuses by a reset."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        pending = []
+        for port in _OTHER_PORTS:
+            probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            probe.setblocking(False)
+            if probe.connect_ex((address, port)) == errno.ECONNREFUSED:
+                return True
+            pending.append(probe)
+        deadline = time.monotonic() + _ELSEWHERE_S
+        while pending and (left := deadline - time.monotonic()) > 0:
+            _, done, _ = select.select([], pending, [], left)
+            for probe in done:
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
+                    return True
+                pending.remove(probe)
+    return False
+
+
+def _answers_ping(address: str) -> bool:
+    """Return whether an echo request is answered; False where this user may not send one."""
+    six = ":" in address
+    family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
+    request = struct.pack("!BBHHH", 128, 0, 0, 0, 1) if six else struct.pack("!BBHHH", 8, 0, 0xF7FE, 0, 1)
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):  # who may use which is the system's setting
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.settimeout(_ELSEWHERE_S)
+            probe.connect((address, 0))
+            probe.send(request)
+            return bool(probe.recv(64))
+    return False
+
+
+def enter(address: str, port: int) -> TCPStore | None:
+    """Return a client of the store behind an open port; None if what answers there is no store."""
+    made: queue.SimpleQueue[TCPStore | None] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            store = TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
+            store.check([guard.IDENTITY_KEY])
+        except RuntimeError:
+            made.put(None)
+        else:
+            made.put(store)
+
+    threading.Thread(target=connect, name="paceline-enter", daemon=True).start()
+    try:
+        return made.get(timeout=_SPEAK_S)
+    except queue.Empty:
+        return None
+
+
+def banner(address: str, port: int) -> str:
+    """Return the first line that a foreign server says, empty if it says nothing readable."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=0.5) as probe:
+        probe.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            probe.sendall(b"HEAD / HTTP/1.0\r\n\r\n")
+        first = probe.recv(120).split(b"\n")[0].strip().decode("ascii", "replace")
+        return first if first.isprintable() else ""
+    return ""

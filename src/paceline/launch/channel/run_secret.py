@@ -1,0 +1,195 @@
+"""The run's secret: where it comes from, and what happens where a node does not have it.
+
+It is given (``--secret-file``, or a variable that ``paceline submit`` hands through Slurm), or the head makes one and
+leaves it where only this user can read it, in the folder in which the nodes leave their notes for each other. The file
+is named after the run's token, which the store says, so that it is found before the run folder is known.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, Notice, RunError, SetupError
+from paceline.launch.channel.reach import shown
+from paceline.launch.channel.signing import Message, Signing, sign, verify
+from paceline.launch.plan.options import Options
+from paceline.rundir.files import read_secret, write_secret
+
+GIVEN, SHARED = "given", "shared"
+_LEAST = 16  # characters
+_KEY = "identity"
+
+
+def given(options: Options) -> bytes:
+    """Return the secret that this node was given, empty if none.
+
+    Raises:
+        SetupError: It cannot be read, or cannot be a secret.
+    """
+    text, where = options.secret, env.RUN_SECRET
+    if options.secret_file is not None:
+        where = f"--secret-file {options.secret_file}"
+        try:
+            text = read_secret(Path(options.secret_file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SetupError(_unusable(options.secret_file, error)) from None
+    text = text.strip()
+    if (text or options.secret_file is not None) and len(text) < _LEAST:
+        raise SetupError(
+            Finding(
+                "option-invalid",
+                f"the run's secret has {len(text)} characters; it needs at least {_LEAST}",
+                where=where,
+                fix="openssl rand -hex 32",
+            )
+        )
+    return text.encode()
+
+
+def _unusable(path: str, error: Exception) -> Finding:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    fix = f"chmod 600 {path}" if isinstance(error, PermissionError) else "a file with one line: openssl rand -hex 32"
+    what = f"the file of the run's secret cannot be used: {why}"
+    return Finding("option-invalid", what, where=f"--secret-file {path}", fix=fix)
+
+
+class SharedFile:
+    """The secret that the head makes for the nodes that share its folder.
+
+    Args:
+        folder: Where the nodes leave their notes.
+        token: The run's token.
+    """
+
+    def __init__(self, folder: Path, token: str) -> None:
+        self._path = folder / f"{shown(token)}.secret"
+        self._made: list[Path] = []  # folders, the innermost first
+
+    def make(self) -> bytes:
+        """Write a new secret; empty where the folder cannot be written."""
+        text = secrets.token_hex(32)
+        try:
+            self._made = [each for each in self._path.parents if not each.exists()]
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_secret(self._path, text)
+        except OSError:
+            return b""
+        atexit.register(self.remove)
+        return text.encode()
+
+    def read(self) -> bytes:
+        """Return the secret of the head, empty if this node does not see one that is this user's alone."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return read_secret(self._path).encode()
+        return b""
+
+    def remove(self) -> None:
+        """Take the file away: nobody joins any more."""
+        atexit.unregister(self.remove)
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            for folder in self._made:  # those that nobody has put anything else into
+                folder.rmdir()
+
+
+def of_head(
+    options: Options, identity: Mapping[str, Any], mine: bytes, shared: SharedFile
+) -> tuple[dict[str, Any], bytes]:
+    """Return the identity of the run as its head publishes it, and the run's secret, empty if it has none.
+
+    The head leaves one for the others only where the roll call shows whether all have found it. A node that torch takes
+    in later may not, and would not be believed.
+
+    Args:
+        options: What was asked for.
+        identity: The run.
+        mine: The secret that this node was given, empty if none.
+        shared: Where it leaves one otherwise.
+    """
+    if mine:
+        return signed_identity(identity, mine, GIVEN), mine
+    may_share = options.min_nodes == options.max_nodes > 1 and not options.no_check
+    secret = shared.make() if may_share else b""
+    return signed_identity(identity, secret, SHARED), secret
+
+
+def signing(secret: bytes, identity: Mapping[str, Any], *, inform: Callable[[Notice], None]) -> Signing:
+    """Return how this launcher signs, and what it prints when it ignores a message."""
+
+    def say(kind: str) -> None:
+        inform(
+            Notice(
+                f"a message in the run's store is ignored: nobody of this run has signed {kind}",
+                details=("some other program writes into it, or repeats an older message",),
+                advice="the run continues; who may reach its port: docs/guides/trust.md",
+            )
+        )
+
+    return Signing(secret, token=str(identity["token"]), on_ignored=say)
+
+
+def signed_identity(identity: Mapping[str, Any], secret: bytes, source: str) -> dict[str, Any]:
+    """Return the identity of a run with the signature of its head."""
+    values = {**identity, "secret": source if secret else ""}
+    return {**values, "signature": _signature(values, secret)} if secret else values
+
+
+def _signature(values: Mapping[str, Any], secret: bytes) -> str:
+    message = Message("head", 0, _unsigned_content(values))
+    return sign(secret, str(values["token"]), _KEY, message).partition(b"\n")[0].decode()
+
+
+def _unsigned_content(values: Mapping[str, Any]) -> bytes:
+    return json.dumps({**values, "signature": ""}, sort_keys=True).encode()
+
+
+def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, place: str) -> bytes:
+    """Return the secret by which this node and the head know each other, empty if the run has none for this node.
+
+    Args:
+        identity: The run as its head wrote it into the store.
+        mine: The secret that this node was given, empty if none.
+        shared: Where the head of a run may have left one.
+        place: ``HOST:PORT`` of the store.
+
+    Raises:
+        RunError: This node was given a secret and the head was not, or the other way, or theirs differ.
+    """
+    was_given = identity.get("secret") == GIVEN
+    if bool(mine) != was_given:
+        who = f"this node ({socket.gethostname()})" if was_given else f"the head on {identity['host']}"
+        raise RunError(_differs(f"{who} was not given the run's secret, and the other was", place))
+    secret = mine or shared.read()
+    if secret and not _is_signed(identity, secret):
+        what = f"the head on {identity['host']} does not have this node's secret, or somebody has changed what it wrote"
+        raise RunError(_differs(what, place))
+    return secret
+
+
+def _is_signed(identity: Mapping[str, Any], secret: bytes) -> bool:
+    written = str(identity.get("signature", "")).encode() + b"\n" + _unsigned_content(identity)
+    return verify(secret, str(identity["token"]), _KEY, written) is not None
+
+
+def lost(place: str) -> Finding:
+    """Return why a node that comes later cannot take part: the run signs, and it does not have the secret."""
+    node = f"this node ({socket.gethostname()})"
+    return _differs(f"the nodes of this run sign what they write, and {node} cannot read their secret", place)
+
+
+def _differs(what: str, place: str) -> Finding:
+    return Finding(
+        "run-secret-differs",
+        what,
+        where=place,
+        why="what one node writes into the run's store, the other would not believe",
+        fix=f"the same --secret-file on every node, or the same {env.RUN_SECRET}, or neither anywhere",
+    )

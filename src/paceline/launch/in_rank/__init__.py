@@ -1,0 +1,1 @@
+"""What runs in a rank around the user's script: the entry, its files, and workarounds."""

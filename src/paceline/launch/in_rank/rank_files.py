@@ -1,0 +1,94 @@
+"""What a rank leaves for its launcher: files in memory, which a full disk or a deleted folder cannot take away.
+
+The launcher opens them and hands them to the rank. They are copied into the run folder when the ranks have ended, where
+that is possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.machine import system
+
+# Kinds of entries in a rank's report.
+FAILURE, THREAD, VARIABLE = "failure", "thread", "variable"
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """The files of one rank in one attempt.
+
+    Attributes:
+        crash: Descriptor that faulthandler writes to when the rank crashes in native code.
+        stacks: Descriptor that faulthandler writes to when the launcher asks for stacks.
+        report: Descriptor that the worker entry writes to, a JSON line for each exception or variable set too late.
+    """
+
+    crash: int
+    stacks: int
+    report: int
+
+    @classmethod
+    def create(cls) -> RankFiles:
+        """Return empty files."""
+        return cls(*(system.memory_file(f"paceline-{name}") for name in ("crash", "stacks", "report")))
+
+    @property
+    def handles(self) -> tuple[int, int, int]:
+        """All descriptors, in the order in which they travel to the rank."""
+        return self.crash, self.stacks, self.report
+
+    @property
+    def crash_path(self) -> Path:
+        """Where this process can read the stacks of a crash."""
+        return _path(self.crash)
+
+    @property
+    def stacks_path(self) -> Path:
+        """Where this process can read the stacks that were asked for."""
+        return _path(self.stacks)
+
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        """Return what the rank has recorded of a kind."""
+        return [entry["content"] for entry in self._read_report() if entry["kind"] == kind]
+
+    def keep(self, *, crash: Path, stacks: Path) -> None:
+        """Copy the stacks into the run folder, as far as it can be written."""
+        for handle, path in ((self.crash, crash), (self.stacks, stacks)):
+            content = _content(handle)
+            if content:
+                with contextlib.suppress(OSError):
+                    path.write_bytes(content)
+
+    def close(self) -> None:
+        """Close the launcher's descriptors."""
+        for handle in self.handles:
+            os.close(handle)
+
+    def _read_report(self) -> Iterator[dict[str, Any]]:
+        *lines, _ = _content(self.report).split(b"\n")  # what follows the last line feed is still being written
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
+
+
+def append(report: int, kind: str, content: dict[str, Any]) -> None:
+    """Add an entry to a rank's report; in the rank."""
+    if report >= 0:
+        line = json.dumps({"kind": kind, "content": content}).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            os.write(report, line)
+
+
+def _path(handle: int) -> Path:
+    return Path(f"/dev/fd/{handle}")
+
+
+def _content(handle: int) -> bytes:
+    return os.pread(handle, os.fstat(handle).st_size, 0)

@@ -1,0 +1,422 @@
+"""The worker entry: what runs in a rank around the user's script.
+
+The script becomes ``__main__`` exactly as ``python -u script.py`` would have it. Around it: its uncaught
+exception is recorded with traceback, rank, host and nanosecond time, faulthandler is on, the probe counts,
+and the store is checked to be that of this run.
+
+Together with ``paceline.env`` the only place that touches ``os.environ``: a rank's environment is set here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import paceline
+from paceline import env, pulse
+from paceline.errors import EXIT_UNFINISHED, PacelineError
+from paceline.launch.in_rank import guard, keep_group, rank_files
+from paceline.launch.in_rank.after_import import when_imported
+from paceline.launch.in_rank.rank_files import VARIABLE
+from paceline.launch.plan.early_variables import Lateness
+from paceline.launch.plan.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
+from paceline.launch.probe import awaited_worker, probe, witness
+from paceline.machine import system
+from paceline.rundir.files import write_whole
+
+# Of exceptions in threads, so many are recorded: a pool of them may fail in the same way again and again.
+_MOST_THREADS = 3
+_TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
+_OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
+_kept: list[Any] = []  # must live as long as the process: streams, files and the launcher's __main__
+
+
+def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
+    """Run a rank's work; returns at the script's end, or raises the SystemExit that ends the process.
+
+    Args:
+        task: What to run.
+        function: What a ``function`` task runs.
+    """
+    os.environ.update(task.env)
+    for handle in (task.crash, task.stacks, task.report):
+        if handle >= 0:
+            os.set_inheritable(handle, False)
+    if task.method == "exec" and task.numa_binding:
+        _bind(task)  # inherited by the program
+    if task.method != "fork":
+        _become(task)
+    _open_streams()
+    slot = _prepare(task)
+    rank = os.getpid()
+    try:
+        _execute(task, function)
+    except SystemExit as stop:
+        if os.getpid() != rank:
+            raise  # a child that the script has forked: its end is not the rank's
+        if stop.code in (None, 0):
+            probe.look_at_parameters()
+            slot[pulse.PHASE] = _phase(pulse.RETURNED)
+        elif stop.code == EXIT_UNFINISHED:  # no failure: nothing to record
+            slot[pulse.PHASE] = _phase(pulse.LEFT)
+        else:
+            record(task, stop)
+        raise
+    except BaseException as error:
+        if os.getpid() == rank:
+            record(task, error)
+        _show(error)
+        raise SystemExit(1) from None
+    if os.getpid() == rank:
+        probe.look_at_parameters()
+        slot[pulse.PHASE] = _phase(pulse.RETURNED)
+
+
+def _become(task: RankTask) -> NoReturn:
+    try:
+        execute(task)
+    except OSError as error:
+        record(task, error)
+        print(f"paceline: cannot execute {task.target}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def execute(task: RankTask) -> NoReturn:
+    """In a rank that is not to be forked from warm memory: become the fresh process.
+
+    ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
+
+    Raises:
+        OSError: The program cannot be executed.
+    """
+    if task.method == "spawn":
+        env.put(env.TASK, task.to_json())
+        for handle in (task.pulse, task.crash, task.stacks, task.report):
+            if handle >= 0:
+                os.set_inheritable(handle, True)
+        command = [task.python, "-u", "-m", "paceline.launch.in_rank.worker"]
+    elif task.kind == PROGRAM:
+        command = [task.target, *task.args]
+    else:
+        command = [task.python, "-u", *(["-m"] if task.kind == "module" else []), task.target, *task.args]
+    os.execvp(command[0], command)
+
+
+def _open_streams() -> None:
+    """Give stdout and stderr the text layers that ``python -u`` gives them, on this rank's descriptors."""
+    for name, handle in (("stdout", 1), ("stderr", 2)):
+        inherited: TextIO | None = getattr(sys, name)
+        raw = io.FileIO(handle, "w", closefd=False)
+        raw.name = f"<{name}>"
+        stream = io.TextIOWrapper(
+            raw,  # python -u does the same: no buffer in between
+            encoding=getattr(inherited, "encoding", None),
+            errors=getattr(inherited, "errors", None),
+            newline="\n",
+            line_buffering=raw.isatty(),
+            write_through=True,
+        )
+        stream.mode = "w"  # type: ignore[misc]
+        _kept.append(inherited)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _prepare(task: RankTask) -> memoryview[int]:
+    """Switch on what sees inside; returns the rank's pulse."""
+    if task.crash >= 0:
+        faulthandler.enable(file=task.crash)
+    if task.stacks >= 0:
+        witness.install(task.stacks)
+    _hear_threads(task)
+    if task.pulse >= 0:
+        pulse.board = pulse.PulseBoard(task.pulse, task.num_local_ranks)
+        slot = pulse.board.slot(task.local_rank)
+        slot[pulse.PHASE] = pulse.RUNNING
+        pulse.mine = slot
+    else:
+        slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
+    # Registered first, so it runs after every handler that the script registers.
+    atexit.register(_mark_finished, slot, os.getpid())
+    if "torch" in sys.modules:
+        _renew()
+        lateness = Lateness(lambda entry: rank_files.append(task.report, VARIABLE, entry), is_users)
+        env.listen(lateness.hear)
+    when_imported("torch", lambda: _reach_into_torch(task, slot))
+    return slot
+
+
+def _renew() -> None:
+    """Bring up to date what a rank has inherited from the warm process."""
+    import torch
+
+    # Python's own `random` draws a new seed after a fork by itself.
+    torch.default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    threads = os.environ.get(env.OMP_THREADS, "")
+    if threads.isdigit() and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(max(1, int(threads)))
+
+
+def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
+    if task.pulse >= 0:
+        probe.install(slot)
+        awaited_worker.install(slot)
+    if task.check_finite or task.check_replicas:
+        from paceline.launch.probe import checks
+
+        checks.install(
+            slot,
+            rank=int(task.env[env.RANK]),
+            check_finite=task.check_finite,
+            check_replicas=task.check_replicas,
+            file=task.parameters_file,
+        )
+    if os.environ.get(env.RUN_TOKEN):
+        guard.install()
+    keep_group.install()
+    probe.tie_workers()
+    if task.numa_binding:
+        _bind(task)
+
+
+def _bind(task: RankTask) -> None:
+    from torch.numa import binding
+
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(task.numa_binding))
+    binding._maybe_apply_numa_binding_to_current_process(gpu_index=task.local_rank, numa_options=options)
+
+
+def _phase(ended: int) -> int:
+    """RETURNED and LEFT say that nothing of the user's is left to run; other threads may still be at work."""
+    others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    return pulse.RUNNING if others else ended
+
+
+def _mark_finished(slot: memoryview[int], rank: int) -> None:
+    if os.getpid() == rank and slot[pulse.PHASE] == pulse.RETURNED:
+        slot[pulse.PHASE] = pulse.FINISHED
+
+
+def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
+    if task.kind == FUNCTION:
+        assert function is not None
+        function()
+        return
+    sys.argv = [task.target, *task.args]
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if task.kind == MODULE else []), *sys.argv]
+    _kept.append(sys.modules["__main__"])
+    if task.kind == PATH:
+        import runpy
+
+        runpy.run_path(task.target, run_name="__main__")
+        return
+    main = _fresh_main()
+    if task.kind == MODULE:
+        import runpy
+
+        _replace_path_entry(os.getcwd())
+        sys.argv[0] = "-m"
+        runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what python -m calls
+    else:
+        _run_script(main, task.target)
+
+
+def _fresh_main() -> types.ModuleType:
+    """Return a ``__main__`` with what this version of Python puts into an empty one."""
+    has_annotations = "__annotations__" in vars(sys.modules["__main__"])
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
+    if has_annotations:
+        vars(main)["__annotations__"] = {}
+    return main
+
+
+def _run_script(main: types.ModuleType, script: str) -> None:
+    path = os.path.abspath(script)
+    if os.path.isdir(path) or (not path.endswith((".py", ".pyw")) and _is_archive(path)):
+        import runpy
+
+        runpy.run_path(script, run_name="__main__")  # a folder or a zip file with a __main__ module
+        return
+    _replace_path_entry(os.path.dirname(os.path.realpath(path)))
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = SourceFileLoader("__main__", path)
+    main.__spec__ = None
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _is_archive(path: str) -> bool:
+    import zipfile
+
+    return zipfile.is_zipfile(path) or path.endswith(".pyc")
+
+
+def _replace_path_entry(folder: str) -> None:
+    """Put the script's folder where the launcher's own was: first in ``sys.path``."""
+    if sys.flags.safe_path if hasattr(sys.flags, "safe_path") else False:
+        return
+    sys.path[0:1] = [folder]
+
+
+def _show(error: BaseException) -> None:
+    """Print the traceback as Python would, without the frames around the script."""
+    sys.last_type, sys.last_value = type(error), error
+    sys.last_traceback = _users_part(error.__traceback__)
+    sys.excepthook(type(error), error.with_traceback(sys.last_traceback), sys.last_traceback)
+
+
+def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:
+    skipped = trace
+    while skipped is not None and (
+        skipped.tb_frame.f_code.co_filename.startswith(_OWN)
+        or skipped.tb_frame.f_code.co_filename.startswith("<frozen ")
+    ):
+        skipped = skipped.tb_next
+    return skipped
+
+
+def record(task: RankTask, error: BaseException) -> None:
+    """Write an exception to the rank's report, and to its error file in the format of torch's ``@record``."""
+    error = _behind_torchs_handler(error)
+    ours = _describe(error)
+    rank_files.append(task.report, rank_files.FAILURE, ours)
+    if task.error_file in ("", os.devnull):
+        return
+    content = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {"py_callstack": ours["traceback"], "timestamp": str(ours["time_ns"] // 10**9)},
+        },
+        "paceline": ours,
+    }
+    with contextlib.suppress(OSError):  # the disk may be full, or the folder deleted; the report is in memory
+        # whole or not at all: this rank may be told to stop in the middle of it
+        write_whole(Path(task.error_file), json.dumps(content))
+
+
+def _behind_torchs_handler(error: BaseException) -> BaseException:
+    """Return the script's own exception if what was raised is that torch's ``@record`` could not write it to a file."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    in_handler = place is not None and place.tb_frame.f_globals.get("__name__", "").startswith(_TORCHS_HANDLER)
+    if in_handler and isinstance(error, OSError) and error.__context__ is not None:
+        return error.__context__
+    return error
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Return what the launcher needs to know of an exception."""
+    trace = _users_part(error.__traceback__)
+    return {
+        "type": type(error).__name__,
+        "module": type(error).__module__,
+        "message": str(error),
+        "time_ns": time.time_ns(),
+        "rank": int(os.environ.get(env.RANK, "-1")),
+        "host": socket.gethostname(),
+        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "frames": [
+            {
+                "file": f.filename,
+                "line": f.lineno,
+                "function": f.name,
+                "code": f.line or "",
+                "user": is_users(f.filename),
+            }
+            for f in traceback.extract_tb(trace)
+        ]
+        + _syntax_place(error),
+        "finding": error.finding.to_json() if isinstance(error, PacelineError) else None,
+    }
+
+
+def _hear_threads(task: RankTask) -> None:
+    """Record exceptions that end a thread of this rank; Python only prints them, into this rank's log."""
+    shown, rank, room = threading.excepthook, os.getpid(), [_MOST_THREADS]
+
+    def heard(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if os.getpid() == rank and room[0] and error is not None and not isinstance(error, SystemExit):
+            room[0] -= 1
+            name = args.thread.name if args.thread is not None else "unnamed"
+            with contextlib.suppress(Exception):  # a message that cannot be formatted must not hide the exception
+                rank_files.append(task.report, rank_files.THREAD, {**_describe(error), "thread": name})
+        shown(args)
+
+    threading.excepthook = heard
+
+
+def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
+    """A syntax error's place is in the error, not in a frame."""
+    if not isinstance(error, SyntaxError) or not error.filename:
+        return []
+    return [
+        {
+            "file": error.filename,
+            "line": error.lineno or 0,
+            "function": "<module>",
+            "code": (error.text or "").strip(),
+            "user": is_users(error.filename),
+        }
+    ]
+
+
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {*(sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib"))}
+)
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own: not of the standard library, an installed package or ours."""
+    if file.startswith("<"):
+        return False
+    real = os.path.realpath(file)
+    return not real.startswith(_LIBRARIES) and "site-packages" not in real and not real.startswith(_OWN)
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank that runs a function inside another program's memory, as ``multiprocessing`` does."""
+    from multiprocessing import util
+
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads
+    util._exit_function()  # type: ignore[attr-defined]  # ends DataLoader workers
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    system.flush_c_streams()
+    os._exit(code)
+
+
+def main() -> None:
+    """Entry of a rank that starts in a fresh interpreter (``--start-method spawn``)."""
+    text = os.environ.pop(env.TASK)
+    task = RankTask.from_json(text)
+    values = {**task.__dict__, "method": "fork"}  # the interpreter is fresh now: run in it
+    run(RankTask(**values))
+
+
+if __name__ == "__main__":
+    main()

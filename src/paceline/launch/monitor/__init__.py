@@ -1,0 +1,1 @@
+"""Watches ranks while they run: progress, hangs, what their data show, what they wait in."""

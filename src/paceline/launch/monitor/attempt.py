@@ -1,0 +1,82 @@
+"""One start of this node's ranks: their processes, how they ended, and what those who watch them may ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline import pulse
+from paceline.launch.in_rank.rank_files import RankFiles
+from paceline.launch.monitor.position import Position
+from paceline.launch.monitor.stacks import Look
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank's process ended.
+
+    Attributes:
+        local_rank: Rank on this node.
+        pid: Its process.
+        code: Exit code; negative for a signal, as in ``subprocess``.
+        time_ns: When its parent reaped it, wall clock.
+    """
+
+    local_rank: int
+    pid: int
+    code: int
+    time_ns: int
+
+
+@dataclass
+class Attempt:
+    """One start of this node's ranks.
+
+    Attributes:
+        number: Its number in the run folder: restarts before it, and attempts of earlier starts.
+        ranks: Global rank by local rank.
+        world_size: Ranks on all nodes.
+        pids: Process by local rank.
+        ended: How processes ended, by local rank.
+        stopped: Local ranks that the launcher ended, with the reason and when, by this node's clock.
+        looks: Where local ranks stood when another had failed, or when they hung.
+        oom_before: Count of the kernel's kills before it.
+        log_paths: Log file by local rank.
+        error_paths: Error file by local rank.
+        files: What ranks leave in memory, by local rank.
+    """
+
+    number: int
+    ranks: dict[int, int]
+    world_size: int
+    pids: dict[int, int] = field(default_factory=dict)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
+    looks: dict[int, Look] = field(default_factory=dict)
+    oom_before: int = 0
+    log_paths: dict[int, str] = field(default_factory=dict)
+    error_paths: dict[int, str] = field(default_factory=dict)
+    files: dict[int, RankFiles] = field(default_factory=dict)
+
+    @property
+    def living(self) -> set[int]:
+        """Local ranks whose process has not ended."""
+        return set(self.ranks) - set(self.ended)
+
+
+class WatchedRanks(Protocol):
+    """The ranks of this node, as those who watch them see them."""
+
+    attempt: Attempt
+
+    def counted(self, local: int) -> pulse.Pulse:
+        """Return what a rank has counted; zeros without the probe."""
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return what each rank of this node has counted; zeros without the probe."""
+
+    def look(self, *, quiet: bool = False) -> dict[int, Look]:
+        """Ask the living ranks where they are; send no signal where ``quiet``."""
+
+    def position(self, local: int, look: Look | None) -> Position:
+        """Return where a rank is, as far as the look at it shows."""

@@ -1,0 +1,122 @@
+"""What a child of a rank is doing, such as a DataLoader worker, seen from outside: no signal is sent to it.
+
+A worker that was deadlocked in its fork died of a stack signal, so a process that has not shown that it can take one
+gets none. py-spy reads the memory of a process without stopping it, where it is installed and allowed to. Otherwise
+the kernel's files in ``/proc`` show the system call and the file. This module collects and decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.monitor.position import Frame
+
+# Of x86-64; on other machines the file in /proc has other numbers, and nothing is said.
+_CALLS = {0: "read", 17: "pread", 45: "recvfrom", 257: "openat", 73: "flock", 72: "fcntl", 74: "fsync", 61: "wait4"}
+_ON_FILES = ("read", "pread", "flock", "fcntl", "fsync", "recvfrom")
+_PY_SPY_S = 3.0
+MISSING = "py-spy is not installed"
+
+
+def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S) -> tuple[Frame, ...]:
+    """Return the Python stack of a process's main thread, outermost first; empty without py-spy or its rights.
+
+    Args:
+        pid: The process.
+        read_frame: Makes a frame of file, line and function.
+        limit_s: How long py-spy may take.
+    """
+    dumped, _ = threads(pid, limit_s=limit_s)
+    main = main_thread(pid, dumped)
+    return tuple(read_frame(*frame) for frame in main)
+
+
+def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
+    """Return the Python threads of a process as py-spy prints them, and why there are none, as one line.
+
+    Args:
+        pid: The process.
+        limit_s: How long py-spy may take.
+    """
+    program = find_py_spy()
+    if not program:
+        return [], MISSING
+    if limit_s <= 0:
+        return [], "there was no time left to ask py-spy"
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, stdin=subprocess.DEVNULL, check=False
+        )
+        return json.loads(done.stdout) if done.returncode == 0 else [], _first_line(done.stderr)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [], f"py-spy: {error}"
+
+
+def _first_line(err: str) -> str:
+    return next((f"py-spy: {line.strip()}" for line in err.splitlines() if line.strip()), "")
+
+
+def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    """Return ``(file, line, function)`` of the main thread's frames, outermost first.
+
+    Args:
+        pid: The process: the kernel gives its number to the main thread too.
+        dumped: What ``threads`` returned.
+    """
+    main = [thread for thread in dumped if thread.get("os_thread_id") == pid]
+    named = [thread for thread in dumped if thread.get("thread_name") == "MainThread"]
+    thread: dict[str, Any] = next(iter([*main, *named, *dumped]), {"frames": []})
+    return frames_of(thread)
+
+
+def frames_of(thread: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """Return ``(file, line, function)`` of a thread's frames, outermost first.
+
+    From Python 3.11 on py-spy prints qualified names (``Samples.__getitem__``); what follows the last dot is used.
+    """
+    return [
+        (frame["filename"], int(frame["line"] or 0), frame["name"].rpartition(".")[2])
+        for frame in reversed(thread["frames"])
+    ]
+
+
+def find_py_spy() -> str:
+    """Return the path of py-spy, beside this Python or in ``PATH``; empty if it is not installed."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy") or ""
+
+
+def in_kernel(pid: int) -> str:
+    """Return the system call that a process waits in, ``read of /data/train.bin``; empty if that is not visible."""
+    if os.uname().machine != "x86_64":
+        return ""
+    try:
+        words = Path(f"/proc/{pid}/syscall").read_text().split()
+    except OSError:
+        return ""
+    call = _CALLS.get(int(words[0])) if words and words[0].isdigit() else None
+    if call is None:
+        return ""
+    target = ""
+    if call in _ON_FILES:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            target = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+    return f"{call} of {target}" if target.startswith("/") else call
+
+
+def describe(pids: Sequence[int]) -> str:
+    """Return what the first of some processes waits in that is not idle; empty if none is visible."""
+    for pid in pids:
+        call = in_kernel(pid)
+        if call:
+            return f"worker {pid} in {call}"
+    return ""

@@ -1,0 +1,109 @@
+"""Looks for DataLoader workers that are deadlocked in their fork: collects facts, and lets ``fork_deadlock`` decide.
+
+Nothing is read as long as ranks get their batches. Of a rank that waits for a worker for seconds, that worker's and its
+own entry in ``/proc`` are read once a second; no signal is sent. py-spy, where it is installed, is asked once for each
+worker that does not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+from paceline.errors import Finding, Notice
+from paceline.launch.monitor import children, fork_deadlock, worker_processes
+from paceline.launch.monitor.attempt import WatchedRanks
+from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
+from paceline.machine import python_fork
+from paceline.pulse import PulseBoard
+
+_EVERY_S = 1.0
+_WAITS_S = 1.5  # a rank that waits for a batch for longer is looked at
+_FRAMES_S = 3.0
+
+
+class ForkWatch:
+    """Looks after the workers of the ranks of one attempt.
+
+    Args:
+        group: The ranks of this node.
+        pulses: Their pulses.
+        inform: Prints a notice; None where another node or attempt prints it.
+    """
+
+    def __init__(
+        self, group: WatchedRanks, pulses: PulseBoard, *, inform: Callable[[Notice], None] | None = None
+    ) -> None:
+        self._group, self._pulses, self._inform = group, pulses, inform
+        self._next_s = 0.0
+        self._first: dict[int, WorkerLook] = {}  # by local rank: the earliest look since which its worker has not run
+        self._frames: dict[int, tuple[NativeFrame, ...]] = {}  # by process
+        self._reported: set[int] = set()
+
+    def tick(self) -> Finding | None:
+        """Return the deadlock of a worker once it is proven; costs next to nothing as long as batches come."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + _EVERY_S
+        self._warn_of_forks()
+        findings = [self._look(local, now_s) for local in sorted(self._group.attempt.living)]
+        return next((finding for finding in findings if finding is not None), None)
+
+    def _warn_of_forks(self) -> None:
+        if self._inform is None or not python_fork.has_bug():
+            return
+        for local, rank in self._group.attempt.ranks.items():
+            if self._pulses.read_awaited(local).forked_again:
+                self._inform(fork_deadlock.warn_of_forks(rank))
+                self._inform = None
+                return
+
+    def _look(self, local: int, now_s: float) -> Finding | None:
+        now = self._collect(local, now_s)
+        if now is None or not now.is_suspect or now.worker.pid in self._reported:
+            self._first.pop(local, None)
+            return None
+        first = self._first.setdefault(local, now)
+        if not fork_deadlock.has_not_run(first, now):
+            self._first[local] = now
+            return None
+        frames = self._frames_of(now) if now.at_s - first.at_s >= fork_deadlock.APART_S else ()
+        if not fork_deadlock.is_proven(first, now, frames):
+            return None
+        self._reported.add(now.worker.pid)
+        return fork_deadlock.explain(now, frames)
+
+    def _collect(self, local: int, now_s: float) -> WorkerLook | None:
+        """Return a look at the worker that a rank has waited for for long; None if it waits for none."""
+        awaited = self._pulses.read_awaited(local)
+        waits_s = now_s - awaited.since_ns / 1e9
+        pid = self._group.attempt.pids.get(local)
+        if not awaited.pid or pid is None or waits_s < _WAITS_S:
+            return None
+        process, worker = worker_processes.look(pid), worker_processes.look(awaited.pid)
+        if process is None or worker is None:
+            return None
+        rank = self._group.attempt.ranks[local]
+        return WorkerLook(rank, socket.gethostname(), waits_s, process, worker, now_s)
+
+    def _frames_of(self, now: WorkerLook) -> tuple[NativeFrame, ...]:
+        pid = now.worker.pid
+        if pid not in self._frames:
+            self._frames[pid] = read_frames(pid)
+        return self._frames[pid]
+
+
+def read_frames(pid: int) -> tuple[NativeFrame, ...]:
+    """Return the stack of a process as py-spy reads it, outermost first; empty without py-spy or the right to read."""
+    program = children.find_py_spy()
+    if not program:
+        return ()
+    command = [program, "dump", "--native", "--pid", str(pid)]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        dump = subprocess.run(command, capture_output=True, text=True, timeout=_FRAMES_S, check=False)
+        return fork_deadlock.parse(dump.stdout)
+    return ()

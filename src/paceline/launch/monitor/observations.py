@@ -1,0 +1,300 @@
+"""What the pulses of all ranks show while a run goes on, and when it stops: facts in, a Finding or nothing out. Pure.
+
+A healthy run must hear nothing of this. So each judge says something only where the facts leave no other reading,
+and stays silent where they do not reach.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding
+from paceline.text.wording import named
+
+# A host is a straggler by this much, for so many windows of time in a row.
+SLOWER = 1.2
+WINDOWS = 3
+_LEAST_S, _LEAST_SHARE = 0.001, 0.05  # of a step; less is not worth a word
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a node's ranks stepped in a window of time, on average.
+
+    Attributes:
+        host: The node's host.
+        node: Its rank.
+        own_s: Seconds a step of its own work, outside backward, where it waits for others.
+        data_s: Of these, waiting for data.
+        step_s: Seconds a step.
+    """
+
+    host: str
+    node: int
+    own_s: float
+    data_s: float
+    step_s: float
+
+    @property
+    def name(self) -> str:
+        """The host, and which node of the run it is: two may be on one host."""
+        return f"{self.host} (node {self.node})"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of some ranks that agree in all of them.
+
+    Attributes:
+        ranks: The ranks.
+        names: Names with shapes, ``"0.weight [10, 4]"``, in order.
+        sums: A checksum of each.
+    """
+
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    sums: tuple[int, ...]
+
+
+def same_data(hashes: Sequence[int], works: Sequence[int], *, world_size: int, indices: int) -> Finding | None:
+    """Judge whether all ranks train on the same samples, and compute the same from them.
+
+    Ranks that read the same may be right to: they take slices of it, split a model, or augment what they have read.
+
+    Args:
+        hashes: Of each rank's first indices and samples, 0 if a rank has nothing to say.
+        works: Of each rank's losses, local gradients and parameters in a few steps, likewise.
+        world_size: Ranks; those of a node may have told a hash once for all of them.
+        indices: How many indices are in a hash.
+    """
+    if world_size < 2 or not _all_alike(hashes) or not _all_alike(works):
+        return None
+    what = f"the first {indices} samples" if indices > 1 else "the first sample"
+    return Finding(
+        "same-data-on-all-ranks",
+        f"all {world_size} ranks train on the same samples, in the same order",
+        where=f"ranks 0-{world_size - 1}",
+        evidence=(
+            f"indices and content of {what} of the training loader are the same on all ranks",
+            "so are losses, gradients before averaging, and parameters, in several steps",
+        ),
+        why="every rank computes the same gradient: the run is no faster, and no better, than one rank",
+        fix="DataLoader(..., sampler=DistributedSampler(dataset)), or session.loader(dataset, batch_size=...)",
+        severity="warning",
+    )
+
+
+def _all_alike(hashes: Sequence[int]) -> bool:
+    return len(set(hashes)) == 1 and hashes[0] != 0
+
+
+def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
+    """Judge whether the order of the samples is the same in two epochs.
+
+    Args:
+        repeats: Of each rank that saw an order twice: the number of the loop that had the order of the one before,
+            and how many indices were compared.
+    """
+    if not repeats:
+        return None
+    loop, indices = min(repeats.values())
+    return Finding(
+        "same-order-each-epoch",
+        "a shuffling loader gives its samples in the same order in two epochs in a row",
+        where=named(repeats),
+        evidence=(f"the first {indices} indices of training loops {loop - 1} and {loop} are the same, and not sorted",),
+        why="the order of a shuffled training is meant to change, and the batches with it",
+        fix="sampler.set_epoch(epoch) before each epoch; a generator: seed it once, not in each epoch",
+        severity="warning",
+    )
+
+
+def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Finding | None:
+    """Judge whether an evaluation scores some samples twice.
+
+    Args:
+        dataset_length: Samples of the dataset, 0 if no such evaluation was seen.
+        padded_length: Samples of all ranks together.
+        world_size: Ranks.
+    """
+    if not 0 < dataset_length < padded_length:
+        return None
+    repeated = padded_length - dataset_length
+    samples = "1 sample" if repeated == 1 else f"{repeated} samples"
+    return Finding(
+        "evaluation-padded",
+        f"an evaluation of {dataset_length} samples scores {padded_length}: its DistributedSampler repeats {samples}",
+        where=f"ranks 0-{world_size - 1}",
+        evidence=(
+            f"{padded_length} samples were read on {world_size} ranks, without a step; then figures were reduced",
+        ),
+        why="the repeated samples count twice, and the score depends on the number of ranks",
+        fix="DataLoader(Subset(dataset, range(rank, len(dataset), world_size))), and sums divided by counts; "
+        "or session.loader(dataset, batch_size=...)",
+        severity="warning",
+    )
+
+
+def not_a_number(names: Mapping[int, str]) -> Finding | None:
+    """Judge whether ranks have ended well with parameters that are worth nothing.
+
+    Args:
+        names: Of each rank that has ended with a NaN, the first parameter that holds one.
+    """
+    if not names:
+        return None
+    rank = min(names)
+    return Finding(
+        "parameters-not-finite",
+        f"{named(names)} ended with NaN in the parameters, first in {names[rank]}",
+        where=named(names),
+        evidence=(f"rank {rank}: {names[rank]} has a NaN after its last step",),
+        why="everything that such a model computes is NaN: what was saved at the end is worth nothing",
+        fix="paceline run --check-finite ...: it stops at the first loss or gradient that is not finite",
+        severity="warning",
+    )
+
+
+def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Judge whether ranks have different numbers of batches, at the moment of a hang or a failure.
+
+    Args:
+        pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of every rank.
+    """
+    furthest = max((entry["loops"] for entry in pulses), default=0)
+    ended = {entry["rank"]: entry["loop_batches"] for entry in pulses if entry["loops"] == furthest}
+    behind = {entry["rank"]: entry["open_batches"] for entry in pulses if entry["loops"] == furthest - 1}
+    if not furthest or len(ended) + len(behind) < len(pulses) or min(ended.values()) < 1:
+        return None  # a count that is not sure, or ranks that are far apart for another reason
+    if behind and min(behind.values()) > max(ended.values()):
+        return _uneven(ended, behind, "had taken", furthest)
+    lengths = {entry["rank"]: entry["loop_length"] for entry in pulses if entry["rank"] in behind}
+    if behind and min(behind.values()) == max(ended.values()) < min(lengths.values()):
+        # they hang before they take one more
+        return _uneven(ended, lengths, "has" if len(behind) == 1 else "have", furthest)
+    if not behind and len(set(ended.values())) > 1:
+        return _uneven_ended(ended, furthest)
+    first = {entry["rank"]: entry["first_loop_batches"] for entry in pulses if entry["loops"]}
+    if behind and len(first) == len(pulses) and min(first.values()) > 0 and len(set(first.values())) > 1:
+        return _uneven_ended(first, 1)
+    return None
+
+
+def _uneven_ended(batches: Mapping[int, int], loop: int) -> Finding:
+    least = min(batches.values())
+    fewer = {rank: count for rank, count in batches.items() if count == least}
+    more = {rank: count for rank, count in batches.items() if count > least}
+    return _uneven(fewer, more, "ended after", loop)
+
+
+def _uneven(fewer: Mapping[int, int], more: Mapping[int, int], verb: str, loop: int) -> Finding:
+    count = Counter(fewer.values()).most_common(1)[0][0]
+    theirs = sorted(set(more.values()))
+    counts = f"{theirs[0]}" if len(theirs) == 1 else f"{theirs[0]} to {theirs[-1]}"
+    return Finding(
+        "uneven-inputs",
+        f"{_loader_of(fewer)} ended after {count} batches, {named(more)} {verb} {counts}",
+        where=f"training loop {loop} of {named(fewer)}",
+        why="a rank without a batch does not come to the collective that the others wait in",
+        fix="give all ranks as many: DistributedSampler or drop_last=True, session.loader(...), "
+        "or torch.distributed.algorithms.join.Join",
+    )
+
+
+def _loader_of(ranks: Mapping[int, int]) -> str:
+    return f"{named(ranks)}'s loader" if len(ranks) == 1 else f"the loaders of {named(ranks)}"
+
+
+def slowest(paces: Sequence[Pace]) -> Pace | None:
+    """Return the node that the others wait for in a window of time, None if none is much slower than they are."""
+    if len(paces) < 2:
+        return None
+    found = max(paces, key=lambda pace: pace.own_s)
+    others = _others(paces, found).own_s
+    lost = found.own_s - others
+    enough = lost >= _LEAST_S and lost >= _LEAST_SHARE * found.step_s
+    return found if enough and found.own_s > SLOWER * others else None
+
+
+def straggler(windows: Sequence[Sequence[Pace]]) -> Finding | None:
+    """Judge whether one host holds the others up.
+
+    Args:
+        windows: The paces of all nodes, a window of time each, oldest first.
+    """
+    last = windows[-WINDOWS:]
+    found = [slowest(paces) for paces in last]
+    if len(last) < WINDOWS or None in found or len({pace.node for pace in found if pace}) > 1:
+        return None
+    slow, others = found[-1], [_others(paces, pace) for paces, pace in zip(last, found, strict=True) if pace]
+    assert slow is not None
+    own, data, step = (_mean_ms(found, name) for name in ("own_s", "data_s", "step_s"))
+    their_own, their_data = _mean_ms(others, "own_s"), _mean_ms(others, "data_s")
+    waits_for_data = data - their_data > (own - their_own) / 2
+    return Finding(
+        "straggler",
+        f"{slow.name} holds the others up: {own:.1f} ms of its own work a step, theirs {their_own:.1f} ms"
+        + (f" ({own / their_own:.1f}x)" if their_own else ""),
+        where=slow.name,
+        evidence=(
+            f"of it {data:.1f} ms waiting for data, theirs {their_data:.1f} ms",
+            f"the others wait {min(1.0, (own - their_own) / step):.0%} of each step, which takes {step:.1f} ms",
+            f"in {WINDOWS} windows of time in a row",
+        ),
+        fix="look at its storage, and at the CPUs that its loader workers have"
+        if waits_for_data
+        else "look there for other processes (top), and for clocks held down (nvidia-smi -q -d PERFORMANCE)",
+        severity="warning",
+    )
+
+
+def _others(paces: Sequence[Pace], one: Pace) -> Pace:
+    rest = [pace for pace in paces if pace.node != one.node]
+    own, data = (statistics.median(getattr(pace, name) for pace in rest) for name in ("own_s", "data_s"))
+    return Pace("", -1, own, data, one.step_s)
+
+
+def _mean_ms(paces: Sequence[Pace | None], name: str) -> float:
+    return statistics.fmean(getattr(pace, name) for pace in paces) * 1e3
+
+
+def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
+    """Judge whether all ranks have the same parameters after a step.
+
+    Args:
+        groups: Ranks, those that agree together.
+        step: The optimizer step.
+    """
+    if len(groups) < 2:
+        return None
+    most = max(groups, key=lambda group: (len(group.ranks), -min(group.ranks)))
+    apart = sorted((group for group in groups if group is not most), key=lambda group: _first(group, most))
+    ranks = sorted(rank for group in apart for rank in group.ranks)
+    place = _first(apart[0], most)
+    known = most.names or apart[0].names
+    evidence = [f"first: {known[place]}"] if place < len(known) else []
+    differing = sum(a != b for a, b in zip(apart[0].sums, most.sums, strict=False))
+    if differing:
+        evidence.append(f"{differing} of {len(most.sums)} parameters differ")
+    name = f", first in {known[place].partition(' ')[0]}" if place < len(known) else ""
+    return Finding(
+        "replicas-differ",
+        f"after step {step} {named(ranks)} {'has' if len(ranks) == 1 else 'have'} other parameters than "
+        f"{named(most.ranks)}{name}",
+        where=named(ranks),
+        evidence=tuple(evidence),
+        why="gradients are averaged as if all had the same parameters; from here on they train different models",
+        fix="change parameters on all ranks alike: look for code for one rank, a step outside DDP, or other seeds",
+        severity="warning",
+    )
+
+
+def _first(one: Parameters, other: Parameters) -> int:
+    """Return the place of the first parameter that differs."""
+    pairs = zip(zip(one.names, one.sums, strict=True), zip(other.names, other.sums, strict=True), strict=False)
+    differing = (place for place, (mine, theirs) in enumerate(pairs) if mine != theirs)
+    return next(differing, min(len(one.sums), len(other.sums)))

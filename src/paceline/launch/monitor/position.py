@@ -1,0 +1,221 @@
+"""Where a rank stands at one moment: its stack, the collective that it has begun, how far it has come. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Kinds of places, and those in which a rank waits for other ranks.
+COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
+WAITING = (COLLECTIVE, BACKWARD, START)
+
+# States of a process that are said: it was stopped by a signal; it waits for a device, and no signal reaches it.
+STOPPED, UNKILLABLE = "T", "D"
+
+# Functions of torch.distributed in which ranks find each other, before there is a group to reduce over.
+_MEETING = ("init_process_group", "rendezvous", "_store_based_barrier", "_create_c10d_store")
+_MEETING_AGAIN = ("new_group", "_new_group_with_tag", "_new_process_group_helper", "split_group")
+# file of torch (its end), functions (empty: any), kind, words; the first frame from the inside that fits decides
+_PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("torch/utils/data/dataloader.py", ("__next__",), DATA, "next(loader)"),
+    ("torch/distributed/distributed_c10d.py", _MEETING, START, "init_process_group"),
+    ("torch/distributed/distributed_c10d.py", _MEETING_AGAIN, START, "new_group"),
+    ("torch/distributed/rendezvous.py", (), START, "init_process_group"),
+    ("torch/distributed/distributed_c10d.py", (), COLLECTIVE, ""),
+    ("torch/distributed/_functional_collectives.py", (), COLLECTIVE, ""),
+    ("torch/nn/parallel/distributed.py", ("__init__",), START, "DistributedDataParallel(...)"),
+    ("torch/nn/parallel/distributed.py", (), COLLECTIVE, "the forward of DistributedDataParallel"),
+    ("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD, "backward"),
+    ("paceline/train/session/once.py", (), START, "once"),
+)
+# Of a line of the user's, so much is shown.
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a stack or a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    user: bool = False
+
+
+@dataclass(frozen=True)
+class Position:
+    """What is known of one rank at one moment.
+
+    Attributes:
+        rank: Global rank.
+        host: Its host.
+        idle_s: Seconds since its last sign of progress.
+        late: That is longer than it may be while others are waiting.
+        late_alone: That is longer than it may be if nobody waits for anybody.
+        still: It uses no CPU and its stack has not changed between two looks.
+        ended: Its script has come to its end.
+        frames: Its main thread's stack, outermost first; empty if it is not visible.
+        worker: Place of the user's code in a DataLoader worker that it waits for, as text.
+        guard: The ``if`` around its place that chooses ranks, as text; empty if there is none.
+        call: The collective that it has begun last, by torch's Flight Recorder.
+        seq: Number of that in its process group; -1 if it is not known.
+        group: That process group.
+        timeout_s: Timeout of that collective, as the script has chosen it; 0 if it is not known.
+        flying: Whether that collective has not come back.
+        steps: Optimizer steps.
+        batches: Batches taken.
+        pid: Its process, 0 if it is not known.
+        state: The kernel's letter for it: T if it is stopped, D if it waits for a device.
+        moving: Bytes have moved on its sockets between two looks.
+    """
+
+    rank: int
+    host: str = ""
+    idle_s: float = 0.0
+    late: bool = False
+    late_alone: bool = False
+    still: bool = False
+    ended: bool = False
+    frames: tuple[Frame, ...] = ()
+    worker: str = ""
+    guard: str = ""
+    call: str = ""
+    seq: int = -1
+    group: str = ""
+    timeout_s: float = 0.0
+    flying: bool = False
+    steps: int = 0
+    batches: int = 0
+    pid: int = 0
+    state: str = ""
+    moving: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Kind of its place, from the stack."""
+        return classify(self.frames)[0]
+
+    @property
+    def waits(self) -> bool:
+        """It waits for other ranks, as far as can be seen."""
+        if self.ended or self.state == STOPPED:
+            return False
+        return self.kind in WAITING or (self.flying and self.kind != DATA)
+
+    @property
+    def place(self) -> str:
+        """``train.py:91`` of the user's own code; empty if none is visible."""
+        frame = next((frame for frame in reversed(self.frames) if frame.user), None)
+        return f"{shown_path(frame.file)}:{frame.line}" if frame else ""
+
+    @property
+    def spot(self) -> str:
+        """What the user's innermost line has called, and where it is: ``request.urlopen (load, data.py:40)``."""
+        if self.state in (STOPPED, UNKILLABLE) or self.worker or self.kind != CODE or not self.place:
+            return self.doing
+        inner = max(number for number, frame in enumerate(self.frames) if frame.user)
+        frame, called = self.frames[inner], self.frames[inner + 1 : inner + 2]
+        doing = _qualified(called[0]) if called else _cut(frame.code)
+        within = f"{frame.function}, " if frame.function != "<module>" else ""
+        return f"{doing or 'code'} ({within}{self.place})"
+
+    @property
+    def doing(self) -> str:
+        """What it does and where: ``all_reduce #812, backward, train.py:91``."""
+        if self.ended:
+            return f"its script has ended, after {self.steps} steps" if self.steps else "its script has ended"
+        if self.state == STOPPED:
+            return f"stopped (state T), and continues with: kill -CONT {self.pid}"
+        if self.state == UNKILLABLE:
+            return ", ".join(part for part in ("in state D, where nothing can end it", self.place) if part)
+        return ", ".join(part for part in (*self._words(), self.worker or self.place) if part) or "not visible"
+
+    @property
+    def stuck(self) -> str:
+        """Since when it stands where: ``been stuck for 121 s in time.sleep(9) at train.py:8``."""
+        since = f"for {self.idle_s:.0f} s"
+        if self.state == STOPPED:
+            return f"been stopped (state T) {since} (it continues with: kill -CONT {self.pid})"
+        if self.state == UNKILLABLE:
+            return f"been {', '.join(filter(None, ('in state D, where nothing can end it', self.place)))} {since}"
+        words, place = ", ".join(filter(None, self._words())), self.worker or self.place
+        within = f" in {words}" if words else ""
+        return f"been stuck {since}{within}" + (f" at {place}" if place else "")
+
+    def _words(self) -> list[str]:
+        kind, words = classify(self.frames)
+        if self.flying and kind != DATA:
+            call = f"{self.call} #{self.seq}" if self.seq >= 0 else self.call
+            return [call] if words in ("", self.call) or kind == CODE else [call, words]
+        if kind == CODE:
+            frame = next((frame for frame in reversed(self.frames) if frame.user), None)
+            code = (frame.code or frame.function) if frame else ""
+            return [_cut(code)]
+        return [words]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the position as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Position:
+        """Return the position that ``to_json`` made."""
+        return cls(**{**values, "frames": tuple(Frame(**frame) for frame in values["frames"])})
+
+
+def _qualified(frame: Frame) -> str:
+    """Return a library's function with the file that it is in, ``subprocess.run``."""
+    stem = os.path.splitext(os.path.basename(frame.file))[0]
+    return frame.function if stem.startswith(("<", "__")) else f"{stem}.{frame.function}"
+
+
+def _cut(code: str) -> str:
+    return code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"
+
+
+def classify(frames: Sequence[Frame]) -> tuple[str, str]:
+    """Return the kind of a stack's place and words for it.
+
+    What counts is what the user's innermost line has called: torch's forward and backward run the user's code too.
+    A dataset is the exception, as it is called by the loader that it belongs to.
+
+    Args:
+        frames: Outermost first.
+    """
+    called = True  # no frame of the user's has been passed yet, from the inside out
+    for frame in reversed(frames):
+        if frame.user:
+            called = False
+            continue
+        path = frame.file.replace("\\", "/")
+        for end, functions, kind, words in _PLACES:
+            if path.endswith(end) and (not functions or frame.function in functions) and (called or kind == DATA):
+                return kind, words or frame.function
+    return CODE, ""
+
+
+def shown_path(path: str) -> str:
+    """Return a path as short as it can be told: below the working folder without that."""
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return path if relative.startswith("..") else relative
+
+
+def parse(dump: str) -> tuple[tuple[str, int, str], ...]:
+    """Return ``(file, line, function)`` of the main thread, outermost first.
+
+    It is the current one where a signal was sent to the process. Where a library's own thread has crashed, it is the
+    one that no other thread has started.
+
+    Args:
+        dump: One dump of all threads by faulthandler.
+    """
+    threads = re.split(r"^(?=Thread |Current thread )", dump, flags=re.M)
+    stacks = [(text, re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)) for text in threads]
+    main = [frames for _, frames in stacks if frames and frames[-1][2] != "_bootstrap"]
+    current = [frames for text, frames in stacks if frames and text.startswith("Current")]
+    chosen = (main or current or [[]])[-1]
+    return tuple((file, int(line), function) for file, line, function in reversed(chosen))

@@ -1,0 +1,53 @@
+"""NCCL's own view of a hang: asks the RAS socket that NCCL 2.24 and newer open on every node.
+
+Protocol and layout: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html. One line
+of text is sent, ``verbose status``, and a report in sections comes back until the connection closes.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+
+from paceline.launch.plan.options import split_endpoint
+
+DEFAULT = "localhost:28028"
+_ANSWER_S = 3.0  # RAS itself waits for peers that do not answer, five seconds at most
+
+
+def ask(address: str) -> str:
+    """Return the report; empty if nobody answers.
+
+    Args:
+        address: ``HOST:PORT``, the value of ``NCCL_RAS_ADDR``.
+    """
+    host, port = split_endpoint(address, 28028)
+    parts = []
+    deadline = time.monotonic() + _ANSWER_S
+    try:
+        with socket.create_connection((host, port), timeout=0.5) as link:
+            link.sendall(b"verbose status\n")
+            while (left := deadline - time.monotonic()) > 0:
+                link.settimeout(left)
+                part = link.recv(1 << 16)
+                if not part:
+                    break
+                parts.append(part)
+    except OSError:
+        pass  # nobody listens, or it has said all that it will in time
+    return b"".join(parts).decode(errors="replace")
+
+
+def notable(report: str) -> list[str]:
+    """Return the first lines of the report's errors, or else of its warnings; two at most.
+
+    Args:
+        report: As ``ask`` returned it.
+    """
+    for section in ("Errors", "Warnings"):
+        found = re.search(rf"^{section}\n=+\n(.*?)(?:\n\n|\Z)", report, flags=re.M | re.S)
+        lines = [" ".join(line.split()) for line in found[1].splitlines() if line.strip()] if found else []
+        if lines:
+            return [f"NCCL RAS: {line}" for line in lines[:2]]
+    return []

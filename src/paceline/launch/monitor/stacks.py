@@ -1,0 +1,313 @@
+"""Asks the ranks of this node where they stand: stacks and collectives from their witness, by a signal as a last means.
+
+This module collects and decides nothing. It takes some milliseconds for all ranks of a node; half a second if one does
+not answer. A signal goes only to a rank whose witness does not answer and that has a handler for it, and never to the
+children of a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.in_rank.worker import is_users
+from paceline.launch.monitor import children, guards, position
+from paceline.launch.monitor.position import Frame
+from paceline.launch.probe import witness
+from paceline.machine import sockets
+
+# How long a rank has to answer. The stack takes a few milliseconds; the witness may have to wait for the lock.
+_ANSWER_S = 0.5
+_QUIET_ANSWER_S = 1.5  # where no signal may follow, and nobody waits for the result
+# A dump is whole when it has not grown for so long.
+_QUIET_S = 0.02
+# Of a rank that waits for its loader, so many workers are looked at.
+_WORKERS = 4
+_WORKERS_S = 3.0  # for those of one rank together
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one rank has answered.
+
+    Attributes:
+        frames: Its main thread's stack, outermost first, from the script on; empty if it is not visible.
+        recorded: What its witness said of its last collective, empty if it did not.
+        worker: Place of the user's code in a DataLoader worker, as text; empty if there is none to see.
+        guard: The ``if`` around its place that chooses ranks; empty if there is none.
+        cpu_s: CPU time that it and its children have used so far.
+        io_bytes: Bytes that they have read and written so far.
+        state: The kernel's letter for its main thread: S sleeps, R runs, T is stopped, D waits for a device.
+        switches: How often its main thread has stopped running so far, -1 if that is not known.
+        socket_bytes: What its TCP sockets have moved so far, -1 if that is not known.
+        answer: All that its witness said, as ``witness.state`` returns it; empty if it did not answer.
+        others_idle: No other Python thread of it is in the user's code or in a collective.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    recorded: dict[str, Any] = field(default_factory=dict)
+    worker: str = ""
+    guard: str = ""
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+    state: str = ""
+    switches: int = -1
+    socket_bytes: int = -1
+    answer: dict[str, Any] = field(default_factory=dict)
+    others_idle: bool = False
+
+
+def look(
+    pids: Mapping[int, int],
+    files: Mapping[int, Path],
+    *,
+    quiet: bool = False,
+    leave_out: Collection[int] = (),
+) -> dict[int, Look]:
+    """Return where ranks stand.
+
+    Args:
+        pids: Process of each rank, by local rank; all of them living.
+        files: Where faulthandler writes in each rank.
+        quiet: Send no signal, and look at no DataLoader worker.
+        leave_out: Ports of connections that carry no collectives.
+    """
+    statuses = {local: _status(pid) for local, pid in pids.items()}
+    running = {local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"}
+    answers = _ask_witnesses(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
+    dumps = {} if quiet else _signalled({local: pid for local, pid in running.items() if local not in answers}, files)
+    moved = sockets.counts(pids.values(), leave_out=leave_out)
+    return {
+        local: _look_at(
+            pid,
+            answers.get(local, {}),
+            dumps.get(local, ""),
+            status=statuses[local],
+            socket_bytes=moved.get(pid, -1),
+            quiet=quiet,
+        )
+        for local, pid in pids.items()
+    }
+
+
+def _look_at(
+    pid: int, answer: dict[str, Any], dump: str, *, status: Mapping[str, str], socket_bytes: int, quiet: bool
+) -> Look:
+    threads = answer.get("threads", [])
+    main = next((thread["frames"] for thread in threads if thread["main"]), None)
+    frames = _frames(position.parse(dump) if main is None else main)
+    in_data = position.classify(frames)[0] == position.DATA
+    cpu_s, io_bytes = _work(pid)
+    return Look(
+        frames,
+        answer.get("recorded", {}),
+        worker=worker_place(pid, _frame) if in_data and not quiet else "",
+        guard=_guard(frames),
+        cpu_s=cpu_s,
+        io_bytes=io_bytes,
+        state=status.get("State", "")[:1],
+        switches=_switches(status),
+        socket_bytes=socket_bytes,
+        answer=answer,
+        others_idle=bool(threads) and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
+    )
+
+
+def is_blocked(before: Look, now: Look) -> bool:
+    """Return whether a rank waits in a collective and nothing of it has moved between two looks.
+
+    Everything has to be known for that: the stack, the count of times that the kernel has let the main thread run, and
+    the bytes on its sockets.
+    """
+    has_answers = bool(before.answer and now.answer and now.frames)
+    has_counts = now.switches >= 0 and now.socket_bytes >= 0
+    if not has_answers or not has_counts:
+        return False
+    may_call_more = not now.others_idle or now.answer["p2p"]
+    if may_call_more or now.state != "S":
+        return False
+    inside = "torch/distributed/" in now.frames[-1].file or position.classify(now.frames[-1:])[0] in position.WAITING
+    return (
+        inside
+        and bool(now.answer["pending"])
+        and before.frames == now.frames
+        and before.switches == now.switches
+        and before.socket_bytes == now.socket_bytes
+        and before.answer["pending"] == now.answer["pending"]
+        and before.answer["recent"] == now.answer["recent"]
+    )
+
+
+def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
+    """Return whether a thread can call no collective for the script: it is a library's, and not in one now."""
+    in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
+    return not in_collective and not any(is_users(file) for file, *_ in frames)
+
+
+def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
+    """Return the stacks that ranks write when a signal tells them to."""
+    deadline = time.monotonic() + _ANSWER_S  # for all together
+    starts = {local: _size(files[local]) for local in pids}
+    asked = [local for local, pid in pids.items() if _ask(pid)]
+    return {local: _dump(files[local], starts[local], deadline) for local in asked}
+
+
+def at(frames: tuple[Frame, ...]) -> Look:
+    """Return what is known of a rank of which only a stack is left: of its exception, or its crash."""
+    return Look(frames, guard=_guard(frames))
+
+
+def read_crash(file: Path) -> tuple[Frame, ...]:
+    """Return where a rank was when it crashed in native code, from what faulthandler has left."""
+    return _frames(position.parse(_text(file, 0)))
+
+
+def _ask(pid: int) -> bool:
+    """Send the signal, unless the process would die of it: not every program runs in our entry."""
+    if not witness.SIGNAL or not catches(pid, witness.SIGNAL):
+        return False
+    with contextlib.suppress(OSError):
+        os.kill(pid, witness.SIGNAL)
+        return True
+    return False
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Return whether a process has a handler for a signal; what the handler does is not visible from outside."""
+    caught = _status(pid).get("SigCgt", "0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """Return the fields of ``/proc/PID/status``, which are those of the main thread; empty if there is none."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _switches(status: Mapping[str, str]) -> int:
+    counts = [status.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
+    return sum(map(int, counts)) if all(counts) else -1
+
+
+def _dump(file: Path, start: int, deadline: float) -> str:
+    """Return what a rank has written since, once it has stopped writing."""
+    size, since = _size(file), time.monotonic()
+    while time.monotonic() < deadline and (size == start or time.monotonic() - since < _QUIET_S):
+        time.sleep(0.005)
+        now = _size(file)
+        if now != size:
+            size, since = now, time.monotonic()
+    return _text(file, start)
+
+
+def _text(file: Path, start: int) -> str:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _frames(stack: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
+    """Return the frames of the script: what is above it is the launcher that the rank was forked from."""
+    return below_launcher([_frame(*entry) for entry in stack])
+
+
+def below_launcher(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames from the first of the user's on."""
+    first = next((place for place, frame in enumerate(frames) if frame.user), 0)
+    return tuple(frames[first:])
+
+
+def _frame(file: str, line: int, function: str) -> Frame:
+    return Frame(file, line, function, code=linecache.getline(file, line).strip(), user=is_users(file))
+
+
+def _guard(frames: tuple[Frame, ...]) -> str:
+    """Return the innermost guard around any of the user's frames."""
+    for frame in reversed(frames):
+        if frame.user:
+            found = guards.guard_of("".join(linecache.getlines(frame.file)), frame.line)
+            if found is not None:
+                line, text = found
+                return f"{text} ({position.shown_path(frame.file)}:{line})"
+    return ""
+
+
+def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
+    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for.
+
+    Args:
+        pid: The rank.
+        read_frame: Makes a frame of file, line and function.
+    """
+    import psutil
+
+    deadline = time.monotonic() + _WORKERS_S
+    workers: list[int] = []
+    with contextlib.suppress(psutil.Error):
+        workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
+    for worker in workers:
+        stack = children.stack(worker, read_frame, limit_s=deadline - time.monotonic())
+        # a forked worker's stack begins with that of the rank that forked it
+        inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
+        place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
+        if place:
+            return place
+    return children.describe(workers)
+
+
+def _work(pid: int) -> tuple[float, int]:
+    """Return the CPU seconds and the bytes of a process and those below it."""
+    import psutil
+
+    cpu_s, io_bytes = 0.0, 0
+    with contextlib.suppress(psutil.Error):
+        for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            cpu_s += sum(each.cpu_times()[:4])  # its own, and those of its children that have ended
+            if hasattr(each, "io_counters"):
+                counts = each.io_counters()
+                io_bytes += getattr(counts, "read_chars", 0) + getattr(counts, "write_chars", 0)
+    return cpu_s, io_bytes
+
+
+def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    if sys.platform != "linux":
+        return found
+    with contextlib.closing(witness.signed_socket()) as asker:
+        asker.settimeout(0.05)
+        asked: dict[int, int] = {}  # process id: local rank
+        with contextlib.suppress(OSError):
+            asker.bind("")  # the kernel chooses an abstract name to answer to
+        for local, pid in pids.items():
+            with contextlib.suppress(OSError):
+                asker.sendto(b"where", witness.address(pid))
+                asked[pid] = local
+        deadline = time.monotonic() + wait_s
+        while len(found) < len(asked) and time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError, ValueError):
+                answer, _, sender, _ = witness.receive(asker, 1 << 18)
+                if sender in asked:  # another process may have taken the rank's name, or send here unasked
+                    found[asked[sender]] = json.loads(answer)
+    return found

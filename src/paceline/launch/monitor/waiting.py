@@ -1,0 +1,142 @@
+"""What is said of ranks that have waited for long while nothing is proven: positions in, a Notice out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import Notice
+from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position
+from paceline.text.wording import duration, few_lines, named
+
+_LINES = 4
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What ranks wait for.
+
+    Attributes:
+        key: The same for two pictures that differ in nothing worth another notice.
+        notice: What is said of it.
+    """
+
+    key: str
+    notice: Notice
+
+
+def stopped(positions: Sequence[Position]) -> Picture | None:
+    """Return what is said of ranks that somebody has stopped, None if none is stopped."""
+    halted = [position for position in positions if position.state == STOPPED]
+    if not halted:
+        return None
+    waiting = [position for position in positions if position.waits]
+    others = f"; {_wait(waiting)}" if waiting else ""
+    are = "is" if len(halted) == 1 else "are"
+    notice = Notice(
+        f"{named(position.rank for position in halted)} {are} stopped (state T){others}",
+        tuple(f"rank {position.rank}: process {position.pid} on {position.host}" for position in halted[:_LINES]),
+        advice=f"to let it continue: kill -CONT {' '.join(str(position.pid) for position in halted[:_LINES])}",
+    )
+    return Picture(f"stopped {sorted(position.rank for position in halted)}", notice)
+
+
+def picture(positions: Sequence[Position]) -> Picture | None:
+    """Return what is said of ranks of which none makes progress; None if what they do is transfer data.
+
+    Args:
+        positions: Of all ranks, which ``locate.hangs`` has found to stand still.
+    """
+    living = [position for position in positions if not position.ended]
+    waiting = [position for position in living if position.waits]
+    absent = [position for position in living if not position.waits]
+    if waiting and absent:
+        return _absent(absent, waiting)
+    if absent:
+        return _nobody_waits(absent)
+    if any(position.moving for position in waiting):
+        return None
+    return _all_wait(waiting, positions)
+
+
+def _absent(absent: Sequence[Position], waiting: Sequence[Position]) -> Picture:
+    longest = max(absent, key=lambda position: position.idle_s)
+    since_s = min(max(position.idle_s for position in waiting), longest.idle_s)
+    several = len({position.host for position in (*absent, *waiting)}) > 1
+    lines = [_is_in(position, several) for position in absent[1:]]
+    lines.append(f"{named(position.rank for position in waiting)}: {waiting[0].doing}")
+    notice = Notice(
+        f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s (hang?): "
+        f"{_is_in(absent[0], several)}",
+        few_lines(lines, _LINES),
+        advice=_advice(waiting, since_s),
+    )
+    return Picture(_key("absent", absent, waiting), notice)
+
+
+def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Picture:
+    since_s = min(position.idle_s for position in waiting)
+    together = len({(position.call, position.seq, position.group) for position in waiting}) == 1
+    ended = [position.rank for position in positions if position.ended]
+    words = "in the same collective" if together else "in collectives"
+    after = f"; {named(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
+    doings = {
+        position.doing: [other.rank for other in waiting if other.doing == position.doing] for position in waiting
+    }
+    lines = [f"{named(ranks)}: {doing}" for doing, ranks in doings.items()]
+    notice = Notice(
+        f"{_wait(waiting)} {words} for {since_s:.0f} s (hang?){after}",
+        few_lines(lines, _LINES),
+        advice=_advice(waiting, since_s),
+    )
+    return Picture(_key("together", (), waiting), notice)
+
+
+def _nobody_waits(absent: Sequence[Position]) -> Picture:
+    since_s = min(position.idle_s for position in absent)
+    several = len({position.host for position in absent}) > 1
+    lines = [_is_in(position, several) for position in absent]
+    notice = Notice(
+        f"no rank has made progress for {since_s:.0f} s, and none waits for another (a server, or a hang?)",
+        few_lines(lines, _LINES),
+        advice=f"nothing ends this; --hang-timeout {longer(since_s)} would",
+    )
+    return Picture(_key("alone", absent, ()), notice)
+
+
+def _wait(waiting: Sequence[Position]) -> str:
+    return f"{named(position.rank for position in waiting)} {'has' if len(waiting) == 1 else 'have'} been waiting"
+
+
+def _is_in(position: Position, several: bool) -> str:
+    """Return where a rank is, with its host where there are several."""
+    rank = f"rank {position.rank} ({position.host})" if several else f"rank {position.rank}"
+    where = position.spot if position.state in (STOPPED, UNKILLABLE) else f"in {position.spot}"
+    return f"{rank} is {where}{_facts(position)}"
+
+
+def _facts(position: Position) -> str:
+    """Return what of an absent rank moves, so that nobody takes work for a hang."""
+    if position.moving:
+        return ", bytes move on its sockets"
+    return "" if position.still or position.state in (STOPPED, UNKILLABLE) else ", and uses the CPU"
+
+
+def _advice(waiting: Sequence[Position], since_s: float) -> str:
+    timeouts = [position.timeout_s for position in waiting if position.timeout_s > 0]
+    sooner = f"`--hang-timeout {longer(since_s)}` sooner"
+    if not timeouts:
+        return f"torch's timeout of the process group ends this wait, {sooner}"
+    return f"torch ends this wait after {duration(min(timeouts))}, {sooner}"
+
+
+def longer(seconds: float) -> int:
+    """Return a round number of seconds, at least twice as long."""
+    return next(position for position in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if position >= 2 * seconds)
+
+
+def _key(kind: str, absent: Sequence[Position], waiting: Sequence[Position]) -> str:
+    """Return who is absent and where, and who waits in what; a busy rank's line changes all the time, so no lines."""
+    places = [(position.rank, position.state, position.spot if position.still else "") for position in absent]
+    waits = [(position.rank, position.call, position.seq, position.group) for position in waiting]
+    return f"{kind} {sorted(places)} {sorted(waits)}"

@@ -1,0 +1,277 @@
+"""The account of a run that has ended: exit status, last lines and findings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
+from paceline.launch.channel.silence import Loss
+from paceline.launch.outcome import block, resume, summary
+from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome.endings import RankEnd
+from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.text.wording import fold
+
+# Signals that are sent to many processes at once reach them within this time.
+_AT_ONCE_NS = 1_000_000_000
+
+
+@dataclass
+class Report:
+    """How a run ended, as one node's launcher tells it.
+
+    Attributes:
+        exit_status: Of the command.
+        lines: The last thing that is printed.
+        findings: What was found.
+        summary: Figures of a run that succeeded.
+    """
+
+    exit_status: int
+    lines: list[str]
+    findings: list[Finding] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {
+            "exit_status": self.exit_status,
+            "findings": [finding.to_json() for finding in self.findings],
+            "summary": self.summary,
+        }
+
+    def framed(self) -> list[str]:
+        """Return the last lines as printed; a failure stands out by a rule above it."""
+        if self.exit_status == EXIT_OK:
+            return [f"paceline: {line}" for line in self.lines]
+        return ["── paceline " + "─" * 60, *self.lines]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What ended the run from outside: a signal, or ``--max-time``.
+
+    Attributes:
+        signum: Number of the signal; of SIGTERM for ``--max-time``.
+        name: Its name, or the option as typed.
+        sender: Who sent it, in words; empty for the option.
+        host: Host of the launcher that got it.
+        time_ns: When, on the head's clock.
+    """
+
+    signum: int
+    name: str
+    sender: str
+    host: str
+    time_ns: int
+
+    @property
+    def words(self) -> str:
+        """What it was and where it came from."""
+        return f"{self.name} from {self.sender} on {self.host}" if self.sender else self.name
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every account needs to know of its run.
+
+    Attributes:
+        ends: How all ranks of all nodes ended, as far as they could be heard.
+        folder: The run folder, empty if there is none.
+        lost: Nodes that are lost, in words.
+        losses: Why they are, by the same words.
+        stops: Signals that launchers got.
+        attempts: How often ranks were started.
+        pulses: What every rank has counted.
+        seconds: How long the run took.
+        again: How it is started again.
+        last: The checkpoint that was committed last, None if there is none.
+        hang: What the ranks hung in, if they were stopped for it.
+        noticed_hang: What a notice had named as the cause of a wait that lasted until the end.
+        noticed: Warnings, of all nodes.
+        saving: A checkpoint that was being written when the run was stopped, and is not whole; empty if none was.
+        grace_s: Seconds that ranks had to end by themselves.
+    """
+
+    ends: Sequence[RankEnd] = ()
+    folder: str = ""
+    lost: Sequence[str] = ()
+    losses: Mapping[str, Loss] = field(default_factory=dict)
+    stops: Sequence[Stop] = ()
+    attempts: int = 1
+    pulses: Sequence[Mapping[str, Any]] = ()
+    seconds: float = 0.0
+    again: Again = field(default_factory=Again)
+    last: Checkpoint | None = None
+    hang: Finding | None = None
+    noticed_hang: Finding | None = None
+    noticed: Sequence[Finding] = ()
+    saving: str = ""
+    grace_s: int = 0
+
+    @property
+    def to_resume(self) -> bool:
+        """All ranks have ended well, and some of them to be resumed."""
+        well = bool(self.ends) and not self.lost and not any(end.fell for end in self.ends)
+        return well and any(end.unfinished for end in self.ends)
+
+
+def tell(run: Run) -> Report:
+    """Return the account of a run whose ranks have ended.
+
+    A signal explains an end unless a rank had failed by itself before; all nodes of a run tell the same,
+    because they start from the same records.
+    """
+    stop = min(run.stops, key=lambda stop: stop.time_ns, default=None)
+    if stop is not None and not _failed_before(run.ends, stop):
+        return _stopped(run, stop)
+    if run.hang is None and run.ends and not run.lost and all(end.succeeded for end in run.ends):
+        return _succeeded(run)
+    if run.to_resume and run.hang is None:
+        return _unfinished(run, "the script itself", where="")
+    verdict = outcome.judge(
+        run.ends,
+        lost=run.lost,
+        losses=run.losses,
+        hang=run.hang,
+        noticed=run.noticed_hang,
+        pulses=run.pulses,
+    )
+    verdict = replace(verdict, threads=outcome.in_threads(run.ends))
+    lost = verdict.lost and not verdict.causes
+    again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
+    lines = block.render(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
+    return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
+
+
+def _failed_before(ends: Sequence[RankEnd], stop: Stop) -> bool:
+    return any(
+        end.fell and outcome.weigh(end) == outcome.CAUSE and end.first_ns < stop.time_ns and not _same_sender(end, stop)
+        for end in ends
+    )
+
+
+def _same_sender(end: RankEnd, stop: Stop) -> bool:
+    """It died of the signal that the launcher got too: Slurm sends to all processes of a step at once."""
+    return end.code == -stop.signum and stop.time_ns - end.time_ns < _AT_ONCE_NS
+
+
+def _stopped(run: Run, stop: Stop) -> Report:
+    if run.to_resume:
+        return _unfinished(run, stop.words, where=stop.host)
+    status = 128 + stop.signum
+    closed = stop.name == "SIGHUP"
+    finding = Finding(
+        "sighup-terminal-closed" if closed else "stopped-by-signal",
+        f"the run was ended by {stop.words}{_how_far(run)}",
+        where=stop.host,
+        fix="start it where it outlives the terminal: tmux, setsid, or a job scheduler" if closed else "",
+        severity="warning",
+    )
+    late = [end for end in run.ends if end.killed_after_s >= run.grace_s]
+    if late and run.saving:
+        finding = _grace_too_short(run, stop, late)
+    return _told(run, status, finding, resume.after_failure(run.last, run.again))
+
+
+def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankEnd]) -> Finding:
+    ranks = fold(end.rank for end in late)
+    return Finding(
+        "grace-too-short",
+        f"a checkpoint was not whole when the ranks were killed, {run.grace_s} s after {stop.words}{_how_far(run)}",
+        where=stop.host,
+        evidence=(f"ranks still at work: {ranks}", f"written to since the signal, not committed: {run.saving}"),
+        fix=resume.describe_short_grace(run.grace_s, run.again),
+    )
+
+
+def _unfinished(run: Run, by: str, *, where: str) -> Report:
+    lines = resume.after_stop(run.last, run.again)
+    finding = Finding(
+        "run-unfinished",
+        f"stopped by {by}{_how_far(run)}, to be resumed",
+        where=where,
+        evidence=tuple(lines[:1]),
+        fix=run.again.line,
+        severity="warning",
+    )
+    return _told(run, EXIT_UNFINISHED, finding, lines)
+
+
+def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
+    """Return the report of a run that was stopped: the finding in a few lines, and those about going on."""
+    lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
+    if finding.severity == "error":
+        lines += [f"  {line}" for line in finding.evidence]
+    if finding.fix and not any(finding.fix in line for line in again):
+        lines.append(f"  fix: {finding.fix}")
+    lines.append(f"  {finding.more}")
+    lines += outcome.broken_in_stop(run.ends)
+    folder = f" · run folder {run.folder}" if run.folder else ""
+    return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
+
+
+def _how_far(run: Run) -> str:
+    steps = max((end.steps for end in run.ends), default=0)
+    return f", after {steps} step{'s' if steps != 1 else ''}" if steps else ""
+
+
+def _succeeded(run: Run) -> Report:
+    figures = summary.summarise(run.pulses, seconds=run.seconds)
+    lines = summary.render(figures, run_dir=run.folder)
+    late = [end.rank for end in run.ends if end.code]
+    if late:
+        lines.insert(
+            0,
+            f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the interpreter's "
+            "teardown, after the script's end; the run succeeded",
+        )
+    lines[:0] = [f"note: {text}" for text in outcome.in_threads(run.ends)]
+    # said in full when it was noticed; by now that has scrolled away
+    lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
+    return Report(EXIT_OK, lines, list(run.noticed), summary=figures)
+
+
+def refused(error: PacelineError) -> Report:
+    """Return the account of a run that could not be started."""
+    return Report(error.exit_status, error.finding.render().splitlines(), [error.finding])
+
+
+def broken(error: BaseException, *, host: str, run: Run) -> Report:
+    """Return the account of a run whose launcher itself could not go on."""
+    more: list[str] = []
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, EOFError):
+        finding = Finding(
+            "agent-died",
+            "the process that starts the ranks was killed, and its ranks ended with it",
+            where=host,
+            fix="look for who ended it: a user, or the memory limit of the job",
+        )
+    elif text.startswith(("DistNetworkError", "RendezvousConnectionError")):
+        finding = Finding(
+            "agent-died",
+            "the head, which hosts the run's store, has gone",
+            where=host,
+            evidence=(text,),
+            fix="look at the head's own last lines, and start the run again",
+        )
+        more = resume.after_loss(run.last, run.again)
+    elif "RendezvousTimeout" in text:
+        finding = Finding(
+            "rendezvous-timeout",
+            "not enough nodes joined in time",
+            where=host,
+            evidence=(text,),
+            fix="start the missing nodes, or give them longer: --rdzv-conf join_timeout=1200",
+        )
+    else:
+        finding = Finding(
+            "launcher-fault",
+            f"the launcher could not go on: {text}",
+            where=host,
+            fix="if this repeats, it is a fault of paceline; please report it with this text",
+        )
+    return Report(EXIT_FAILED, [*finding.render().splitlines(), *more], [finding])

@@ -1,0 +1,184 @@
+"""Evidence about how ranks ended: their files, their checkpoints, the kernel's counts of kills, ``/dev/shm``.
+
+A hand: it reads and returns plain values. What is not there (no ``/proc``, no cgroup) reads as nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.errors import Finding
+from paceline.launch.monitor.position import Frame
+from paceline.launch.outcome.endings import Failure
+from paceline.launch.outcome.resume import Checkpoint
+from paceline.rundir.files import MANIFEST, RunDir, open_file, read_json, shown
+
+_MANIFEST_BYTES = 1 << 26  # it names every tensor
+_PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
+
+
+def read_failure(path: Path) -> Failure | None:
+    """Return the exception that a rank's worker entry recorded, None if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    ours = content.get("paceline")
+    return _from_torch(content) if ours is None else failure_from(ours)
+
+
+def failure_from(ours: Mapping[str, Any]) -> Failure:
+    """Return the exception that a rank's worker entry described."""
+    return Failure(
+        type=ours["type"],
+        message=ours["message"],
+        time_ns=ours["time_ns"],
+        traceback=ours["traceback"],
+        frames=tuple(Frame(**frame) for frame in ours["frames"]),
+        finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
+    )
+
+
+def describe_thread(entry: Mapping[str, Any]) -> str:
+    """Return an exception that ended a thread of a rank, in words."""
+    failure = failure_from(entry)
+    first_line = next(iter(failure.message.splitlines()), "")
+    said = f"{failure.type}: {first_line}".rstrip(": ")
+    place = f" ({failure.place.file}:{failure.place.line})" if failure.place else ""
+    return f"thread {entry['thread']} raised {said}{place}"
+
+
+def _from_torch(content: dict[str, object]) -> Failure | None:
+    """Read what torch's ``@record`` writes, for ranks that run without our entry."""
+    message = content.get("message")
+    if not isinstance(message, dict):
+        return None
+    kind, _, text = str(message.get("message", "")).partition(": ")
+    extra = message.get("extraInfo", {})
+    seconds = int(extra.get("timestamp", 0))
+    return Failure(type=kind, message=text, time_ns=seconds * 10**9, traceback=str(extra.get("py_callstack", "")))
+
+
+def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[str, ...]:
+    """Return the last lines of a log file that say something."""
+    try:
+        with open_file(path) as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - limit_bytes))
+            return last_lines(file.read().decode("utf-8", errors="replace"), lines=lines)
+    except OSError:
+        return ()
+
+
+def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
+    """Return the last lines of a log that say something; C++ stack frames do not."""
+    said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
+    return tuple(line for line in said if not line.startswith(("frame #", "<omitting python frames>")))[-lines:]
+
+
+def read_stack(path: Path) -> tuple[str, ...]:
+    """Return ``file:line in function`` of the thread that crashed, innermost first, from faulthandler's dump."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    current = re.split(r"\n\n", text[text.find("Current thread") :] if "Current thread" in text else "")[0]
+    frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current)
+    # everything above our own entry is the launcher that the rank was forked from
+    theirs = itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames)
+    return tuple(f"{file}:{line} in {function}" for file, line, function in theirs)
+
+
+def last_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the checkpoint that was committed last, None if there is none or the folder cannot be read."""
+    numbered = [(int(match[0]), path) for path in _entries(folder) if (match := re.match(r"\d+", path.name))]
+    found = (_checkpoint(path, number) for number, path in sorted(numbered, reverse=True))
+    return next((checkpoint for checkpoint in found if checkpoint), None)
+
+
+def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
+    """Return NCCL's logs of the attempts from one on: the folder may hold those of an earlier start."""
+    attempts = range(since, run_dir.next_attempt())
+    names = {n: run_dir.nccl(0, n).name.partition("000")[2] for n in attempts}
+    logs = [path for path in _entries(run_dir.root / "logs") if re.sub(r"^rank-\d+", "", path.name) in names.values()]
+    return [path.read_text(errors="replace") for path in logs]
+
+
+def _checkpoint(path: Path, number: int) -> Checkpoint | None:
+    try:
+        manifest = read_json(path / MANIFEST, most_bytes=_MANIFEST_BYTES)
+        return Checkpoint(shown(path), number, int(manifest["step"]), float(manifest.get("seconds", 0.0)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None  # not committed, or not ours
+
+
+def half_saved(folder: Path, *, since_ns: int) -> str:
+    """Return the folder of a checkpoint that was written to since a moment and not committed; empty if none was."""
+    for path in _entries(folder):
+        if path.name.startswith(".") and not path.name.startswith(".trash") and _changed_ns(path) >= since_ns:
+            return shown(path)
+    return ""
+
+
+def _changed_ns(path: Path) -> int:
+    newest = 0
+    for place in (path, *path.rglob("*")) if path.is_dir() else ():
+        with contextlib.suppress(OSError):  # its writer may be at work
+            newest = max(newest, place.stat().st_mtime_ns)
+    return newest
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def count_oom_kills() -> int:
+    """Return how many processes the kernel has killed for lack of memory: this cgroup's count, else the host's.
+
+    Only the difference of two readings means something. The cgroup's count includes its processes that
+    the host's own killer took.
+    """
+    count = _cgroup_oom_kills()
+    return count if count is not None else _host_oom_kills() or 0
+
+
+def _cgroup_oom_kills() -> int | None:
+    try:
+        line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        events = Path("/sys/fs/cgroup", line[3:].lstrip("/"), "memory.events").read_text()
+    except (OSError, StopIteration):
+        return None
+    match = re.search(r"^oom_kill (\d+)", events, re.M)
+    return int(match[1]) if match else None
+
+
+def _host_oom_kills() -> int | None:
+    try:
+        match = re.search(r"^oom_kill (\d+)", Path("/proc/vmstat").read_text(), re.M)
+    except OSError:
+        return None
+    return int(match[1]) if match else None
+
+
+def shm_pressure(path: str = "/dev/shm", *, threshold: float = 0.9) -> str:
+    """Return how full ``/dev/shm`` is, ``"98 % of 64 MB"``; empty if it is not near full or not there."""
+    try:
+        stats = os.statvfs(path)
+    except OSError:
+        return ""
+    total = stats.f_blocks * stats.f_frsize
+    used = 1 - stats.f_bavail / stats.f_blocks if stats.f_blocks else 0.0
+    return f"{used:.0%} of {total / 2**20:.0f} MB" if used >= threshold else ""

@@ -1,0 +1,474 @@
+"""From how ranks ended to the likely cause: who failed first, who was only dragged along, and why.
+
+Pure: records in, a verdict out. A cause that is inferred is called
+likely and stands beside its evidence. A victim never outranks a cause, whatever its timestamp.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from paceline.errors import EXIT_UNFINISHED, TRACEBACK, Finding
+from paceline.launch.channel import silence
+from paceline.launch.channel.silence import Loss
+from paceline.launch.monitor import locate, observations
+from paceline.launch.monitor.position import Frame
+from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.text.wording import named, shorten
+
+# What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
+# they count only in a line that names the library, because a user's own connections break too.
+_VICTIM = re.compile(
+    r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host|Connection refused"
+    r"|ncclRemoteError|remote process exit|NCCL communicator was aborted|ncclCommAbort"
+    r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv|Read error|Write error"
+)
+_COLLECTIVE = re.compile(r"gloo|nccl|c10d|TCPStore|ProcessGroup|Dist\w*Error|RendezvousConnectionError", re.I)
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
+_NO_STORE = re.compile(r"client socket has timed out .*trying to connect", re.I)
+_NOT_JOINED = re.compile(r"waiting for clients\. \d+/\d+ clients joined")
+_TIMEOUT = re.compile(
+    r"Timed out waiting \d+ms|collective operation timeout|Socket Timeout|wait timeout after"
+    r"|failed to pass monitoredBarrier",
+    re.I,
+)
+_MISMATCH = re.compile(
+    r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
+    r"|Invalid mt19937 state"  # Accelerate has taken what another collective sent for a random state
+)
+_OTHER_MODEL = re.compile(
+    r"params\[\d+\] in this process with sizes|DDP expects same model across all ranks|inconsistent \d+ params"
+)
+_WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
+# The loader says so from a signal's handler, so the line that the exception comes from is whichever was running.
+_WORKER_GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)")
+_SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
+# What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
+_TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
+
+# What the name of a node says that is lost with the store.
+STORE = "the host of the run's store"
+_WHAT_IS_LOST = {
+    silence.CLOSED: "the launcher on {} has gone: it was killed, or it crashed",
+    silence.REFUSED: "the launcher on {} has gone: it was killed, or it crashed",
+    silence.DOWN: "{} is down",
+    silence.SILENT: "the launcher on {} has gone silent: stopped or killed, or its host or the network is down",
+}
+_EVIDENCE_OF_LOSS = {
+    silence.CLOSED: "its host has closed its connection, and no heartbeat has come since",
+    silence.REFUSED: "its host answers, and nothing listens on the port of the run's store any more",
+    silence.DOWN: "Slurm says that the node is DOWN, and no heartbeat comes from it",
+}
+
+# How far an ending is from being a cause; smaller is nearer.
+CAUSE, UNCLEAR, DESERTER, SUSPECT, VICTIM = range(5)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said about a run that failed.
+
+    Attributes:
+        finding: The likely cause, as a Finding.
+        causes: Ranks that failed in the same way as the first.
+        victims: Ranks that were dragged along.
+        end: The first of the causes, None if a node was lost or nothing is known.
+        lost: Nodes that went silent.
+        hung: The cause is where ranks stood, not how one of them ended.
+        others: Ranks that failed by themselves too, in another way; a line each.
+        threads: Exceptions that ended threads of ranks; a line each.
+    """
+
+    finding: Finding
+    causes: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    end: RankEnd | None = None
+    lost: tuple[str, ...] = ()
+    hung: bool = False
+    others: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
+
+
+def weigh(end: RankEnd) -> int:
+    """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``DESERTER``, ``SUSPECT``, ``VICTIM``."""
+    if end.unfinished:
+        return DESERTER  # innocent if all ranks have ended so; if not, it has left the others
+    if end.failure is not None:
+        if end.stopped and (end.failure.type in _TOLD_TO_STOP or end.failure.time_ns > end.stopped_ns > 0):
+            return VICTIM  # raised because it was told to stop
+        return _weigh_words([end.failure.root]) or CAUSE
+    if end.stopped or end.code is None:
+        return VICTIM
+    # Without an exception of its own, its last words may tell: gloo and NCCL abort a process whose peer has
+    # gone, and a program that does not run in our entry leaves its traceback in the log only.
+    aborted = end.code == -signal.SIGABRT
+    words = _weigh_words(end.log_tail) if aborted or end.code > 0 else None
+    return words or (UNCLEAR if aborted else CAUSE)
+
+
+def _weigh_words(lines: Iterable[str]) -> int | None:
+    """Weigh what was said; None if it speaks of no other rank."""
+    lines = [line for line in lines if not _PORT_TAKEN.search(line)]
+    if any(_about_others(line) for line in lines):
+        return SUSPECT
+    if any(_VICTIM.search(line) and _COLLECTIVE.search(line) for line in lines):
+        return VICTIM
+    return None
+
+
+def _about_others(line: str) -> bool:
+    """It waited in vain, or in another collective: somebody else may be the cause."""
+    return any(pattern.search(line) for pattern in (_TIMEOUT, _MISMATCH, _NO_STORE, _NOT_JOINED))
+
+
+def judge(
+    ends: Sequence[RankEnd],
+    *,
+    lost: Iterable[str] = (),
+    losses: Mapping[str, Loss] = MappingProxyType({}),
+    hang: Finding | None = None,
+    noticed: Finding | None = None,
+    pulses: Sequence[Mapping[str, Any]] = (),
+) -> Verdict:
+    """Name the likely cause.
+
+    Args:
+        ends: Every rank's end, of all nodes that could be heard.
+        lost: Hosts (or node ranks in words) that are lost.
+        losses: Why they are, by the same words.
+        hang: What the ranks hung in, if they were stopped for it.
+        noticed: What a notice had named as the cause of a wait that lasted until the end.
+        pulses: What every rank has counted.
+    """
+    lost = tuple(lost)
+    if hang is not None:
+        return Verdict(hang, hung=True)
+    failed = [end for end in ends if end.fell]
+    left = [end for end in ends if end.unfinished]
+    ranked = sorted(failed + left, key=lambda end: (weigh(end), end.first_ns, end.rank))
+    first = ranked[0] if ranked else None
+    if lost and (first is None or weigh(first) != CAUSE):
+        return Verdict(_lost_node(lost, losses), victims=tuple(sorted(end.rank for end in failed)), lost=lost)
+    if first is None:
+        return Verdict(Finding("launcher-fault", "the run failed, but no rank did"))
+    waited = _waited_for(first, noticed)
+    if waited is not None:
+        return Verdict(waited, end=first, hung=True)
+    out_of_step = _out_of_step(ends, first, pulses)
+    if out_of_step is not None:
+        return Verdict(out_of_step, end=first, hung=True)
+    if weigh(first) == VICTIM:
+        return Verdict(_only_victims(first), victims=tuple(sorted(end.rank for end in failed)), end=first)
+    alike = [end for end in failed + left if _same_way(end, first)]
+    causes = tuple(sorted(end.rank for end in alike))
+    apart = [end for end in ranked if weigh(end) == CAUSE and end.rank not in causes]
+    dragged = {end.rank for end in failed} - set(causes) - {end.rank for end in apart}
+    victims = tuple(sorted(dragged))
+    finding = _explain(first, causes=causes, num_ranks=len(ends))
+    others = tuple(_failed_too(end) for end in apart)
+    if left and not first.unfinished:
+        others = (f"{named(end.rank for end in left)} had stopped to be resumed (status {EXIT_UNFINISHED})", *others)
+    return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
+
+
+def _waited_for(first: RankEnd, noticed: Finding | None) -> Finding | None:
+    """Return what a notice had named, if the run ended because torch ended that wait; None if it did not."""
+    if noticed is None or weigh(first) not in (SUSPECT, VICTIM):
+        return None
+    words = [first.failure.root] if first.failure else list(first.log_tail)
+    timeouts = [line.strip() for line in words if _TIMEOUT.search(line)]
+    if not timeouts:
+        return None
+    ended = f"torch ended the wait of rank {first.rank}: {shorten(timeouts[0], 160)}"
+    fix = "look at what that line waits for; if it may take so long: init_process_group(timeout=...), session.once(...)"
+    stuck = noticed.name in ("rank-stuck-in-code", "rank-stuck-in-data")
+    return replace(noticed, evidence=(*noticed.evidence[:4], ended), fix=fix if stuck else noticed.fix)
+
+
+def _out_of_step(ends: Sequence[RankEnd], first: RankEnd, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Name why ranks lost each other in a collective, from where each of them stood; None if that does not tell."""
+    if weigh(first) not in (SUSPECT, VICTIM):
+        return None
+    said = [first.failure.root] if first.failure else list(first.log_tail)
+    timed_out = any(_TIMEOUT.search(line) for line in said)
+    positions = [end.position for end in ends if end.position is not None]
+    return locate.judge(positions, uneven=observations.uneven(pulses), broken=not timed_out)
+
+
+def broken_in_stop(ends: Iterable[RankEnd]) -> list[str]:
+    """Return a line for each of the first ranks that raised something of their own after they were told to stop.
+
+    What is raised then is no cause of the end, but it may be why nothing was saved.
+    """
+    own = [
+        (end.first_ns, f"while it stopped, rank {end.rank} raised {_said(end.failure)}")
+        for end in ends
+        if end.stopped and end.failure and end.failure.type not in _TOLD_TO_STOP
+        if _weigh_words([end.failure.root]) is None
+    ]
+    return [shorten(line) for _, line in sorted(own)[:2]]
+
+
+def in_threads(ends: Iterable[RankEnd]) -> tuple[str, ...]:
+    """Return a line for each exception that ended a thread of a rank: no cause by itself, but worth knowing."""
+    return tuple(f"in rank {end.rank}, {text}" for end in ends for text in end.threads)
+
+
+def _failed_too(end: RankEnd) -> str:
+    if end.failure is None:
+        return f"rank {end.rank} failed too, with exit code {end.code}"
+    return f"rank {end.rank} failed too: {_said(end.failure)}"
+
+
+def _said(failure: Failure) -> str:
+    first_line = next(iter(failure.message.splitlines()), "")
+    return f"{failure.type}: {first_line}".rstrip(": ")
+
+
+def _same_way(one: RankEnd, other: RankEnd) -> bool:
+    """The same exception at the same place of the user's code; or the same code without an exception."""
+    if weigh(one) != weigh(other):
+        return False
+    if one.failure is None or other.failure is None:
+        return one.failure is other.failure and one.code == other.code
+    return one.failure.type == other.failure.type and one.failure.place == other.failure.place
+
+
+def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
+    who = named(causes)
+    if end.unfinished:
+        return Finding(
+            "rank-ended-early",
+            f"{who} ended with status {EXIT_UNFINISHED} (to be resumed), and the others did not",
+            where=_where(end),
+            fix=f"stop all ranks together: session.stop(), or sys.exit({EXIT_UNFINISHED}) on all of them",
+        )
+    if end.failure is not None:
+        return _explain_exception(end, end.failure, who=who, alone=len(causes) == 1 and num_ranks > 1)
+    assert end.code is not None
+    if end.code < 0:
+        return _explain_signal(end, who)
+    return Finding(
+        "rank-ended-early",
+        f"{who} ended with exit code {end.code} and left no exception",
+        where=_where(end),
+        evidence=end.log_tail[-3:],
+        why="os._exit, a native library's exit, or a program that is not Python ends so",
+        fix=f"look at its last lines: less {shlex.quote(str(end.log))}",
+    )
+
+
+def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool) -> Finding:
+    place = failure.place
+    evidence = [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
+    if _WORKER_GONE.search(failure.message):
+        evidence = _about_worker(place, end)
+    if failure.finding is not None:
+        return replace(failure.finding, where=_where(end), evidence=(*evidence, *failure.finding.evidence))
+    name = _name_of(failure, alone=alone)
+    first_line, *more = failure.message.strip().splitlines() or [""]
+    worker = _WORKER_ERROR.search(failure.message)
+    if worker:
+        first_line, place_line = _inside_worker(failure.message, worker[1])
+        evidence = [place_line] if place_line else evidence
+        more = []
+    what = f"{who} raised {failure.type}: {first_line}" if first_line else f"{who} raised {failure.type}"
+    if failure.type == "SystemExit":
+        what = f"{who} ended itself with sys.exit({first_line})"
+    if worker:
+        what = f"{who}: a DataLoader worker raised {worker[1]}: {first_line}"
+    evidence += [line.strip() for line in more[:2] if line.strip()]
+    if failure.chained:
+        evidence.append(f"first: {failure.root}")
+    if end.oom_kills and _WORKER_KILLED.search(failure.message):
+        name = "rank-died-oom-killer"
+        evidence.append(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run")
+    fix = (
+        f"what it printed before: less {shlex.quote(str(end.log))}"
+        if failure.type == "SystemExit"
+        else (f"{TRACEBACK}less {shlex.quote(str(end.log))}")
+    )
+    if lacking := _NO_METHOD.search(first_line):
+        fix = _instead_of(*lacking.groups())
+    return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
+
+
+def _about_worker(place: Frame | None, end: RankEnd) -> list[str]:
+    """Return what is known of a DataLoader worker that has gone without an exception."""
+    where = f" at {place.file}:{place.line}, whose line did not cause it" if place else ""
+    memory = "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
+    return [
+        f"the worker ended without an exception of its own; the rank noticed{where}",
+        f"the kernel counts {memory} during this run; other causes: a crash in native code, os._exit, kill",
+    ]
+
+
+def _name_of(failure: Failure, *, alone: bool) -> str:
+    text = failure.root
+    if failure.type in ("ModuleNotFoundError", "ImportError") or "No module named" in text:
+        return "module-not-found"
+    if failure.type == "OutOfMemoryError" or "CUDA out of memory" in text:
+        return "cuda-oom"
+    if "port-held-by-other" in text:
+        return "port-held-by-other"
+    for pattern, name in _NAMES:
+        if pattern.search(text):
+            return name
+    return "script-error-on-one-rank" if alone else "user-exception"
+
+
+# Methods of Hugging Face's models that save memory, as tutorials have them for any model.
+_NO_METHOD = re.compile(r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'")
+
+
+def _instead_of(owner: str, method: str) -> str:
+    """Return what to call where an object has no such method."""
+    if owner in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
+        return f"model.module.{method}(), on the model inside"
+    return "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x) in its forward"
+
+
+_NAMES = (
+    (_NO_METHOD, "method-does-not-exist"),
+    (_PORT_TAKEN, "port-in-use"),
+    (_NO_STORE, "master-unreachable"),
+    (_NOT_JOINED, "rendezvous-timeout"),
+    (_TIMEOUT, "collective-timeout"),
+    (_MISMATCH, "collective-mismatch"),
+    (_SHM, "dataloader-shm-too-small"),
+    (_OTHER_MODEL, "ddp-model-mismatch"),
+)
+
+
+def _inside_worker(message: str, kind: str) -> tuple[str, str]:
+    """Return the last line and the innermost frame of the traceback that a DataLoader worker sent."""
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    pattern = re.compile(rf"(?:[\w.]+\.)?{kind}(?:: ?(.*)|$)")
+    said = next((match[1] or "" for line in reversed(lines) if (match := pattern.match(line))), lines[-1])
+    frames = [
+        (match[1], match[2], match[3], lines[place + 1].strip() if place + 1 < len(lines) else "")
+        for place, line in enumerate(lines)
+        if (match := re.match(r'\s*File "(.+)", line (\d+), in (.+)', line))
+    ]
+    own = [frame for frame in frames if "site-packages" not in frame[0] and "/torch/utils/data/" not in frame[0]]
+    shown = f"{own[-1][0]}:{own[-1][1]} in {own[-1][2]}: {own[-1][3]}" if own else ""
+    return said, shown
+
+
+def _explain_signal(end: RankEnd, who: str) -> Finding:
+    assert end.code is not None
+    number = -end.code
+    where = _where(end)
+    tail = end.stack[:4] or end.log_tail[-3:]
+    if number == signal.SIGKILL and end.oom_kills:
+        return Finding(
+            "rank-died-oom-killer",
+            f"{who} was killed (SIGKILL) because memory ran out on {end.host}",
+            where=where,
+            evidence=(f"the kernel counted {end.oom_kills} kill(s) for lack of memory during this run",),
+            fix="fewer or leaner DataLoader workers, a smaller batch, or more memory for the job",
+        )
+    if number == signal.SIGKILL:
+        return Finding(
+            "rank-died-signal",
+            f"{who} was killed by SIGKILL; who sent it is not visible",
+            where=where,
+            evidence=("the kernel and the cgroup count no kill for lack of memory during this run",),
+            fix="ask whoever may: a user, a job scheduler's memory limit (sacct -o MaxRSS,State), dmesg",
+        )
+    if number == signal.SIGBUS:
+        full = f"/dev/shm is {end.shm}" if end.shm else "/dev/shm is not full now"
+        return Finding(
+            "dataloader-shm-too-small" if end.shm else "rank-died-signal",
+            f"{who} was ended by SIGBUS: memory that it had mapped could not be given",
+            where=where,
+            evidence=(full, *tail[:3]),
+            fix="a larger /dev/shm (docker: --shm-size=8g), fewer workers, or "
+            "torch.multiprocessing.set_sharing_strategy('file_system')",
+        )
+    if number == signal.SIGSEGV:
+        return Finding(
+            "rank-segfault",
+            f"{who} crashed in native code (SIGSEGV)",
+            where=where,
+            evidence=tuple(tail),
+            fix=f"the Python stack at the crash and the last lines: less {shlex.quote(str(end.log))}",
+        )
+    if number == signal.SIGABRT and any(_TIMEOUT.search(line) for line in end.log_tail):
+        return Finding(
+            "collective-timeout",
+            f"{who} waited for the others in a collective until its time-out, and aborted",
+            where=where,
+            evidence=tuple(line for line in end.log_tail if _TIMEOUT.search(line))[:1] + tuple(end.stack[:3]),
+            fix="look for the rank that did not come: stuck, busy, or in another collective",
+        )
+    if number == signal.SIGABRT and weigh(end) == SUSPECT:
+        return Finding(
+            "collective-mismatch",
+            f"{who} aborted in a collective whose sizes differ between ranks",
+            where=where,
+            evidence=tuple(line for line in end.log_tail if _MISMATCH.search(line))[:1] + tuple(end.stack[:3]),
+            fix="make every rank call the same collective with the same shapes; look for code for one rank only",
+        )
+    return Finding(
+        "rank-died-signal",
+        f"{who} was ended by {_signal_name(number)}"
+        + ("" if number == signal.SIGABRT else ", which this launcher did not send; who did is not visible"),
+        where=where,
+        evidence=tuple(tail),
+        fix=f"its last lines: less {shlex.quote(str(end.log))}",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal
+
+
+def _only_victims(first: RankEnd) -> Finding:
+    said = (
+        f": {first.failure.type}: {first.failure.message.strip().splitlines()[0]}"
+        if (first.failure and first.failure.message.strip())
+        else ""
+    )
+    return Finding(
+        "peer-rank-died",
+        f"only ranks that lost another one are visible; rank {first.rank} was the first to notice{said}",
+        where=_where(first),
+        fix="look for the rank without a report: another node, or one that was ended from outside",
+    )
+
+
+def _lost_node(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
+    """Name the nodes that are lost, and say how that is known."""
+    names = ", ".join(lost)
+    first = losses.get(lost[0], Loss())
+    what = _WHAT_IS_LOST[first.reason].format(names)
+    if first.reason != silence.SILENT:
+        fix = "look at that host, and start the run again"
+        return Finding("agent-died", what, where=names, evidence=(_EVIDENCE_OF_LOSS[first.reason],), fix=fix)
+    waited = f"for {first.silent_s:.0f} s" if first.silent_s else "any more"
+    return Finding(
+        "agent-died",
+        what,
+        where=names,
+        evidence=(
+            f"no heartbeat of it came, and no training step was made, {waited}",
+            "if its launcher says the same of this host, the link between the two is what is gone",
+        ),
+        fix="look at that host and at the network between the two, and start the run again",
+    )
+
+
+def _where(end: RankEnd) -> str:
+    step = f", after {end.steps} step{'s' if end.steps != 1 else ''}" if end.steps else ", before the first step"
+    return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"

@@ -1,0 +1,61 @@
+"""Whether a checkpoint can be written in the time that ranks get at the end: told as soon as one was measured.
+
+A judge, and a hand that looks at the run folder now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.errors import Finding
+from paceline.launch.outcome import evidence, resume
+from paceline.launch.outcome.resume import Again, Checkpoint
+
+_EVERY_S = 15.0  # a folder of few entries, on a file server
+_STEP_S = 2.0  # until the ranks have met at a boundary, where steps are short
+
+
+def judge(last: Checkpoint | None, *, grace_s: int, again: Again) -> Finding | None:
+    """Return the warning that a stop would end in an unfinished checkpoint; None if it would not, or nobody knows.
+
+    A save at the end may take half as long again as one in the middle: all ranks wait for it, and the disk is shared.
+    """
+    if last is None or 1.5 * last.seconds + _STEP_S <= grace_s:
+        return None
+    return Finding(
+        "grace-too-short",
+        f"a checkpoint took {last.seconds:.0f} s, and ranks have {grace_s} s to end when the run is stopped",
+        where=last.path,
+        why="they would be killed while they save, and what came after the checkpoint before be lost",
+        fix=resume.describe_short_grace(grace_s, again, needed_s=last.seconds),
+        severity="warning",
+    )
+
+
+class SaveWatch:
+    """Looks at the newest checkpoint, and warns once.
+
+    Args:
+        folder: The checkpoints of the run.
+        grace_s: Seconds that ranks have to end by themselves.
+        again: How the run is started again.
+        notice: Says a warning.
+    """
+
+    def __init__(self, folder: Path, *, grace_s: int, again: Again, notice: Callable[[Finding], None]) -> None:
+        self._folder, self._grace_s, self._again, self._notice = folder, grace_s, again, notice
+        self._next_s = 0.0
+        self._has_told = False
+
+    def tick(self) -> None:
+        """Look, if it is time to."""
+        now_s = time.monotonic()
+        if self._has_told or now_s < self._next_s:
+            return
+        self._next_s = now_s + _EVERY_S
+        found = judge(evidence.last_checkpoint(self._folder), grace_s=self._grace_s, again=self._again)
+        if found is not None:
+            self._has_told = True
+            self._notice(found)

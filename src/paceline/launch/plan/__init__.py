@@ -1,0 +1,1 @@
+"""What is decided before anything starts: options, script, ports, what Slurm says. No torch."""

@@ -1,0 +1,126 @@
+"""Whether a run uses a configuration of accelerate, and the words for it. Pure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.errors import Finding
+from paceline.launch.plan.accelerate.settings import HEAD, Settings
+from paceline.launch.plan.option_table import MEETING
+from paceline.text.syntax import tree_of
+
+# The layout of a run and its devices are the command line's and the machine's, unless a configuration is named.
+_OF_THE_MACHINE = ("ACCELERATE_USE_CPU", "KMP_AFFINITY", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+# Options that say where nodes meet: one that is typed, or taken from Slurm, replaces the configuration's whole layout.
+_LAYOUT = frozenset({*MEETING, "standalone"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run uses of a configuration of accelerate.
+
+    Attributes:
+        environment: Variables to set for all ranks.
+        summary: Words for the plan line, empty if nothing is used.
+        warnings: What the configuration asks for and the run does not have.
+        working_folder: Whether ranks find modules in the working folder.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    summary: str = ""
+    warnings: tuple[Finding, ...] = ()
+    working_folder: bool = False
+
+
+def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
+    """Return what a run uses of a configuration that was named; it wins over the environment, as in accelerate.
+
+    Args:
+        settings: What the configuration comes to.
+        path: Its file, as it is printed.
+        environ: The environment.
+    """
+    replaced = [name for name, value in settings.environment.items() if environ.get(name, value) != value]
+    words = ", ".join(settings.asks) or "nothing but defaults"
+    replaces = f"; replaces {', '.join(replaced)}" if replaced else ""
+    summary = f"accelerate: {words} ({path}{replaces})"
+    return Choice(settings.environment, summary, working_folder=settings.working_folder)
+
+
+def by_default(
+    settings: Settings, path: str, environ: Mapping[str, str], *, num_gpus: int, has_deepspeed: bool
+) -> Choice:
+    """Return what a run whose script imports accelerate uses of accelerate's default configuration.
+
+    Nothing, if the environment says already how to train, or if the run would fail that succeeds without it. A
+    configuration that is for another kind of machine is not mentioned either.
+
+    Args:
+        settings: What the configuration comes to.
+        path: Its file, as it is printed.
+        environ: The environment.
+        num_gpus: GPUs of this machine.
+        has_deepspeed: Whether DeepSpeed is installed.
+    """
+    if not settings.asks or "ACCELERATE_MIXED_PRECISION" in environ:
+        return Choice()
+    for_gpus, for_cpus = "gpu" in settings.needs, settings.environment.get("ACCELERATE_USE_CPU") == "True"
+    if (for_gpus and not num_gpus) or (for_cpus and num_gpus):
+        return Choice()
+    by_hand = sorted(name for name in environ if name.startswith("ACCELERATE_USE_"))
+    if by_hand:
+        return Choice(warnings=_not_set(settings, path, f"{', '.join(by_hand)} is set, so the environment decides"))
+    obstacle = _obstacle(settings, has_deepspeed=has_deepspeed)
+    if obstacle:
+        return Choice(warnings=_not_set(settings, path, obstacle))
+    environment = {name: value for name, value in settings.environment.items() if name not in _OF_THE_MACHINE}
+    summary = f"accelerate: {', '.join(settings.asks)} ({path}; not with --accelerate-config none)"
+    return Choice(environment, summary, working_folder=settings.working_folder)
+
+
+def _obstacle(settings: Settings, *, has_deepspeed: bool) -> str:
+    if "deepspeed" in settings.needs and not has_deepspeed:
+        return "DeepSpeed is not installed here"
+    if {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & set(settings.environment):
+        return "it fits one number of ranks only"
+    return ""
+
+
+def _not_set(settings: Settings, path: str, reason: str) -> tuple[Finding]:
+    warning = Finding(
+        "launcher-config-ignored",
+        f"the script imports accelerate, whose default configuration asks for {', '.join(settings.asks)}; "
+        "the ranks do not get these settings",
+        where=path,
+        evidence=(reason,),
+        why="under accelerate launch the script would train in another way",
+        fix=f"paceline run --accelerate-config {path} ..., or --accelerate-config none if it is not meant",
+        severity="warning",
+    )
+    return (warning,)
+
+
+def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, str]:
+    """Return the options of a named configuration that nobody else has decided.
+
+    Args:
+        settings: What the configuration comes to.
+        decided: Options that were typed, inherited from torchrun's variables, or taken from Slurm.
+    """
+    passed_over = set(_LAYOUT if _LAYOUT & set(decided) else ())
+    passed_over |= {name for name, value in settings.options.items() if value == HEAD}
+    return {name: value for name, value in settings.options.items() if name not in decided and name not in passed_over}
+
+
+def imports_accelerate(source: str) -> bool:
+    """Return whether a script's own text imports accelerate; False where the text cannot be understood."""
+    tree = tree_of(source)
+    return tree is not None and any(map(_of_accelerate, ast.walk(tree)))
+
+
+def _of_accelerate(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name.partition(".")[0] == "accelerate" for alias in node.names)
+    return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "accelerate"

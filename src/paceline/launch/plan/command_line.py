@@ -1,0 +1,75 @@
+"""A command line of torchrun in the words that click reads: abbreviations in full, ``-t=3``, ``script.py -- x``.
+
+torchrun reads its command line with argparse. Pure: words in, words out. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.launch.plan.option_table import OPTIONS, Option
+
+_FORMS = {form: option for option in OPTIONS for form in (option.long, f"--{option.name}", option.short) if form}
+
+
+def in_full(words: Sequence[str]) -> list[str]:
+    """Return a command line without what only argparse understands.
+
+    Args:
+        words: What follows ``paceline run``.
+    """
+    options: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        form, value = _split(rest[0])
+        option = _FORMS.get(form) or abbreviated(form)
+        if option is None:
+            return options + rest  # click says what is wrong with it
+        if form not in _FORMS:
+            form = f"--{option.name}" if "_" in form else option.long
+        num_words = 1 if option.flag or value is not None else 2
+        options.append(form if value is None else f"{form}{'=' * form.startswith('--')}{value}")
+        options += rest[1:num_words]
+        del rest[:num_words]
+    return options + _without_separator(rest)
+
+
+def abbreviated(form: str) -> Option | None:
+    """Return the option of torchrun that a beginning stands for; None if there is none, or more than one."""
+    begun = {option.name: option for option in abbreviated_by(form)}
+    return next(iter(begun.values())) if len(begun) == 1 else None
+
+
+def abbreviated_by(form: str) -> list[Option]:
+    """Return the options of torchrun that begin with a form."""
+    if not form.startswith("--"):
+        return []
+    return [option for option in OPTIONS if not (option.ours or option.newer) and _begins(option, form)]
+
+
+def _begins(option: Option, form: str) -> bool:
+    return option.long.startswith(form) or f"--{option.name}".startswith(form)
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    """Return the form of an option, and the value in the same word, None if there is none."""
+    if word.startswith("--"):
+        form, equals, value = word.partition("=")
+        return form, value if equals else None
+    return word[:2], word[2:].removeprefix("=") or None
+
+
+def _without_separator(words: list[str]) -> list[str]:
+    """Return the script and its arguments as argparse hands them over.
+
+    Some versions of Python remove ``--`` where it follows the script, others don't; scripts see what theirs does.
+    """
+    if "--" not in words or words == ["--"]:
+        return words
+    from argparse import REMAINDER, ArgumentParser
+
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=REMAINDER)
+    found = parser.parse_args(words)
+    return ["--", found.script, *found.arguments]

@@ -1,0 +1,164 @@
+"""Variables that torch, or a library under it, reads once, while it is imported.
+
+A rank that is forked from a process with torch in memory is too late for them. Where the script's own text sets one,
+the ranks start by ``spawn`` (``set_in``); where a module that it imports does, the rank reports it (``Lateness``) and
+the launcher prints it (``LateVariables``). Standard library only.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from paceline.errors import Notice
+from paceline.text.syntax import tree_of
+
+# By family, from the reads of `import torch, torch._dynamo` (torch 2.13): those of the libraries that compute, and all
+# of torch's own. Excepted is what is read when it is needed: as a process group is made, or a model loaded.
+_EARLY = re.compile(
+    r"(OMP|MKL|KMP|GOMP|GOTO|OPENBLAS|BLIS|MKLDNN|DNNL|ONEDNN|NPY|NUMPY|ATEN|KINETO|TRITON|AOTI?_?INDUCTOR|INDUCTOR)_\w+"
+    r"|(PY)?TORCH[A-Z]*_\w+"
+)
+_LATE = re.compile(
+    r"TORCH_NCCL_\w+|TORCH_FR_\w+|TORCH_?ELASTIC_\w+|TORCH_HOME|TORCH_EXTENSIONS_DIR|TORCH_CUDA_ARCH_LIST"
+)
+_MODULES_OF_OS = ("os", "_collections_abc", "contextlib", "unittest.mock")
+_EVERY_S = 1.0
+_MOST = 3  # variables that a rank reports
+
+
+def is_early(name: str) -> bool:
+    """Return whether a variable is read while torch is imported."""
+    return _EARLY.fullmatch(name) is not None and _LATE.fullmatch(name) is None
+
+
+def set_in(source: str) -> list[str]:
+    """Return the variables that a script sets or removes, as far as their names stand there in full."""
+    tree = tree_of(source)
+    if tree is None:
+        return []
+    names = [name for node in ast.walk(tree) for name in _names_set_by(node)]
+    return [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+
+
+def _names_set_by(node: ast.AST) -> Sequence[ast.expr | None]:
+    if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+        return [node.slice]
+    if isinstance(node, ast.AugAssign) and _is_environ(node.target) and isinstance(node.value, ast.Dict):
+        return node.value.keys
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return []
+    if node.func.attr == "putenv":
+        return node.args[:1]
+    if node.func.attr in ("setdefault", "update", "pop") and _is_environ(node.func.value):
+        keys = [key for arg in node.args if isinstance(arg, ast.Dict) for key in arg.keys]
+        return [*keys, *node.args[:1], *(ast.Constant(word.arg) for word in node.keywords)]
+    return []
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )
+
+
+class Lateness:
+    """In a forked rank: notices that the script sets such a variable, although torch is in memory.
+
+    It would have been in time under torchrun if nothing that the script has imported so far holds torch.
+
+    Args:
+        report: Called with the variable's name, its value and the place, once for each variable.
+        is_users: Whether a file is the user's own.
+    """
+
+    def __init__(self, report: Callable[[dict[str, str]], None], is_users: Callable[[str], bool]) -> None:
+        self._report, self._is_users = report, is_users
+        self._rank = os.getpid()
+        self._inherited = frozenset(sys.modules)
+        self._reported: set[str] = set()
+
+    def hear(self, name: str, before: str | None, value: str) -> None:
+        """Take notice of a variable that is set."""
+        if not is_early(name) or value == before or name in self._reported or len(self._reported) == _MOST:
+            return
+        if os.getpid() != self._rank:  # a child may set it for a program that it becomes
+            return
+        place = self._place(sys._getframe(1))
+        if place and not self._script_has_torch():
+            self._reported.add(name)
+            self._report({"name": name, "value": value, "place": place})
+
+    def _place(self, frame: types.FrameType | None) -> str:
+        """Return the line that sets it, empty if it is not the user's."""
+        while frame is not None:
+            module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+            if module not in _MODULES_OF_OS and module != "paceline.env":
+                return f"{file}:{frame.f_lineno}" if self._is_users(file) else ""
+            frame = frame.f_back
+        return ""
+
+    def _script_has_torch(self) -> bool:
+        fresh = (module for name, module in list(sys.modules.items()) if name not in self._inherited)
+        return any(map(_holds_torch, (sys.modules["__main__"], *fresh)))
+
+
+def _holds_torch(module: types.ModuleType) -> bool:
+    values = list(getattr(module, "__dict__", {}).values())
+    return any(_home_of(value).partition(".")[0] == "torch" for value in values)
+
+
+def _home_of(value: Any) -> str:
+    """Return the module that something comes from; asks nothing of objects that answer by code of their own."""
+    if isinstance(value, types.ModuleType):
+        home = value.__dict__.get("__name__")
+    elif isinstance(value, type | types.FunctionType):
+        home = value.__module__
+    else:
+        home = ""
+    return home if isinstance(home, str) else ""
+
+
+class LateVariables:
+    """In the launcher: prints what ranks report, once for each variable.
+
+    Args:
+        entries: Returns what the ranks of this node have reported so far.
+        inform: Prints a notice.
+    """
+
+    def __init__(self, entries: Callable[[], Iterator[dict[str, str]]], inform: Callable[[Notice], None]) -> None:
+        self._entries, self._inform = entries, inform
+        self._known: set[str] = set()
+        self._next_s = 0.0
+
+    def tick(self, *, at_once: bool = False) -> None:
+        """Print what is new; reads nothing between two looks unless it is to be ``at_once``."""
+        now_s = time.monotonic()
+        if now_s < self._next_s and not at_once:
+            return
+        self._next_s = now_s + _EVERY_S
+        for entry in self._entries():
+            if entry["name"] not in self._known:
+                self._known.add(entry["name"])
+                self._inform(notice(**entry))
+
+
+def notice(name: str, value: str, place: str) -> Notice:
+    """Return the notice that a variable is set too late."""
+    return Notice(
+        f"{name}={value} is set in {_short(place)}, but torch has read {name} already",
+        ("a rank is a fork of a process that has torch in memory: the value has no effect on it",),
+        f"fix: export {name}={value}, or --start-method spawn",
+    )
+
+
+def _short(place: str) -> str:
+    here = os.getcwd() + os.sep
+    return place.removeprefix(here)

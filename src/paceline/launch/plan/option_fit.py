@@ -1,0 +1,249 @@
+"""Do the options of ``paceline run`` fit together?
+
+A command that torchrun runs is run: an option that it passes over gets a warning. What cannot work is refused.
+Pure. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.launch.plan.option_table import DEFAULT_C10D_PORT, OPTIONS, RDZV_BACKENDS
+
+if TYPE_CHECKING:
+    from paceline.launch.plan.options import Options
+
+NEEDS_PROBE = {"hang_timeout", "on_hang", "check_finite", "check_replicas"}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LONG = {option.name: option.long for option in OPTIONS}
+
+# Settings of --rdzv-conf that torch reads as whole numbers, and those that it takes as they are.
+_NUMBERS = {
+    "static": {"timeout"},
+    "c10d": {"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"}
+    | {"keep_alive_interval", "keep_alive_max_attempt", "read_timeout"},
+}
+_OTHERS = {"static": {"rank"}, "c10d": {"is_host", "store_type"}}
+_TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
+
+
+def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> None:
+    """Refuse what was asked for twice over, in options of paceline itself.
+
+    Args:
+        raw: ``{name: text}`` of all options, wherever they come from.
+        typed: Options of the command line.
+
+    Raises:
+        UsageError: Two of them exclude each other.
+    """
+    if is_true(raw.get("check")) and is_true(raw.get("no_check")):
+        raise contradiction("--check", "--no-check", "one asks for the roll call, the other leaves it out")
+    if is_true(raw.get("check_only")) and is_true(raw.get("no_check")):
+        raise contradiction("--check-only", "--no-check", "one asks for the checks alone, the other leaves them out")
+    if is_true(raw.get("no_check")) and "roll_call_timeout" in typed:
+        raise contradiction("--roll-call-timeout", "--no-check", "there is no roll call")
+    if is_true(raw.get("no_probe")):
+        needs_probe = NEEDS_PROBE & set(typed)
+        if needs_probe:
+            raise contradiction(_LONG[min(needs_probe)], "--no-probe", "it rests on what the probe counts")
+    if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
+        raise contradiction("--grace-s", "--shutdown-timeout", "they are two names of one time")
+
+
+def settle(options: Options, *, typed: Collection[str], given: Collection[str]) -> Options:
+    """Return the options that hold, with a warning for each typed one that has no effect.
+
+    Variables that have none are passed over without a word: clusters export them for everybody.
+
+    Args:
+        options: What was asked for, each option checked by itself.
+        typed: Options of the command line.
+        given: Those, and the options that variables or Slurm give.
+
+    Raises:
+        UsageError: They cannot work together.
+    """
+    fit = _Fit(options, typed)
+    _settle_program(fit)
+    for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+        if options.tee == "0":
+            fit.ignore(name, "it copies lines of teed streams only", fix="add --tee 3")
+    if options.standalone:
+        _settle_standalone(fit)
+    elif options.rdzv_backend == "static":
+        _settle_static(fit, given)
+    else:
+        _settle_elastic(fit)
+    if fit.options.rdzv_backend in _NUMBERS:
+        _settle_settings(fit)
+    if fit.options.one_node:
+        fit.ignore("secret_file", "one node's launcher takes nothing from others")
+    return replace(fit.options, warnings=tuple(fit.warnings))
+
+
+class _Fit:
+    """The options as far as they are settled."""
+
+    def __init__(self, options: Options, typed: Collection[str]) -> None:
+        self.options = options
+        self.warnings: list[Finding] = []
+        self._typed = typed
+
+    def ignore(self, name: str, why: str, *, fix: str = "") -> None:
+        """Put an option back to its default, with a warning where it was typed."""
+        default = getattr(type(self.options), name)
+        if getattr(self.options, name) == default:
+            return
+        self.options = replace(self.options, **{name: default})
+        self.warn(name, why, fix=fix)
+
+    def warn(self, name: str, why: str, *, fix: str = "") -> None:
+        """Add a warning that an option has no effect, where it was typed."""
+        if name in self._typed:
+            self.warnings.append(_warning(f"{_LONG[name]} has no effect: {why}", fix or f"remove {_LONG[name]}"))
+
+
+def _settle_program(fit: _Fit) -> None:
+    if fit.options.run_path:
+        for name in ("module", "no_python"):
+            fit.ignore(name, "--run-path runs the script by its path")
+    if fit.options.no_python and fit.options.module:
+        raise contradiction("--no-python", "--module", "a module needs Python")
+
+
+def _settle_standalone(fit: _Fit) -> None:
+    if fit.options.min_nodes > 1:
+        raise contradiction("--standalone", "--nnodes", "standalone means one node")
+    if fit.options.max_nodes > 1:
+        fit.warn("nnodes", "--standalone means one node")
+        fit.options = replace(fit.options, max_nodes=1)
+    if fit.options.rdzv_backend == "c10d":  # the backend that standalone means
+        fit.options = replace(fit.options, rdzv_backend="static")
+    for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port"):
+        fit.ignore(name, "--standalone chooses it")
+
+
+def _settle_static(fit: _Fit, given: Collection[str]) -> None:
+    options = fit.options
+    if options.min_nodes != options.max_nodes:
+        most = options.max_nodes
+        fit.warnings.append(
+            _warning(
+                f"--nnodes {options.min_nodes}:{most} means {most} nodes: a static rendezvous has no range",
+                f"--nnodes {most}, or for a range --rdzv-backend c10d --rdzv-endpoint HEAD:{DEFAULT_C10D_PORT}",
+            )
+        )
+        fit.options = options = replace(options, min_nodes=most)
+    if options.rdzv_endpoint:
+        for name in ("master_addr", "master_port"):
+            if not _agrees(options, name):
+                fit.ignore(name, f"--rdzv-endpoint {options.rdzv_endpoint} says where nodes meet")
+    elif options.one_node and options.master_port is None:
+        fit.ignore("node_rank", "there is one node", fix=f"--nnodes {options.node_rank + 1}, or remove --node-rank")
+    if fit.options.node_rank >= options.max_nodes:
+        ways = f"--nnodes {options.node_rank + 1}, or --node-rank {options.max_nodes - 1}"
+        raise invalid("node_rank", str(options.node_rank), f"must be below --nnodes {options.max_nodes}", ways)
+    if fit.options.node_rank and not options.rdzv_endpoint and "master_addr" not in given:
+        what = f"--node-rank {options.node_rank} without --master-addr: this node looks for the head on its own host"
+        fit.warnings.append(_warning(what, "--master-addr HEAD"))
+
+
+def _settle_elastic(fit: _Fit) -> None:
+    options = fit.options
+    near = closest(options.rdzv_backend, RDZV_BACKENDS)
+    if near and options.rdzv_backend not in RDZV_BACKENDS:  # any other name may be a plug-in's
+        raise invalid("rdzv_backend", options.rdzv_backend, "is not known", f"--rdzv-backend {near}")
+    if not options.rdzv_endpoint and not options.one_node:
+        missing = _without_endpoint(options)
+        if options.min_nodes > 1 or options.rdzv_backend != "c10d":
+            raise UsageError(missing)
+        fit.warnings.append(replace(missing, severity="warning"))
+        fit.options = replace(options, rdzv_endpoint=f"localhost:{DEFAULT_C10D_PORT}")
+    for name in ("node_rank", "master_addr", "master_port"):
+        if not _agrees(options, name):
+            fit.warn(name, f"--rdzv-backend {options.rdzv_backend} does not use it")
+
+
+def _without_endpoint(options: Options) -> Finding:
+    head = options.master_addr if options.head_named else "HOST_OF_THE_FIRST_NODE"
+    return Finding(
+        "c10d-without-rdzv-endpoint",
+        f"--rdzv-backend {options.rdzv_backend} needs --rdzv-endpoint: without it each node would wait for itself",
+        where="command line",
+        fix=f"--rdzv-endpoint {head}:{options.master_port or DEFAULT_C10D_PORT}, the same on all nodes",
+    )
+
+
+def _agrees(options: Options, name: str) -> bool:
+    """Return whether an option that is not used says what holds anyway."""
+    host, _, port = options.rdzv_endpoint.rpartition(":")
+    if name == "node_rank":
+        return options.node_rank == 0
+    if name == "master_addr":
+        return options.master_addr == host
+    return str(options.master_port) == port
+
+
+def _settle_settings(fit: _Fit) -> None:
+    """Check the settings of the rendezvous that torch reads, and leave out those that it does not."""
+    options = fit.options
+    is_local = options.one_node and not options.rdzv_endpoint and options.master_port is None
+    backend = "c10d" if is_local else options.rdzv_backend
+    kept = []
+    for key, value in options.rdzv_conf:
+        if key in _NUMBERS[backend] and not re.fullmatch("0*[1-9][0-9]*", value):
+            raise invalid("rdzv_conf", f"{key}={value}", f"takes a whole number from 1 for {key}", _setting(key))
+        if key == "is_host" and backend == "c10d" and value.lower() not in _TRUTHS:
+            raise invalid("rdzv_conf", f"{key}={value}", f"takes 1 or 0 for {key}", "--rdzv-conf is_host=1")
+        is_ours = key == "join_timeout" and value.isdecimal()  # how long the roll call waits, with either backend
+        if key in _NUMBERS[backend] | _OTHERS[backend] or is_ours:
+            kept.append((key, value))
+        elif not is_local:
+            fit.warnings.append(_unread(key, value, backend))
+    fit.options = replace(options, rdzv_conf=tuple(kept))
+
+
+def _setting(key: str) -> str:
+    return f"--rdzv-conf {key}=600"
+
+
+def _unread(key: str, value: str, backend: str) -> Finding:
+    known = _NUMBERS[backend] | _OTHERS[backend]
+    bare_key, bare_value = key.strip("'\""), value.strip("'\"")
+    near = bare_key if bare_key in known else closest(bare_key, sorted(known))
+    if bare_key == "timeout":
+        near = "join_timeout"
+    what = f"--rdzv-conf {key}={value} has no effect: {backend} has no setting {key}"
+    return _warning(what, f"--rdzv-conf {near}={bare_value}" if near else f"remove {key}={value}")
+
+
+def is_true(value: Any) -> bool:
+    """Return whether a flag is set, as typed or as torchrun's variables give it."""
+    return value not in (False, None, "", "0", 0)
+
+
+def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
+    """Return the error for a value that an option does not take."""
+    shown = f"{_LONG[name]} {value}".rstrip()
+    return UsageError(Finding("option-invalid", f"{shown}: {_LONG[name]} {rule}", where="command line", fix=fix))
+
+
+def contradiction(one: str, other: str, why: str) -> UsageError:
+    """Return the error for two options that cannot work together."""
+    return UsageError(
+        Finding(
+            "option-contradicted",
+            f"{one} and {other} exclude each other: {why}",
+            where="command line",
+            fix=f"leave out {one} or {other}",
+        )
+    )
+
+
+def _warning(what: str, fix: str) -> Finding:
+    return Finding("option-contradicted", what, where="command line", fix=fix, severity="warning")

@@ -1,0 +1,388 @@
+"""The plan of a run: options and facts in, decisions with their reasons out.
+
+Pure, and without torch: the plan can be made and shown on a login node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline import deadlines, env
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.launch.plan import early_variables
+from paceline.launch.plan.option_table import DEFAULT_C10D_PORT, DEFAULT_PORT
+from paceline.launch.plan.options import Options, split_endpoint
+from paceline.machine.host import HostFacts
+
+# The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.
+_TRAINS = re.compile(r"\boptim\b|lightning|accelerate|transformers|paceline|compile\(|deepspeed")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that paceline chose, and why."""
+
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do on this node.
+
+    Attributes:
+        nproc: Ranks on this node.
+        threads: ``OMP_NUM_THREADS`` of each rank; value None leaves the user's own.
+        rendezvous: ``"local"``, ``"static"``, ``"c10d"`` or another of torch's names.
+        host: Name or address that nodes meet at.
+        port: Port there; 0 lets the kernel choose.
+        start_method: ``"fork"``, ``"spawn"`` or ``"exec"``.
+        warm_imports: Modules that the warm process imports beside torch.
+        backend: What ranks are expected to talk through.
+        grace_s: Seconds that ranks have to end by themselves.
+        hang: How long ranks may be without progress, in words.
+        keep_alive_s: How often nodes say that they live (c10d).
+        last_call_s: How long to wait for more nodes once the least number is there (c10d).
+        accelerate: What is taken from a configuration of accelerate, in words.
+        warnings: What is printed below the plan.
+    """
+
+    nproc: Choice
+    threads: Choice
+    rendezvous: str
+    host: str
+    port: Choice
+    start_method: Choice
+    warm_imports: tuple[str, ...]
+    backend: str
+    grace_s: int
+    hang: Choice
+    keep_alive_s: int
+    last_call_s: int
+    accelerate: str = ""
+    warnings: tuple[Finding, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data for ``plan.json``."""
+        return asdict(self)
+
+
+def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], source: str) -> Plan:
+    """Decide.
+
+    Args:
+        options: What was asked for.
+        facts: What the machine is like.
+        environ: The environment.
+        source: Text of the script, empty where there is none to read.
+
+    Raises:
+        UsageError: Options do not fit each other or this machine.
+        SetupError: The platform is not supported, or there are too few GPUs.
+    """
+    nproc = choose_nproc(options.nproc_per_node, facts)
+    _check_against(options, facts, nproc.value, environ.get(env.CUDA_DEVICES))
+    rendezvous, host, port = choose_endpoint(options)
+    grace = options.shutdown_timeout
+    return Plan(
+        nproc=nproc,
+        threads=choose_threads(nproc.value, facts, environ),
+        rendezvous=rendezvous,
+        host=host,
+        port=port,
+        start_method=choose_start_method(options, facts, environ, source=source),
+        warm_imports=("torch._dynamo",) if _TRAINS.search(source) else (),
+        backend="nccl" if facts.num_gpus else "gloo",
+        grace_s=grace if grace is not None else _default_grace(environ.get(env.SHUTDOWN_TIMEOUT) or "30"),
+        hang=choose_hang(options, gpus=facts.num_gpus > 0),
+        keep_alive_s=choose_keep_alive(options.max_nodes),
+        last_call_s=choose_last_call(options.max_nodes),
+        warnings=tuple(_without_effect(options, facts, nproc.value)),
+    )
+
+
+def _default_grace(text: str) -> int:
+    if not re.fullmatch("[0-9]+", text):
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"{env.SHUTDOWN_TIMEOUT}={text} is not a whole number of seconds",
+                where=f"environment variable {env.SHUTDOWN_TIMEOUT}",
+                fix=f"export {env.SHUTDOWN_TIMEOUT}=30",
+            )
+        )
+    return int(text)
+
+
+def choose_nproc(asked: str, facts: HostFacts) -> Choice:
+    """Return the ranks of this node: as asked, else one per GPU, else one.
+
+    Raises:
+        SetupError: GPUs were asked for and there are none.
+    """
+    if asked.isdigit():
+        return Choice(int(asked), "--nproc-per-node")
+    if asked in ("", "gpu", "auto") and facts.num_gpus:
+        return Choice(facts.num_gpus, f"one per GPU ({facts.gpu_reason})")
+    if asked in ("cpu", "auto"):
+        return Choice(facts.usable_cpus, f"one per usable CPU ({facts.cpu_reason})")
+    if asked == "" and facts.granted_gpus:
+        return Choice(facts.granted_gpus, f"one per GPU that Slurm gave this node; {facts.gpu_reason}")
+    if asked in ("gpu", "xpu"):
+        raise SetupError(
+            Finding(
+                "gpus-fewer-than-processes",
+                f"--nproc-per-node {asked}: there is no {asked.upper()} here",
+                where=facts.hostname,
+                evidence=(facts.gpu_reason,),
+                fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi tells what the driver sees",
+            )
+        )
+    return Choice(1, "no GPU here")
+
+
+def choose_threads(nproc: int, facts: HostFacts, environ: Mapping[str, str]) -> Choice:
+    """Return ``OMP_NUM_THREADS``: the user's, else an equal share of the usable CPUs."""
+    if environ.get(env.OMP_THREADS):
+        return Choice(None, f"{env.OMP_THREADS}={environ[env.OMP_THREADS]} is set")
+    share = max(1, facts.usable_cpus // nproc)
+    return Choice(share, f"{_count(facts.usable_cpus, 'usable CPU')} / {_count(nproc, 'rank')}")
+
+
+def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
+    """Return the kind of rendezvous, the host and the port that nodes meet at."""
+    if options.rdzv_backend != "static":
+        if not options.rdzv_endpoint:
+            return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
+        if options.rdzv_backend != "c10d":
+            return options.rdzv_backend, options.rdzv_endpoint, Choice(0, "in --rdzv-endpoint")
+        host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_C10D_PORT)
+        placed = "rdzv_endpoint" in options.placed.values
+        return "c10d", host, Choice(port, "the step's number" if placed else "--rdzv-endpoint")
+    if options.rdzv_endpoint:
+        host, port = split_endpoint(options.rdzv_endpoint, DEFAULT_PORT)
+        return "static", host, Choice(port, "--rdzv-endpoint")
+    if options.master_port is not None:
+        reason = "the step's number" if "master_port" in options.placed.values else "--master-port"
+        return "static", options.master_addr, Choice(options.master_port, reason)
+    if options.one_node:
+        return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
+    return "static", options.master_addr, Choice(DEFAULT_PORT, "torch's default")
+
+
+def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str) -> Choice:
+    """Return how ranks come into being: ``fork`` from the warm process unless something speaks against it."""
+    if options.no_python:
+        return Choice("exec", "--no-python")
+    if environ.get(env.PYTHON_EXEC):
+        return Choice("exec", f"{env.PYTHON_EXEC} names another Python")
+    if options.start_method in ("spawn", "exec"):
+        return Choice(options.start_method, options.source_of("start_method"))
+    if facts.platform != "linux":
+        return Choice("spawn", "forking a process with torch loaded is safe on Linux only")
+    if options.script == "-":
+        return Choice("exec", "Python reads the script from standard input")
+    if facts.python_flags:
+        return Choice("spawn", f"ranks get no {' '.join(facts.python_flags)}, which Python was started with")
+    early = next(filter(early_variables.is_early, early_variables.set_in(source)), None)
+    if early:
+        return Choice("spawn", f"the script sets {early}, which torch reads when it is imported")
+    if options.nccl_debug:
+        return Choice("spawn", "--nccl-debug: torch reads its log level when it is imported")
+    return Choice("fork", "")
+
+
+def choose_hang(options: Options, *, gpus: bool) -> Choice:
+    """Return after how long without progress a run is said to hang, in words.
+
+    torch's own timeout of collectives (10 minutes for NCCL, 30 for gloo, or what the script gives) ends a run too,
+    with less to say; it comes first if it is the shorter one.
+    """
+    if options.no_probe:
+        return Choice("hangs are not watched", options.source_of("no_probe"))
+    if options.on_hang == "off":
+        return Choice("hangs are not watched", options.source_of("on_hang"))
+    if options.hang_timeout is None:
+        ended = "ended only if it is proven" if options.on_hang == "stop" else "never ended"
+        decided = f"; {options.source_of('on_hang')}" if "on_hang" in dict(options.preferred) else ""
+        return Choice(f"hang: notice after {deadlines.HANG_NOTICE:g} s", f"{ended}{decided}")
+    torch_s = 600 if gpus else 1800
+    first = f"; torch's own timeout of {torch_s} s comes first" if options.hang_timeout > torch_s else ""
+    return Choice(
+        f"hang: {options.on_hang} after {options.hang_timeout:g} s", f"{options.source_of('hang_timeout')}{first}"
+    )
+
+
+def choose_keep_alive(num_nodes: int) -> int:
+    """Return the seconds between a node's signs of life; three missed ones make it lost.
+
+    torch's default is 5 s. 2 s notices a lost node within 8 s; with many nodes the head has a request from
+    each, so the interval grows to torch's own by 1,000 nodes.
+    """
+    return min(5, 2 + num_nodes // 256)
+
+
+def choose_last_call(num_nodes: int) -> int:
+    """Return the seconds that a rendezvous waits for more nodes once the least number is there.
+
+    torch's default is 30 s, which is most of the 42.6 s that it needs to go on with fewer nodes. Too short
+    a wait splits groups whose nodes start at different speeds, so it grows with their number.
+    """
+    return min(30, 5 + num_nodes // 8)
+
+
+def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str | None) -> None:
+    if facts.platform == "win32":
+        raise SetupError(
+            Finding(
+                "platform-unsupported",
+                "paceline run works on Linux, and on macOS with fewer features; not on Windows",
+                fix="run it in WSL 2",
+            )
+        )
+    if 0 < facts.granted_gpus < nproc:
+        raise UsageError(
+            Finding(
+                "gpus-fewer-than-processes",
+                f"{nproc} ranks on this node, and Slurm gave it {_count(facts.granted_gpus, 'GPU')}",
+                where=options.placed.said,
+                fix=f"#SBATCH --gpus-per-node={nproc}, or --nproc-per-node {facts.granted_gpus}; "
+                "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm",
+            )
+        )
+    too_few = facts.num_gpus > 0 or (visible and len(visible.split(",")) < nproc)
+    if options.virtual_local_rank and facts.num_gpus < nproc and too_few:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"--virtual-local-rank gives each rank a GPU of its own: {nproc} ranks, {facts.num_gpus} GPUs",
+                where="command line",
+                evidence=(facts.gpu_reason,),
+                fix="remove --virtual-local-rank" if not facts.num_gpus else f"--nproc-per-node {facts.num_gpus}",
+            )
+        )
+    if options.numa_binding and not facts.num_gpus:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "--numa-binding binds ranks to the CPUs near their GPU, and there is no GPU here",
+                where="command line",
+                evidence=(facts.gpu_reason,),
+                fix="remove --numa-binding",
+            )
+        )
+
+
+def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[Finding]:
+    """Yield warnings of options that torchrun passes over on a machine like this one."""
+    beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
+    if beyond:
+        shown = ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
+        yield Finding(
+            "option-contradicted",
+            f"--local-ranks-filter names local rank {beyond[0]}, but this node has {_count(nproc, 'rank')}",
+            where="command line",
+            fix=f"--local-ranks-filter {shown}",
+            severity="warning",
+        )
+    if options.virtual_local_rank and not facts.num_gpus:
+        yield Finding(
+            "option-contradicted",
+            "--virtual-local-rank gives each rank a GPU of its own, and there is no GPU here",
+            where="command line",
+            evidence=(facts.gpu_reason,),
+            fix="remove --virtual-local-rank",
+            severity="warning",
+        )
+
+
+def describe(plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True) -> str:
+    """Return the plan as the one line that is printed before the start.
+
+    It has what a reader would not take for granted; ``plan.json`` in the run folder has all of it, with reasons.
+
+    Args:
+        plan: What was decided.
+        options: What was asked for.
+        address: ``HOST:PORT`` of the store.
+        run_dir: The run folder.
+        is_signed: Launchers sign what they write into the store.
+    """
+    nodes = (
+        str(options.max_nodes)
+        if options.min_nodes == options.max_nodes
+        else (f"{options.min_nodes}-{options.max_nodes}")
+    )
+    parts = [
+        f"{nodes} node{'s' if nodes != '1' else ''} x {_count(plan.nproc.value, 'rank')}"
+        + (f" ({plan.nproc.reason.partition(' (')[0]})" if plan.nproc.reason != "--nproc-per-node" else ""),
+        plan.backend,
+    ]
+    if options.max_nodes > 1:
+        parts.append(f"head {address}")
+    if options.hang_timeout is not None or options.on_hang != "stop" or options.no_probe:
+        parts.append(f"{plan.hang.value} ({plan.hang.reason})")
+    if plan.start_method.reason:
+        parts.append(f"{plan.start_method.value} ({plan.start_method.reason})")
+    if plan.accelerate:
+        parts.append(plan.accelerate)
+    if not is_signed and not options.one_node:
+        parts.append("unauthenticated store")
+    if options.placed.said:
+        parts.insert(1, options.placed.said)
+    return " · ".join([*parts, run_dir])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def rank_environment(
+    *,
+    options: Options,
+    ranks: Mapping[str, int],
+    master: tuple[str, int],
+    restart_count: int,
+    run_id: str,
+    agent_store: bool,
+    visible_devices: str | None,
+) -> dict[str, str]:
+    """Return the variables that torchrun 2.13 sets for a rank, with torchrun's values.
+
+    Args:
+        options: What was asked for.
+        ranks: ``rank, local_rank, world_size, local_world_size, node_rank, num_nodes, role_rank,
+            role_world_size``.
+        master: Address and port of the store that ranks meet at.
+        restart_count: Restarts so far.
+        run_id: Id of the rendezvous.
+        agent_store: Whether the launcher hosts that store.
+        visible_devices: ``CUDA_VISIBLE_DEVICES`` of the launcher, None if unset.
+    """
+    values = {
+        env.RANK: str(ranks["rank"]),
+        env.LOCAL_RANK: str(ranks["local_rank"]),
+        env.WORLD_SIZE: str(ranks["world_size"]),
+        env.LOCAL_WORLD_SIZE: str(ranks["local_world_size"]),
+        env.GROUP_RANK: str(ranks["node_rank"]),
+        env.GROUP_WORLD_SIZE: str(ranks["num_nodes"]),
+        env.ROLE_RANK: str(ranks["role_rank"]),
+        env.ROLE_NAME: options.role,
+        env.ROLE_WORLD_SIZE: str(ranks["role_world_size"]),
+        env.MASTER_ADDR: master[0],
+        env.MASTER_PORT: str(master[1]),
+        env.RESTART_COUNT: str(restart_count),
+        env.MAX_RESTARTS: str(options.max_restarts),
+        env.RUN_ID: run_id,
+        env.USE_AGENT_STORE: str(agent_store),
+        env.SIGNALS: ",".join(options.signals_to_handle),
+    }
+    if options.virtual_local_rank:
+        devices = visible_devices.split(",") if visible_devices else None
+        local = ranks["local_rank"]
+        values[env.CUDA_DEVICES] = devices[local].strip() if devices else str(local)
+        values[env.LOCAL_RANK] = "0"
+    return values

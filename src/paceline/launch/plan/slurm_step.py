@@ -1,0 +1,341 @@
+"""What Slurm says of where this launcher is, and what follows for the run. Pure.
+
+Only the variables of a step decide: a job's own also exist in ``salloc`` shells and in the terminals of editors,
+where nobody has started a launcher on the other nodes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, UsageError
+from paceline.launch.plan.option_table import OPTIONS
+from paceline.world import expand_counts, expand_nodelist, step_port
+
+_NODE_OPTIONS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_id")
+_NO_STEP = 0xFFFFFF00  # Slurm numbers the batch script, the interactive step and the like from here on
+
+
+@dataclass(frozen=True)
+class Step:
+    """The Slurm step that this process is a task of.
+
+    Attributes:
+        job: Id of its job.
+        number: Id of the step.
+        nodes: Names of its nodes, in Slurm's order.
+        node_rank: Which of them this is.
+        tasks: Tasks on each of them.
+        task: Which task this is, of all.
+        gpus: GPUs that the step has on this node, as Slurm numbers them.
+    """
+
+    job: str
+    number: str
+    nodes: tuple[str, ...]
+    node_rank: int
+    tasks: tuple[int, ...]
+    task: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What is taken from Slurm.
+
+    Attributes:
+        values: Options of ``paceline run`` that hold where the user gave none.
+        said: One phrase for the plan: what was taken, or what was seen and not used; empty outside Slurm.
+        num_gpus: GPUs that Slurm gave the step on this node; 0 where it gave none or no step is used.
+        one_voice: Whether all nodes print into one output, so that what all would say is for the head to say.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    num_gpus: int = 0
+    one_voice: bool = False
+
+    def left_to_head(self, node_rank: int) -> bool:
+        """Whether a node keeps to itself what the head says for all."""
+        return self.one_voice and node_rank > 0
+
+
+def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
+    """Return the step that this process was started by as a task; None where there is none, or only a terminal in it.
+
+    Args:
+        environ: The environment.
+        in_terminal: Whether somebody types here. The mark of ``srun --pty`` is inherited by what is started in that
+            shell, also by srun, so it says nothing alone.
+
+    Raises:
+        UsageError: Slurm's variables contradict each other, as after a part of them was set by hand.
+    """
+    number = environ.get(env.STEP_ID, "")
+    if not number.isdigit() or int(number) >= _NO_STEP or (environ.get(env.PTY_PORT) and in_terminal):
+        return None
+    names = (env.JOB_ID, env.STEP_NODELIST, env.STEP_TASKS_PER_NODE, env.NODEID, env.PROCID)
+    missing = [name for name in names if not environ.get(name)]
+    try:
+        if missing:
+            raise ValueError(f"{', '.join(missing)} not set, although {env.STEP_ID}={number} is")
+        nodes = tuple(expand_nodelist(environ[env.STEP_NODELIST]))
+        tasks = tuple(expand_counts(environ[env.STEP_TASKS_PER_NODE]))
+        node_rank, task = int(environ[env.NODEID]), int(environ[env.PROCID])
+        if not node_rank < len(nodes) == len(tasks):
+            raise ValueError(
+                f"{env.NODEID}={node_rank}, {env.STEP_NODELIST}={environ[env.STEP_NODELIST]} and "
+                f"{env.STEP_TASKS_PER_NODE}={environ[env.STEP_TASKS_PER_NODE]} do not fit each other"
+            )
+    except ValueError as error:
+        raise UsageError(
+            Finding(
+                "rank-env-missing",
+                f"the variables of the Slurm step cannot be used: {error}",
+                where="environment",
+                fix="start paceline run by srun itself, with its environment as it is; or use none of it: --no-slurm",
+            )
+        ) from None
+    gpus = tuple(filter(None, environ.get(env.STEP_GPUS, "").split(",")))
+    return Step(environ[env.JOB_ID], number, nodes, node_rank, tasks, task, gpus)
+
+
+def place(
+    environ: Mapping[str, str],
+    *,
+    given: Mapping[str, object],
+    program: Sequence[str],
+    address_of: Callable[[str], str],
+    in_terminal: bool = False,
+) -> Placed:
+    """Return what a run takes from Slurm.
+
+    Args:
+        environ: The environment.
+        given: Options as typed or inherited from torchrun's variables, ``{name: text}``.
+        program: The script and its arguments, for lines to paste.
+        address_of: Returns how a node is reached, given its name in Slurm; asked for the head only.
+        in_terminal: Whether somebody types here.
+
+    Raises:
+        UsageError: The step, or the lack of one, does not fit what was asked for.
+    """
+    job = environ.get(env.JOB_ID, "")
+    if not job:
+        return Placed()
+    if given.get("no_slurm"):
+        return Placed(said=f"Slurm job {job} seen, not used (--no-slurm)")
+    step = read_step(environ, in_terminal=in_terminal)
+    if step is None:
+        return _without_step(job, environ, given=given, program=program)
+    if _each_task_is_a_node(step, given):
+        return Placed(said=f"Slurm step {job}.{step.number}, each task a node")  # which of the GPUs are its own?
+    if max(step.tasks) > 1:
+        raise _once(step, _double_launch(step, given, program))
+    if len(step.nodes) == 1:
+        num_nodes = environ.get(env.JOB_NUM_NODES, "1")
+        more = f", one of the job's {num_nodes} nodes" if num_nodes not in ("", "1") else ""
+        return Placed(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
+    if given.get("standalone"):
+        said = f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself (--standalone)"
+        return Placed(said=said, num_gpus=len(step.gpus))
+    _compare(step, given)
+    return Placed(
+        values=_values(step, environ, given, address_of),
+        said=f"Slurm step {job}.{step.number}: {environ[env.STEP_NODELIST]}, head {step.nodes[0]}",
+        num_gpus=len(step.gpus),
+        one_voice=True,
+    )
+
+
+def reachable(
+    environ: Mapping[str, str], given: Mapping[str, Any], *, address_of: Callable[[str], str]
+) -> dict[str, Any]:
+    """Return options in which the first node is named so that it can be reached: job scripts take its name in Slurm.
+
+    Args:
+        environ: The environment.
+        given: Options as typed or inherited.
+        address_of: Returns how a node is reached, given its name in Slurm.
+    """
+    options = dict(given)
+    if not environ.get(env.JOB_ID) or options.get("no_slurm"):
+        return options
+    if options.get("master_addr"):
+        options["master_addr"] = address_of(str(options["master_addr"]))
+    head, colon, port = str(options.get("rdzv_endpoint") or "").partition(":")
+    if head and ":" not in port and not head.startswith("["):
+        found = address_of(head)
+        options["rdzv_endpoint"] = (f"[{found}]" if ":" in found else found) + colon + port
+    return options
+
+
+def _values(
+    step: Step, environ: Mapping[str, str], given: Mapping[str, object], address_of: Callable[[str], str]
+) -> dict[str, str]:
+    values = {"nnodes": str(len(step.nodes))}
+    dynamic = str(given.get("rdzv_backend") or "static") != "static"
+    if not dynamic:
+        values["node_rank"] = str(step.node_rank)
+    if given.get("rdzv_endpoint") or given.get("master_addr"):
+        return values
+    head, port = address_of(step.nodes[0]), str(given.get("master_port") or step_port(environ))
+    if dynamic:
+        return {**values, "rdzv_endpoint": f"[{head}]:{port}" if ":" in head else f"{head}:{port}"}
+    return {**values, "master_addr": head, "master_port": port}
+
+
+def _each_task_is_a_node(step: Step, given: Mapping[str, object]) -> bool:
+    """The user counts tasks as nodes, as is right where each task has GPUs of its own, and has said all of it."""
+    all_said = str(given.get("nnodes", "")) == str(sum(step.tasks)) and str(given.get("node_rank", "")) == str(
+        step.task
+    )
+    return max(step.tasks) > 1 and all_said
+
+
+def _double_launch(step: Step, given: Mapping[str, object], program: Sequence[str]) -> Finding:
+    tasks = max(step.tasks)
+    asked = str(given.get("nproc_per_node") or "")
+    each = f"{asked} rank{'s' * (asked != '1')} in each" if asked.isdigit() else "all ranks of the node in each"
+    total = f": {tasks * int(asked)} ranks a node" if asked.isdigit() else ""
+    return Finding(
+        "double-launch",
+        f"Slurm started {tasks} tasks on a node, and paceline run would start {each}{total}",
+        where=f"Slurm step {step.job}.{step.number}, tasks per node {_counts(step.tasks)}",
+        why="one paceline run on each node starts its ranks; several on a node take each other's GPUs and ports",
+        fix=f"#SBATCH --ntasks-per-node=1, or: {srun(len(step.nodes), words=retyped(given, program))}",
+        evidence=("for Session, Trainer and Lightning tasks can be the ranks: srun python " + shlex.join(program),)
+        if program and program[0].endswith(".py")
+        else (),
+    )
+
+
+def _counts(tasks: Sequence[int]) -> str:
+    return str(tasks[0]) if len(set(tasks)) == 1 else ",".join(map(str, tasks))
+
+
+def _compare(step: Step, given: Mapping[str, object]) -> None:
+    """Refuse numbers that were typed and are not Slurm's."""
+    where = f"Slurm step {step.job}.{step.number} on {len(step.nodes)} nodes"
+    nnodes = str(given.get("nnodes") or "")
+    low, colon, high = nnodes.partition(":")
+    is_range = low.isdigit() and (not colon or high.isdigit())  # what is none, the parser refuses
+    if is_range and not int(low) <= len(step.nodes) <= int(high or low):
+        raise _once(
+            step,
+            Finding(
+                "torchrun-nnodes-mismatch",
+                f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
+                where=where,
+                fix=f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's: --no-slurm",
+            ),
+        )
+    rank = str(given.get("node_rank") or "")
+    if rank.isdigit() and int(rank) != step.node_rank:
+        raise UsageError(
+            Finding(
+                "node-rank-on-batch-host",
+                f"--node-rank {rank} on node {step.node_rank} of the step, {step.nodes[step.node_rank]}",
+                where=where,
+                why="a variable in the srun line is expanded once, on the first node, before srun starts the tasks",
+                fix="leave --node-rank out: it is taken from Slurm",
+            )
+        )
+
+
+def _without_step(
+    job: str, environ: Mapping[str, str], *, given: Mapping[str, object], program: Sequence[str]
+) -> Placed:
+    """Outside a step: on one node nothing is taken; with several nodes a run of all of them needs srun."""
+    text = environ.get(env.JOB_NUM_NODES, "1")
+    num_nodes = int(text) if text.isdigit() else 1
+    asked = str(given.get("nnodes") or "").rpartition(":")[2]
+    if num_nodes == 1:
+        return Placed(said=f"Slurm job {job} seen, nothing taken from it")
+    if given.get("standalone") or asked == "1":
+        return Placed(said=f"Slurm job {job} has {num_nodes} nodes, one is used")
+    if str(given.get("node_rank") or "0") != "0":
+        # brought to this node by other means than srun
+        return Placed(said=f"Slurm job {job} seen, not used (--node-rank)")
+    # the terminal of `srun --pty` is a step that holds all that the job has
+    shares = environ.get(env.STEP_ID, "").isdigit() and int(environ[env.STEP_ID]) < _NO_STEP
+    line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program), overlap=shares)
+    raise UsageError(
+        Finding(
+            "missing-srun",
+            f"the job has {num_nodes} nodes, and paceline run was started on this one only, without srun",
+            where=f"Slurm job {job} on {environ.get(env.JOB_NODELIST) or f'{num_nodes} nodes'}",
+            why="the other nodes would never be heard of, or would stand idle until the end of the job",
+            fix=line,
+            evidence=("on this node alone: paceline run --nnodes 1 ...; started on each by other means: --no-slurm",),
+        )
+    )
+
+
+def _cpus(environ: Mapping[str, str]) -> int:
+    """CPUs that the job has on each node: srun takes one for a task that does not ask for more."""
+    try:
+        return min(expand_counts(environ.get(env.JOB_CPUS_PER_NODE, "")), default=0)
+    except ValueError:
+        return 0
+
+
+def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) -> str:
+    """Return the line that starts one ``paceline run`` on each node.
+
+    Args:
+        num_nodes: How many there are.
+        words: The command.
+        cpus: CPUs of each task; 0 leaves them to Slurm.
+        overlap: The step shares its nodes with another one.
+    """
+    tasks = f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 " + "--overlap " * overlap
+    return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
+
+
+def retyped(given: Mapping[str, object], program: Sequence[str]) -> str:
+    """Return the command as it was typed, without what it says of nodes."""
+    words = ["paceline", "run"]
+    for option in OPTIONS:
+        value = given.get(option.name)
+        if option.name in _NODE_OPTIONS or value in (None, "", False):
+            continue
+        words += [option.long] if option.flag else [f"{option.long}={value}"]
+    return shlex.join([*words, *program])
+
+
+def _once(step: Step, finding: Finding) -> UsageError:
+    """All tasks find the same, and one output takes what they print: the first one says it."""
+    error = UsageError(finding)
+    error.found_by_all, error.said_elsewhere = True, step.task > 0
+    return error
+
+
+def granted_cpus(environ: Mapping[str, str]) -> int | None:
+    """Return the CPUs that Slurm gives each task of this step; None outside a step or where it does not say.
+
+    Where tasks are not confined (``TaskPlugin=task/none``) this is the only limit that there is; and from Slurm 22.05
+    on srun does not take ``--cpus-per-task`` over from the job, whose variable is here all the same.
+    """
+    text = environ.get(env.CPUS_PER_TASK, "")
+    return int(text) if env.STEP_ID in environ and re.fullmatch("[1-9][0-9]*", text) else None
+
+
+def dropped_cpus(environ: Mapping[str, str], usable: int) -> Finding | None:
+    """Return the warning that this task may use fewer CPUs than the job asked for each; None if it may use them."""
+    granted = granted_cpus(environ)
+    if granted is None or granted <= usable:
+        return None
+    return Finding(
+        "cpus-too-few",
+        f"this task may use {usable} CPU{'s' * (usable != 1)}, and the job asked for {granted} for each",
+        where=f"Slurm step {environ.get(env.JOB_ID, '?')}.{environ[env.STEP_ID]}",
+        why="from Slurm 22.05 on srun does not take --cpus-per-task over from the job",
+        fix=f"srun --cpus-per-task={granted} ..., or: export SRUN_CPUS_PER_TASK={granted}",
+        severity="warning",
+    )

@@ -1,0 +1,229 @@
+"""What a node knows of itself that the nodes of a run compare: versions, script, GPUs, limits, interfaces.
+
+A hand: it reads, it decides nothing. What could take long (a name server, a file server) is given a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import resource
+import socket
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.plan import Plan
+from paceline.machine import host
+
+_PATIENCE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up.
+
+    Attributes:
+        name: Its name.
+        addresses: Its numeric addresses, IPv4 first.
+        mbit: Its rate in Mbit/s, 0 if unknown.
+        loopback: Whether it only leads back to this host.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    mbit: int = 0
+    loopback: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One node, as it presents itself.
+
+    Attributes:
+        node: Its node rank.
+        host: Its host name.
+        machine: The same for launchers on one machine and in one network, which have no link between them.
+        likeness: What nodes are compared by, as text by name; empty values are not known.
+        gpus: Number of its GPUs.
+        address: Its address in this run.
+        interfaces: Those that are up.
+        named_loopback: Whether its host name means a loopback address.
+        settings: The user's ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``, empty where not set.
+        port: Where it answers the other nodes' trials, 0 for nowhere.
+    """
+
+    node: int
+    host: str
+    machine: str = ""
+    likeness: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    address: str = ""
+    interfaces: tuple[Interface, ...] = ()
+    named_loopback: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+
+    @property
+    def words(self) -> str:
+        """The node by rank and host."""
+        return f"node {self.node} ({self.host})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Facts:
+        """Return the facts that ``to_json`` made."""
+        found = tuple(Interface(**{**each, "addresses": tuple(each["addresses"])}) for each in values["interfaces"])
+        return cls(**{**values, "interfaces": found})
+
+
+def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:
+    """Return the facts of this node.
+
+    Args:
+        options: What was asked for.
+        plan: What was decided.
+        node: Its node rank.
+        address: Its address in this run.
+        port: Where it answers trials.
+    """
+    models, driver = _gpus()
+    return Facts(
+        node=node,
+        host=socket.gethostname(),
+        machine=_machine(),
+        likeness={
+            **_versions(),
+            "driver": driver,
+            "GPUs": ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or "none",
+            "script": "" if options.module or options.no_python else _hash(Path(options.script)),
+            "commit": host.within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
+            env.OMP_THREADS: (env.read(env.OMP_THREADS) or "") if plan.threads.value is None else "not set",
+            **_limits(),
+        },
+        gpus=models.total(),
+        address=address,
+        interfaces=_interfaces(),
+        named_loopback=host.within(_PATIENCE_S, _named_loopback, False),
+        settings={name: env.read(name) or "" for name in (env.GLOO_INTERFACE, env.NCCL_INTERFACE)},
+        port=port,
+    )
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    from torch import distributed
+
+    from paceline import __version__
+
+    nccl = ""
+    if distributed.is_nccl_available():
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "NCCL": nccl,
+        "CUDA": torch.version.cuda or "none",
+        "paceline": __version__,
+    }
+
+
+def _gpus() -> tuple[Counter[str], str]:
+    """Return how many GPUs of which model there are, and the driver's version."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no device: nvml has an exception for each
+        return Counter(), ""
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
+        return Counter(str(pynvml.nvmlDeviceGetName(each)) for each in handles), str(
+            pynvml.nvmlSystemGetDriverVersion()
+        )
+    except pynvml.NVMLError:
+        return Counter(), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _hash(script: Path) -> str:
+    try:
+        return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""
+
+
+def commit(folder: Path) -> str:
+    """Return the commit that a folder's files are of, empty if that is not known; reads git's own files."""
+    for above in (folder, *folder.parents):
+        git = above / ".git"
+        if git.is_file():  # a worktree or a submodule: the file names the folder
+            git = above / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        if not (git / "HEAD").is_file():
+            continue
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref:"):
+            return head[:12]
+        return _read_ref(git, head.removeprefix("ref:").strip())[:12]
+    return ""
+
+
+def _read_ref(git: Path, ref: str) -> str:
+    shared = git / "commondir"
+    stores = [git, *([git / shared.read_text(encoding="utf-8").strip()] if shared.is_file() else [])]
+    for store in stores:
+        if (store / ref).is_file():
+            return (store / ref).read_text(encoding="utf-8").strip()
+        packed = store / "packed-refs"
+        for line in packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []:
+            if line.endswith(f" {ref}"):
+                return line.split()[0]
+    return ""
+
+
+def _limits() -> dict[str, str]:
+    kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "stack": resource.RLIMIT_STACK}
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    return {
+        f"ulimit {name}": "unlimited" if value == resource.RLIM_INFINITY else str(value) for name, value in soft.items()
+    }
+
+
+def _machine() -> str:
+    """Return what launchers share that run on one machine and in one network namespace."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot}:{os.stat('/proc/self/ns/net').st_ino}"
+    return socket.gethostname()
+
+
+def _interfaces() -> tuple[Interface, ...]:
+    import psutil
+
+    stats = psutil.net_if_stats()
+    addresses: dict[str, list[str]] = {}
+    for name, address in host.addresses():
+        addresses.setdefault(name, []).append(address)
+    return tuple(
+        Interface(
+            name,
+            tuple(found),
+            # of a virtual one (a bridge, a container's) the kernel tells a rate that means nothing
+            mbit=stats[name].speed if name in stats and Path(f"/sys/class/net/{name}/device").exists() else 0,
+            loopback=all(map(host.is_loopback, found)),
+        )
+        for name, found in addresses.items()
+    )
+
+
+def _named_loopback() -> bool:
+    return any(map(host.is_loopback, host.resolve(socket.gethostname())))

@@ -1,0 +1,141 @@
+"""How fast the nodes are connected: one short all-reduce over gloo between their launchers.
+
+It must neither fail nor hold up a run: it works in a thread that is given a time, and what goes wrong in it
+only means that there is no figure.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp  # type: ignore[attr-defined]
+
+from paceline.errors import Finding
+from paceline.launch.preflight.facts import Facts
+from paceline.machine.host import within
+from paceline.text.wording import few
+
+_FIRST_BYTES = 64 << 10
+_MOST_BYTES = 8 << 20
+_ROUND_S = 0.2  # how long one measurement should take
+_AGAIN = 6
+_SURELY_FAST = 1e9  # bits per second: above all that could be called slow
+_LIMIT_S = 5.0
+_GROUP = 8
+_ONE_GROUP = 16  # up to so many nodes measure together
+# Below this share of what the link could carry something is wrong with it.
+_SLOW = 1 / 20
+_LEAST_MBIT = 100  # below it a link is slow, whatever its rate is
+_KNOWN_MBIT = 10_000  # what gloo reaches on one connection is no measure of faster links
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured between nodes.
+
+    Attributes:
+        bits_s: Bits per second that each node sent, and received, in an all-reduce.
+        latency_s: How long the smallest all-reduce takes.
+    """
+
+    bits_s: float
+    latency_s: float
+
+    @property
+    def rate(self) -> str:
+        """The first figure in words."""
+        if self.bits_s >= 1e9:
+            return f"{self.bits_s / 1e9:.1f} Gbit/s"
+        return f"{self.bits_s / 1e6:.0f} Mbit/s" if self.bits_s >= 1e7 else f"{self.bits_s / 1e6:.2g} Mbit/s"
+
+    @property
+    def words(self) -> str:
+        """Both figures."""
+        return f"link {self.rate}, {self.latency_s * 1000:.1f} ms"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as plain data."""
+        return asdict(self)
+
+
+def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
+    """Return a node's group, its rank in it and the group's size: all nodes, or eight neighbours of many."""
+    if num_nodes <= _ONE_GROUP:
+        return 0, node, num_nodes
+    group = node // _GROUP
+    return group, node % _GROUP, min(_GROUP, num_nodes - group * _GROUP)
+
+
+def measure(store: Any, *, node: int, num_nodes: int, interface: str) -> Speed | None:
+    """Measure together with the other nodes of this node's group; None if there is no figure.
+
+    Args:
+        store: The store of the attempt.
+        node: Rank of this node.
+        num_nodes: Number of nodes.
+        interface: The interface to measure on.
+    """
+    group, rank, size = group_of(node, num_nodes)
+    if size < 2:
+        return None
+    return within(_LIMIT_S, lambda: _measure(PrefixStore(f"link/{group}", store), rank, size, interface), None)
+
+
+def _measure(store: Any, rank: int, size: int, interface: str) -> Speed:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=_LIMIT_S)
+    options._devices = [ProcessGroupGloo.create_device(interface=interface)]
+    options._threads = 1
+    gloo = ProcessGroupGloo(store, rank, size, options)
+    try:
+        _time(gloo, 4)  # connects
+        latency_s = min(_time(gloo, 4) for _ in range(5))
+        _time(gloo, _FIRST_BYTES)
+        count, taken_s = _FIRST_BYTES, _time(gloo, _FIRST_BYTES)
+        if taken_s < _ROUND_S / 2:
+            count = min(_MOST_BYTES, int(_FIRST_BYTES * _ROUND_S / taken_s) // 4 * 4)
+            # again, and more often if it seems slow: what else the machine does must not look like the link
+            taken_s = min(_time(gloo, count) for _ in range(2))
+            for _ in range(_AGAIN):
+                if 8 * count / taken_s > _SURELY_FAST:
+                    break
+                taken_s = min(taken_s, _time(gloo, count))
+        return Speed(bits_s=8 * count * 2 * (size - 1) / size / taken_s, latency_s=latency_s)
+    finally:
+        gloo.shutdown()
+
+
+def _time(gloo: Any, count: int) -> float:
+    """Return how long an all-reduce takes, by the slowest node: so all draw the same conclusion from it."""
+    begun = time.monotonic()
+    gloo.allreduce([torch.zeros(count // 4)]).wait()
+    taken = torch.tensor([time.monotonic() - begun])
+    gloo.allreduce([taken], ReduceOp.MAX).wait()
+    return float(taken)
+
+
+def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | None:
+    """Return the finding that the link is slow, by its rate or, where that is not known, for any training.
+
+    Args:
+        speed: What was measured, of the slowest group.
+        nodes: The facts of all nodes.
+        mbit: The rate of each node's chosen interface.
+    """
+    rate = min((mbit.get(node.node, 0) for node in nodes), default=0)
+    least_mbit = _SLOW * min(rate, _KNOWN_MBIT) if rate > 0 else _LEAST_MBIT
+    if speed.bits_s >= least_mbit * 1e6:
+        return None
+    rated = f", and their interfaces are rated at {rate / 1000:g} Gbit/s" if rate > 0 else ""
+    return Finding(
+        "slow-link",
+        f"the link between the nodes carried {speed.rate}{rated}",
+        where=few([node.words for node in nodes], 4),
+        why="every step waits for its gradients to cross this link",
+        fix="measure it with iperf3; another interface: export GLOO_SOCKET_IFNAME=NAME, for GPUs NCCL_SOCKET_IFNAME",
+        severity="warning",
+    )

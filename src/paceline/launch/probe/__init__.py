@@ -1,0 +1,1 @@
+"""What is measured inside a rank: steps, losses, loops, parameters, and what the rank answers to its launcher."""

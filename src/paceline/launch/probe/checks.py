@@ -1,0 +1,75 @@
+"""Puts in place what is checked inside a rank when it is asked for.
+
+``--check-finite`` looks at a loss when its backward begins, and at a gradient on its way into the parameter.
+``--check-replicas N`` leaves a checksum of all parameters in the pulse every N steps, and those of each parameter in
+a file. Nothing is asked of other ranks here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from paceline.launch.probe.compiled import left_alone, not_traced
+from paceline.launch.probe.finite import FiniteCheck
+from paceline.launch.probe.replicas import ReplicaCheck
+
+
+def install(slot: memoryview[int], *, rank: int, check_finite: bool, check_replicas: int, file: str) -> None:
+    """Check what is asked for, from now on.
+
+    Args:
+        slot: The rank's pulse, which the probe counts steps in.
+        rank: The rank.
+        check_finite: Raise when a loss or gradient is not finite.
+        check_replicas: Steps between two checksums, 0 for none.
+        file: Where to leave the checksums of each parameter.
+    """
+    if check_finite:
+        _install_finite(FiniteCheck(slot, rank))
+    if check_replicas:
+        replicas = ReplicaCheck(slot, check_replicas, Path(file))
+        _follow_parameters(replicas.follow)
+        register_optimizer_step_pre_hook(_unless_compiled(replicas.before_step))
+
+
+def _install_finite(check: FiniteCheck) -> None:
+    _follow_parameters(check.follow)
+    register_optimizer_step_pre_hook(_unless_compiled(check.before_step))
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def checked_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        check.see_losses([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+        backward(tensors, *args, **kwargs)
+
+    torch.autograd.backward = not_traced(checked_backward)
+
+
+def _unless_compiled(hook: Callable[[Optimizer, Any, Any], Any]) -> Callable[[Optimizer, Any, Any], Any]:
+    """Return a hook that leaves compiled steps alone: it would break their graph."""
+
+    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        return hook(optimizer, args, kwargs)
+
+    return left_alone(check)
+
+
+def _follow_parameters(follow: Callable[[Iterable[torch.Tensor]], None]) -> None:
+    """Tell of the parameters of every optimizer that is made."""
+    add = Optimizer.add_param_group
+
+    @functools.wraps(add)
+    def add_and_follow(self: Optimizer, param_group: dict[str, Any]) -> None:
+        add(self, param_group)
+        follow(self.param_groups[-1]["params"])
+
+    Optimizer.add_param_group = left_alone(add_and_follow)  # type: ignore[method-assign]

@@ -1,0 +1,192 @@
+"""A last look at the parameters that a rank has trained: does one of them have a NaN?
+
+A run whose loss has become NaN ends with status 0, and its checkpoint is worth nothing. So the launcher looks once at
+what the optimizers hold, when training seems to be over: when the process group is destroyed, when the script has
+ended, or when an optimizer is freed. What was seen counts only if no step follows. Nothing is kept alive for this, and
+nothing waits long: neither for many parameters nor for a device that does not respond.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+from paceline import pulse
+from paceline.launch.probe.compiled import left_alone
+
+_BUDGET_S = 2.0  # of a process
+_CHUNK = 1 << 22  # elements of a parameter that are looked at together
+_POLL_S = 0.005
+
+
+def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
+    """Let ``look`` follow every optimizer that is made, and look when the group of all ranks ends; return an end of it.
+
+    Args:
+        optimizers: ``torch.optim.Optimizer``.
+        look: The rank's.
+    """
+    distributed: Any = import_module("torch.distributed")
+    c10d: Any = getattr(distributed, "distributed_c10d", None)  # None where torch was built without it
+    create: Any = optimizers.__init__
+    destroy: Any = getattr(c10d, "destroy_process_group", None)
+
+    @functools.wraps(create)
+    def create_and_follow(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        look.follow(self)
+
+    @functools.wraps(destroy or create)
+    def look_and_destroy(group: Any = None) -> None:
+        if group is None or group is c10d.GroupMember.WORLD:
+            look.at_end()
+        destroy(group)
+
+    optimizers.__init__ = left_alone(create_and_follow)
+    if destroy is not None:
+        c10d.destroy_process_group = distributed.destroy_process_group = look_and_destroy
+
+    def end() -> None:
+        optimizers.__init__ = create
+        if destroy is not None:
+            c10d.destroy_process_group = distributed.destroy_process_group = destroy
+
+    return end
+
+
+class LastLook:
+    """Looks at parameters when training seems to be over, and writes into the pulse what is not a number.
+
+    Args:
+        slot: The rank's pulse.
+    """
+
+    def __init__(self, slot: memoryview[int]) -> None:
+        self._slot = slot
+        self._process = os.getpid()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._left_s = _BUDGET_S
+
+    def follow(self, optimizer: Any) -> None:
+        """Look at an optimizer's parameters before it is freed, if they still live then."""
+        self._optimizers.add(optimizer)
+        parameters = [weakref.ref(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        weakref.finalize(optimizer, self._at_death, parameters).atexit = False
+
+    def at_end(self) -> None:
+        """Look at what all living optimizers hold."""
+        groups = [group for optimizer in list(self._optimizers) for group in optimizer.param_groups]
+        self._look([parameter for group in groups for parameter in group["params"]])
+
+    def _at_death(self, parameters: Sequence[weakref.ref[Any]]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._look([parameter for parameter in (reference() for reference in parameters) if parameter is not None])
+
+    def _look(self, parameters: Sequence[Any]) -> None:
+        if os.getpid() != self._process or not self._slot[pulse.STEPS] or self._left_s <= 0:
+            return
+        from paceline.launch.probe.parameters import names_of
+
+        begin = time.monotonic()
+        try:
+            bad = first_nan(parameters, deadline_s=begin + self._left_s)
+            if bad is not None:
+                pulse.write_nan(self._slot, names_of([bad])[0])
+        except Exception:
+            pass  # users may keep anything in an optimizer: their run ends as it would have
+        self._left_s -= time.monotonic() - begin
+
+
+def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
+    """Return the first parameter that has a NaN, None if none has, or if the time is over.
+
+    Args:
+        parameters: Tensors.
+        deadline_s: When to give up, on the monotonic clock.
+    """
+    import torch
+
+    if torch._C._len_torch_dispatch_stack() > 0 or _is_capturing():
+        return None
+    suspects: list[tuple[Any, Any]] = []
+    with torch.no_grad():
+        for parameter in parameters:
+            local = _local(parameter)
+            if time.monotonic() > deadline_s:
+                return None
+            if local is not None:
+                suspects.append((parameter, local.sum(dtype=_wide(local))))  # a NaN makes the sum one; no memory
+        for parameter, total in _not_finite(suspects, deadline_s):
+            if total and _has_nan(_local(parameter), deadline_s):
+                return parameter
+    return None
+
+
+def _local(parameter: Any) -> Any:
+    """Return a dense tensor with a parameter's values on this rank, None if it has none."""
+    import torch
+
+    local = getattr(parameter, "_local_tensor", parameter)  # asking a DTensor is a collective
+    is_dense = isinstance(local, torch.Tensor) and local.layout == torch.strided and local.is_floating_point()
+    return local.detach() if is_dense and local.device.type in ("cpu", "cuda") and local.numel() else None
+
+
+def _wide(tensor: Any) -> Any:
+    import torch
+
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tuple[Any, bool]]:
+    """Return for each parameter whether its sum is not finite; of a device that does not answer in time, no more."""
+    import torch
+
+    by_device: dict[Any, list[tuple[Any, Any]]] = {}
+    for parameter, total in sums:
+        by_device.setdefault(total.device, []).append((parameter, total))
+    flags: list[tuple[Any, bool]] = []
+    for pairs in by_device.values():
+        totals = torch.stack([total.to(torch.float64) for _, total in pairs]).isfinite().logical_not()
+        answer = _fetched(totals, deadline_s)
+        flags += zip([parameter for parameter, _ in pairs], answer, strict=False)
+    return flags
+
+
+def _fetched(flags: Any, deadline_s: float) -> list[bool]:
+    """Return flags from their device, none if that does not answer in time: a stream may wait for another rank."""
+    import torch
+
+    if flags.device.type != "cuda":
+        return list(flags.tolist())
+    answer = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
+    answer.copy_(flags, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(flags.device))
+    while not event.query():
+        if time.monotonic() > deadline_s:
+            return []
+        time.sleep(_POLL_S)
+    return list(answer.tolist())
+
+
+def _has_nan(local: Any, deadline_s: float) -> bool:
+    """Return whether a tensor whose sum is not finite has a NaN, and not only values that are large or infinite."""
+    flat = local.reshape(-1)
+    for start in range(0, len(flat), _CHUNK):
+        if time.monotonic() > deadline_s:
+            return False
+        if bool(flat[start : start + _CHUNK].isnan().any()):
+            return True
+    return False
+
+
+def _is_capturing() -> bool:
+    cuda: Any = sys.modules.get("torch.cuda")
+    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()

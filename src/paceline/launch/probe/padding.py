@@ -1,0 +1,148 @@
+"""Evaluations over a sampler that pads: 101 samples on 2 ranks are scored as 102, and nobody notices.
+
+A loop over a padded sampler is an evaluation whose score is wrong only if much is true at once: all its batches were
+taken, nothing was learnt from it or from its dataset, and the ranks reduced something afterwards, yet gathered nothing
+in which the results of single samples have room, since whoever gathers those may well drop the repeated ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import pulse
+from paceline.launch.probe.orders import same_thing
+
+_FRAMEWORKS = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
+
+
+_ENOUGH = 16  # looks, and datasets
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How a sampler gives all ranks the same number of samples.
+
+    Attributes:
+        dataset_length: Samples of its dataset.
+        padded_length: Samples of all ranks together.
+        share: Samples of one rank.
+        since_ns: When the loop over it began.
+    """
+
+    dataset_length: int
+    padded_length: int
+    share: int
+    since_ns: int = 0
+
+
+def padding_of(sampler: Any) -> Padding | None:
+    """Return how a sampler, or one inside it, pads; None if it does not, or is a sampler of the user's own."""
+    from torch.utils.data import DistributedSampler
+
+    for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
+        if isinstance(sampler, DistributedSampler):
+            return _padding(sampler) if _yields_as_torch_does(sampler, DistributedSampler) else None
+        sampler = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
+        if sampler is None:
+            return None
+    return None
+
+
+def _yields_as_torch_does(sampler: Any, kind: type) -> bool:
+    own = type(sampler)
+    return own.__iter__ is kind.__iter__ or own.__module__.startswith(_FRAMEWORKS)  # type: ignore[attr-defined]
+
+
+def _padding(sampler: Any) -> Padding | None:
+    try:
+        length = len(sampler.dataset)
+        if sampler.drop_last or sampler.total_size <= length:
+            return None
+        return Padding(length, sampler.total_size, sampler.num_samples, time.time_ns())
+    except Exception:
+        return None  # a subclass without these
+
+
+def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> bool:
+    """Return whether ranks have put figures of their shares together, and not the results of single samples. Pure.
+
+    Args:
+        entries: What torch's Flight Recorder has kept of collectives.
+        padding: Of the loop that the figures may be of.
+    """
+    since = [entry for entry in entries if entry["time_created_ns"] >= padding.since_ns]
+    names = [str(entry["profiling_name"]) for entry in since]
+    reductions = [name for name in names if "reduce" in name]
+    moved = [entry for entry, name in zip(since, names, strict=True) if not _has_figures_only(name)]
+    elements = sum(_elements(entry) for entry in moved)
+    return bool(reductions or moved) and elements < padding.share
+
+
+def _has_figures_only(name: str) -> bool:
+    """Return whether a collective cannot carry what is known of single samples to where it could be put in order."""
+    return "reduce" in name or "barrier" in name or "broadcast" in name
+
+
+def _elements(entry: dict[str, Any]) -> int:
+    total = 0
+    for size in entry.get("input_sizes", ()):
+        elements = 1
+        for length in size:
+            elements *= length
+        total += elements
+    return total
+
+
+class Evaluations:
+    """Evaluations over samplers that pad.
+
+    Args:
+        slot: The rank's pulse.
+
+    Attributes:
+        pending: The last loop that may be one, until something else begins.
+    """
+
+    def __init__(self, slot: memoryview[int]) -> None:
+        self._slot = slot
+        self._trained: list[Any] = []  # datasets, weakly
+        self._looks = _ENOUGH
+        self.pending: Any = None
+
+    def exclude(self, dataset: Any) -> None:
+        """Learn that a dataset is trained on: statistics may be gathered from it, which nobody takes for a score."""
+        if len(self._trained) < _ENOUGH and not any(same_thing(dataset, other) for other in self._trained):
+            self._trained.append(dataset)
+
+    def add(self, loop: Any) -> None:
+        """Consider a loop that has ended."""
+        is_whole = loop.padding is not None and loop.yielded == loop.length
+        is_quiet = _is_grad_disabled() or bool(self._trained and loop.yielded > 1)
+        if is_whole and is_quiet and self._looks > 0 and not self._slot[pulse.PADDED_LENGTH]:
+            self.pending = loop
+
+    def settle(self, entries: Callable[[], list[dict[str, Any]]]) -> None:
+        """Judge the loop that is pending.
+
+        Args:
+            entries: Returns what torch's Flight Recorder has kept of collectives.
+        """
+        loop, self.pending = self.pending, None
+        if loop is None or loop.padding is None or loop.is_felt or loop.trains:
+            return
+        if any(same_thing(loop.dataset, other) for other in self._trained):
+            return
+        self._looks -= 1
+        if is_scored_together(entries(), loop.padding):
+            self._slot[pulse.DATASET_LENGTH] = loop.padding.dataset_length
+            self._slot[pulse.PADDED_LENGTH] = loop.padding.padded_length
+
+
+def _is_grad_disabled() -> bool:
+    """Return whether gradients are switched off now, as in an evaluation."""
+    torch: Any = sys.modules["torch"]
+    return not torch.is_grad_enabled()

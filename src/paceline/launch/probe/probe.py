@@ -1,0 +1,180 @@
+"""The probe: counts steps and times data inside a rank, for every framework, without a line changed.
+
+It hangs on three places that all of them pass through: torch's global hook after an optimizer's step, the
+iterator of ``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It writes integers into the
+rank's pulse and nothing else; what is done once for a loop is in ``loops``. Its code takes about 2 µs a step in a
+tight loop; in a training loop, with cold caches, it costs more: ``benchmarks/overhead.py`` measures it and
+``docs/log.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from paceline import pulse
+from paceline.launch.probe import last_look
+from paceline.launch.probe.compiled import left_alone, not_traced
+from paceline.launch.probe.loops import Loop, Loops, watch
+from paceline.machine import system
+
+_looks: list[last_look.LastLook] = []  # of this rank, once torch has been imported
+
+
+def install(slot: memoryview[int]) -> Callable[[], None]:
+    """Start to count into ``slot``; return a function that stops it again.
+
+    Args:
+        slot: ``pulse.SLOT_LENGTH`` signed 64-bit integers.
+    """
+    from torch import autograd
+    from torch.optim import optimizer as optimizers
+    from torch.utils.data import dataloader
+
+    iterators: Any = dataloader._BaseDataLoaderIter
+    backward, fetch = autograd.backward, iterators.__next__
+    loops = Loops(slot)
+    after_step, autograd.backward, iterators.__next__ = _count(slot, loops, backward, fetch)
+    handle = optimizers.register_optimizer_step_post_hook(after_step)
+    unwatch = watch(iterators, loops)
+    _looks.append(last_look.LastLook(slot))
+    unfollow = last_look.watch(optimizers.Optimizer, _looks[-1])
+
+    def uninstall() -> None:
+        handle.remove()
+        _looks.clear()
+        unfollow()
+        unwatch()
+        autograd.backward, iterators.__next__ = backward, fetch
+
+    return uninstall
+
+
+def look_at_parameters() -> None:
+    """Look once more at the parameters that this rank has trained, at the end of its script."""
+    for look in _looks:
+        look.at_end()
+
+
+def _count(  # noqa: PLR0915  # three functions that share local variables: attributes would cost more
+    slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
+) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
+    """Return what is done after an optimizer's step, and in the place of ``backward`` and of ``fetch``."""
+    from torch.compiler import is_compiling
+
+    clock, write_step, write_batch = monotonic_ns, pulse.STEP.pack_into, pulse.BATCH.pack_into
+    place = pulse.BEAT_NS * 8
+    # Counted in local variables and written in one go: this is the hottest code that we have.
+    batches = steps = first = data = own = 0
+    mark = clock()  # where the time that this rank spends on its own began
+    # The loop that was last asked for a batch; the same at the last backward; the same at the last step. Asked for,
+    # not served by: whoever fetches ahead has asked the training loop for its end when the last batch is trained on.
+    asked = felt = trained = Loop()
+    compiled = _Compiled()
+
+    def after_step(optimizer: Any, *_: Any) -> None:
+        nonlocal steps, first, data, own, mark, trained
+        if is_compiling():
+            compiled.stepped = True  # the compiled code repeats this, and does nothing else of ours
+            return
+        compiled.stepped = False
+        now = clock()
+        if steps:
+            own += now - mark
+        else:  # rates leave out the first step, which compiles, allocates and connects
+            first, data, own = now, 0, 0
+        steps += 1
+        mark = now
+        write_step(slot, place, now, batches, steps, first, now, data, own)
+        if felt is not trained:
+            trained = felt
+            loops.train(felt, optimizer)
+        if loops.gradients is not None:
+            loops.end_step(loops.gradients)
+
+    @functools.wraps(backward)
+    def timed_backward(*args: Any, **kwargs: Any) -> None:
+        nonlocal own, mark, felt
+        if compiled.stepped:
+            after_step(None)
+        own += clock() - mark
+        if felt is not asked:
+            felt = asked
+            loops.feel(felt)
+        try:
+            if loops.gradients is None:
+                backward(*args, **kwargs)
+            else:
+                loops.sample(loops.gradients, backward, args, kwargs)
+        finally:
+            mark = clock()
+
+    @functools.wraps(fetch)
+    def timed_fetch(self: Any) -> Any:
+        nonlocal batches, data, asked
+        loop = asked = self._paceline_loop
+        start = clock()
+        try:
+            batch = fetch(self)
+        except StopIteration:
+            if compiled.stepped:
+                after_step(None)
+            loops.end(loop, yielded=getattr(self, "_num_yielded", 0), batches=batches)
+            raise
+        now = clock()
+        data += now - start
+        batches += 1
+        write_batch(slot, place, now, batches)
+        if batches >= loop.due:
+            loops.look(loop, self, batch, batches=batches)
+        return batch
+
+    return left_alone(after_step), not_traced(timed_backward), not_traced(timed_fetch)
+
+
+class _Compiled:
+    """What an optimizer's step that torch.compile has compiled leaves for the next function that is not.
+
+    Attributes:
+        stepped: A step was made that is not counted yet.
+    """
+
+    __slots__ = ("stepped",)
+
+    def __init__(self) -> None:
+        self.stepped = False
+
+
+def tie_workers() -> None:
+    """Let DataLoader workers that the main thread forks die with this rank; nothing else that a script starts does.
+
+    A worker serves nobody else, and one that is busy would notice late. Other children may be meant to stay, as under
+    torchrun; after a failure the fork server ends them. The kernel ties a child to the *thread* that forked it, so a
+    worker of a thread that may end earlier is left alone. Workers made by spawn or forkserver are not forked by this
+    process, and notice its end by themselves.
+    """
+    from torch.utils.data._utils import worker
+
+    loop = worker._worker_loop
+    forked_by_main, parent = False, os.getpid()
+
+    def before() -> None:
+        nonlocal forked_by_main, parent
+        parent = os.getpid()
+        forked_by_main = threading.get_native_id() == parent
+
+    @functools.wraps(loop)
+    def tied(*args: Any, **kwargs: Any) -> None:
+        if forked_by_main and os.getpid() != parent:
+            system.die_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)  # the rank ended before the kernel knew
+        loop(*args, **kwargs)
+
+    worker._worker_loop = tied
+    os.register_at_fork(before=before)

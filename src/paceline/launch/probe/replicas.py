@@ -1,0 +1,96 @@
+"""Checksums of a rank's parameters, for the launcher to compare with those of the other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from paceline import pulse
+from paceline.launch.probe.parameters import in_shards, names_of
+from paceline.rundir.files import write_whole
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReplicaCheck:
+    """Leaves checksums of this rank's parameters for the launcher, which compares them with the others'.
+
+    It is made before the next step and not after the last one, so that whatever follows a step, such as a broadcast
+    of parameters, is done.
+
+    Args:
+        slot: The rank's pulse.
+        every: Steps between two checks.
+        file: Where the checksums of each parameter go.
+    """
+
+    def __init__(self, slot: memoryview[int], every: int, file: Path) -> None:
+        self._slot, self._every, self._file = slot, every, file
+        self._parameters: Any = WeakTensorKeyDictionary()
+        self._lists: dict[int, tuple[int, list[int]]] = {}  # by level, as in the pulse: step and sums
+        self._left_out: set[int] | None = None
+        self._last = 0
+
+    def follow(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Check these parameters too."""
+        for parameter in parameters:
+            self._parameters[parameter] = None
+
+    def before_step(self, *_: Any) -> None:
+        """Check, if the steps made so far are a multiple of N."""
+        step = self._slot[pulse.STEPS]
+        if step % self._every or step == self._last:
+            return
+        self._last = step
+        parameters = self._comparable()
+        sums = checksums(parameters)
+        for level in range(pulse.CHECK_LEVELS):
+            if step // self._every % (1 << level) == 0:
+                self._lists[level] = (step, sums)
+        named = zip(names_of(parameters), parameters, strict=True)
+        content = {
+            "names": [f"{name} {list(parameter.shape)}" for name, parameter in named],
+            "steps": {str(step): sums for step, sums in self._lists.values()},
+        }
+        with contextlib.suppress(OSError):  # a full disk must not end a run
+            write_whole(self._file, json.dumps(content))
+        pulse.write_check(self._slot, number=step // self._every, step=step, checksum=combined(sums))
+
+    def _comparable(self) -> list[torch.Tensor]:
+        """Return the parameters that are to be the same on all ranks: those that are not in shards."""
+        if self._left_out is None:
+            self._left_out = {id(each) for each in in_shards()}
+        tensors = list(self._parameters.keys())
+        return [each for each in tensors if not hasattr(each, "_local_tensor") and id(each) not in self._left_out]
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return a checksum of the bits of each tensor; waits for a device once."""
+    sums = [_bits(each.detach()).sum(dtype=torch.int64) for each in tensors]
+    by_device: dict[torch.device, list[int]] = {}
+    for place, each in enumerate(sums):
+        by_device.setdefault(each.device, []).append(place)
+    found = [0] * len(sums)
+    for places in by_device.values():
+        for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
+            found[place] = value
+    return found
+
+
+def combined(sums: Iterable[int]) -> int:
+    """Return one checksum, of 64 bits with a sign, in which the order of the sums counts."""
+    total = 1
+    for each in sums:
+        total = (total * 0x100000001B3 + each) % (1 << 64)
+    return total - (1 << 64) if total >> 63 else total
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.contiguous().view(_INTEGERS[plain.element_size()])

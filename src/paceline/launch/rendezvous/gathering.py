@@ -1,0 +1,131 @@
+"""The nodes between the roll call and the first attempt: a node that dies then is named, and not waited for in vain.
+
+Each node writes a heartbeat until the attempt begins, whose board writes its own. The node that hosts the store watches
+them all, and leaves in the store what it sees, so that a thousand nodes do not read each other's.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline import deadlines
+from paceline.errors import Finding, Notice
+from paceline.launch.channel import liveness, silence
+from paceline.launch.channel.heartbeats import Heartbeats, write_beat
+from paceline.launch.channel.signed_store import SignedStore
+from paceline.launch.channel.silence import Loss
+from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.rendezvous.presence import Arrived
+
+_KEY = "paceline/gathering"
+_LEFT = b"left"
+_CLOSED_S = 4.0
+
+
+class Gathering:
+    """This node's heartbeat, and what is known of the others.
+
+    Args:
+        store: The store of the run.
+        members: The nodes that begin the run, at the node that hosts the store; empty at the others.
+        launcher: This node's launcher, as ``liveness.name_of`` names it.
+        num_nodes: Number of nodes.
+        inform: Prints a notice.
+        node_timeout_s: How long a node may be silent.
+
+    Attributes:
+        lost: What to end with, because a node is lost; None as long as all may come.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        members: Sequence[Arrived],
+        *,
+        launcher: str,
+        num_nodes: int,
+        inform: Callable[[Notice], None],
+        node_timeout_s: float,
+    ) -> None:
+        self._store = SignedStore.of(store).clone()
+        self._members = {liveness.name_of(member.host, member.pid): member for member in members}
+        self._members.pop(launcher, None)
+        self._launcher = launcher
+        self._inform = inform
+        self._node_timeout_s = node_timeout_s
+        self._tick_s = max(0.5, num_nodes / 500)
+        self._heartbeats = Heartbeats(range(len(self._members)), tick_s=self._tick_s)
+        self._silent: list[Notice] = []  # in the order in which nodes fell silent
+        self._leaving = threading.Event()
+        self.lost: Finding | None = None
+        self._thread = threading.Thread(target=self._live, name="paceline-gathering", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End: the attempt has begun, and its board knows of the other nodes."""
+        self._leaving.set()
+
+    def _live(self) -> None:
+        count = 0
+        try:
+            while not self._leaving.wait(self._tick_s):
+                count += 1
+                self._store.set(f"{_KEY}/{self._launcher}", write_beat(count, self._launcher, 0))
+                if self._members:
+                    self._look()
+                else:
+                    self._listen()
+            self._store.set(f"{_KEY}/{self._launcher}", _LEFT)
+        except RuntimeError:
+            return  # the store is gone, which the agent meets as well
+
+    def _look(self) -> None:
+        """Look at the heartbeats of all others, and publish what is new."""
+        self._heartbeats.advance()
+        before = (len(self._silent), self.lost)
+        for place, (name, member) in enumerate(self._members.items()):
+            key = f"{_KEY}/{name}"
+            beat = self._store.find(key) or self._heartbeats.heard[place].beat
+            self._heartbeats.hear(place, beat)
+            if beat != _LEFT:
+                heard = self._heartbeats.heard[place]
+                heard.is_closed = self._store.find(liveness.closed_key(name)) is not None
+                self._judge(place, member)
+        if before != (len(self._silent), self.lost):
+            lost = self.lost and self.lost.to_json()
+            news = {"silent": [notice.to_json() for notice in self._silent], "lost": lost}
+            self._store.set(f"{_KEY}/news", json.dumps(news))
+
+    def _judge(self, place: int, member: Arrived) -> None:
+        """Name a node when it falls silent, and note when it is lost."""
+        known = self._heartbeats.silence(place)
+        node = member.rank if member.rank >= 0 else member.ticket - 1
+        notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
+        if known.silent_s > notice_s and not self._has_named(node, member.host):
+            limit_s = self._node_timeout_s
+            self._say(silence.notice(node, member.host, silent_s=known.silent_s, node_timeout_s=limit_s))
+        reason = silence.judge(known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s)
+        if reason and self.lost is None:
+            name = silence.named(node, member.host)
+            losses = {name: Loss(member.host, reason, known.silent_s)}
+            self.lost = outcome.judge([], lost=[name], losses=losses).finding
+
+    def _has_named(self, node: int, host: str) -> bool:
+        return any(notice.what.startswith(silence.named(node, host)) for notice in self._silent)
+
+    def _say(self, notice: Notice) -> None:
+        self._silent.append(notice)
+        self._inform(notice)
+
+    def _listen(self) -> None:
+        """Take over what the node that hosts the store has seen."""
+        content = self._store.find(f"{_KEY}/news")
+        if content is None:
+            return
+        news = json.loads(content)
+        for values in news["silent"][len(self._silent) :]:
+            self._say(Notice.from_json(values))
+        self.lost = Finding.from_json(news["lost"]) if news["lost"] else None

@@ -1,0 +1,243 @@
+"""Who is here before the start: nodes that have come in, a verdict on them out.
+
+Pure. The node that hosts the store judges for all, so that every node of a run prints the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.errors import Finding, Notice
+from paceline.text.wording import few
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """One node as it has announced itself.
+
+    Attributes:
+        ticket: The how manieth to come, from 1.
+        rank: Its node rank; -1 where torch's rendezvous gives the ranks.
+        host: Its host name.
+        pid: Its launcher.
+        nodes: Least and greatest number of nodes that it was started for.
+    """
+
+    ticket: int
+    rank: int
+    host: str
+    pid: int
+    nodes: tuple[int, int]
+
+    @property
+    def words(self) -> str:
+        """Who that is, to be found by a person."""
+        return f"{self.host} (launcher pid {self.pid})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the node as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Arrived:
+        """Return the node that ``to_json`` made."""
+        return cls(**{**values, "nodes": tuple(values["nodes"])})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of the wait for nodes.
+
+    Attributes:
+        members: The nodes that begin the run.
+        finding: Why there is no run, None if there is one.
+    """
+
+    members: tuple[Arrived, ...] = ()
+    finding: Finding | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain data."""
+        return {
+            "members": [member.to_json() for member in self.members],
+            "finding": self.finding and self.finding.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Verdict:
+        """Return the verdict that ``to_json`` made."""
+        members = tuple(Arrived.from_json(each) for each in values["members"])
+        return cls(members, Finding.from_json(values["finding"]) if values["finding"] else None)
+
+
+def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) -> Verdict | None:
+    """Judge the nodes that are here.
+
+    Args:
+        present: Nodes that have lately given a sign of life, the head among them, in the order of their tickets.
+        head: The node that hosts the store.
+        sure: Tickets that gave one after the newest had come. Only these are held against each other: a node
+            that was interrupted and started again is not a rank taken twice.
+
+    Returns:
+        The verdict; None while nodes have to be waited for.
+    """
+    for node in present:
+        if node.nodes != head.nodes:
+            return Verdict(finding=sizes_differ(head, node))
+    if head.rank < 0:
+        most = head.nodes[1]
+        return Verdict(tuple(present[:most])) if len(present) >= head.nodes[0] else None
+    first: dict[int, Arrived] = {}
+    for node in present:
+        other = first.setdefault(node.rank, node)
+        if other is not node and {other.ticket, node.ticket} <= sure:
+            return Verdict(finding=same_rank_twice(other, node))
+    complete = len(first) == head.nodes[1] == len(present)
+    return Verdict(tuple(first[rank] for rank in sorted(first))) if complete else None
+
+
+def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding | None:
+    """Judge a node that comes when the roll call is over; None if torch may still have a place for it.
+
+    Args:
+        me: That node.
+        verdict: What the roll call came to.
+        head: The node that hosts the store.
+    """
+    if verdict.finding is not None:
+        return too_late(me, verdict.finding)
+    twin = next((each for each in verdict.members if each.rank == me.rank >= 0), None)
+    if twin is not None and me.nodes == head.nodes:
+        return same_rank_twice(twin, me)
+    in_run = [f"node {each.rank} is {each.words}" if each.rank >= 0 else each.words for each in verdict.members]
+    if me.nodes != head.nodes and me.rank < head.nodes[1]:
+        return sizes_differ(head, me)
+    return too_many(me, in_run, num_nodes=head.nodes[1]) if me.rank >= 0 else None
+
+
+def sizes_differ(head: Arrived, node: Arrived) -> Finding:
+    """Two nodes were started for different numbers of nodes."""
+    return Finding(
+        "world-size-mismatch",
+        f"the head on {head.host} expects --nnodes {_shown(head.nodes)}, "
+        f"{_numbered(node)} on {node.host} was started with --nnodes {_shown(node.nodes)}",
+        where=f"{head.words} and {node.words}",
+        fix=f"--nnodes {_shown(head.nodes)} on every node, or --nnodes {_shown(node.nodes)} on every node",
+    )
+
+
+def same_rank_twice(one: Arrived, other: Arrived) -> Finding:
+    """Two nodes claim one rank."""
+    return Finding(
+        "duplicate-ranks",
+        f"two nodes have node rank {one.rank}: {one.words} and {other.words}",
+        where=f"{one.host} and {other.host}",
+        fix=f"give each node its own --node-rank, from 0 to {one.nodes[1] - 1}",
+    )
+
+
+def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
+    """All places of the run are taken."""
+    return Finding(
+        "extra-node",
+        f"the run has its {num_nodes} nodes already; {_numbered(me)} on {me.words} is one too many",
+        where=me.host,
+        evidence=(f"in the run: {few(hosts, 8)}",),
+        fix=f"--nnodes {num_nodes + 1} on every node to take it in, or give this run another port or --rdzv-id",
+    )
+
+
+def too_late(me: Arrived, over: Finding) -> Finding:
+    """The run was given up before this node came."""
+    return Finding(
+        "late-node",
+        f"{me.words} came when the roll call was over; the run had ended: {over.what}",
+        where=me.host,
+        fix="start all nodes again, or give slow ones more time on every node: --roll-call-timeout 1800",
+    )
+
+
+def missing(
+    present: Sequence[Arrived], *, head: Arrived, waited_s: float, hosts: Sequence[str], evidence: Sequence[str]
+) -> Finding:
+    """Nodes have not come in time.
+
+    Args:
+        present: Nodes that are here.
+        head: The node that hosts the store.
+        waited_s: How long the head has waited.
+        hosts: Host of each node rank, empty where that is not known.
+        evidence: What is known of those that did not come.
+    """
+    least, most = head.nodes
+    if head.rank < 0:
+        short = least - len(present)
+        what = f"{len(present)} of {least} nodes came within {waited_s:.0f} s, {short} did not"
+        where = f"a node that has not started, or does not reach {head.host}"
+    else:
+        absent = _absent(present, most)
+        what = f"node {listed(absent)} of {most} did not come within {waited_s:.0f} s"
+        known = [f"node {rank} is {hosts[rank]}" for rank in absent[:10]] if hosts else []
+        where = ", ".join(known) or f"node {listed(absent)}"
+    came = [f"node {node.rank} on {node.host}" if node.rank >= 0 else node.words for node in present]
+    return Finding(
+        "node-missing",
+        what,
+        where=where,
+        evidence=(f"here: {few(came, 8)}", *evidence),
+        fix="start paceline run there too, with "
+        + ("its own --node-rank" if head.rank >= 0 else "the same --rdzv-endpoint and --rdzv-id")
+        + "; to wait longer, on every node: --roll-call-timeout 1800",
+    )
+
+
+def notice(
+    present: Sequence[Arrived], *, head: Arrived, hosts: Sequence[str], evidence: Sequence[str], fix: str
+) -> Notice:
+    """Return who is awaited and who is here, for the notice that all nodes print.
+
+    Args:
+        present: Nodes that are here.
+        head: The node that hosts the store.
+        hosts: Host of each node rank, empty where that is not known.
+        evidence: What is known of those that did not come.
+        fix: What to do about it, empty if they are not up as far as is known.
+    """
+    absent = missing(present, head=head, waited_s=0, hosts=hosts, evidence=evidence)
+    where = (absent.where,) if hosts and head.rank >= 0 else ()
+    usual = absent.fix.partition(";")[0]
+    return Notice(f"waiting for {awaited(present, head=head)}", (*where, *absent.evidence), f"fix: {fix or usual}")
+
+
+def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
+    """Return who is waited for."""
+    least, most = head.nodes
+    if head.rank < 0:
+        return f"nodes ({len(present)} of {'at least ' * (least < most)}{least} are here)"
+    return f"node {listed(_absent(present, most))} of {most}"
+
+
+def num_missing(present: Sequence[Arrived], *, head: Arrived) -> int:
+    """Return how many nodes are missing."""
+    least, most = head.nodes
+    return least - len(present) if head.rank < 0 else len(_absent(present, most))
+
+
+def _absent(present: Sequence[Arrived], num_nodes: int) -> list[int]:
+    return sorted(set(range(num_nodes)) - {node.rank for node in present})
+
+
+def listed(nodes: Sequence[int]) -> str:
+    """Return numbers in a row, the first ten of many."""
+    return few([str(node) for node in nodes], 10)
+
+
+def _numbered(node: Arrived) -> str:
+    return f"node {node.rank}" if node.rank >= 0 else "a node"
+
+
+def _shown(nodes: tuple[int, int]) -> str:
+    return str(nodes[0]) if nodes[0] == nodes[1] else f"{nodes[0]}:{nodes[1]}"

@@ -1,0 +1,334 @@
+"""The store of a run: hosted here on a port that is bound already, or reached at the head.
+
+Whoever reaches one makes sure that it is this run's before anything is written into it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from paceline import deadlines
+from paceline.errors import Finding, Notice, RunError, SetupError
+from paceline.launch.channel.knock import STORE_TIMEOUT, Knock, banner, enter, knock, look_up
+from paceline.launch.in_rank import guard
+from paceline.launch.plan import ports
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.plan import Plan
+from paceline.launch.rendezvous import unreached
+from paceline.launch.rendezvous.node_wait import Waiting
+from paceline.launch.rendezvous.notes import Notes
+from paceline.machine import host
+from paceline.text.wording import duration
+
+_DEFAULT_JOIN_S = 600
+_NOTE_AFTER_S = 3.0
+# torch's server begins with a client of its own, which a firewall can keep out for minutes.
+_OWN_S = 10.0
+_AGAIN_S = 0.2
+_PROBE_KEY = "paceline/opened-by"  # before the run is named there, which others take for the word to go in
+_IDENTITY_S = 5.0  # the head writes it right after it listens
+
+
+def open_or_reach(
+    options: Options,
+    plan: Plan,
+    *,
+    identity: dict[str, Any],
+    local: tuple[str, ...],
+    notes: Notes,
+    inform: Callable[[Notice], None],
+) -> tuple[TCPStore, str, bool]:
+    """Return the store of the run, the head's numeric address, and whether this node hosts the store.
+
+    Args:
+        options: What was asked for.
+        plan: What was decided.
+        identity: This run, as this node would name it.
+        local: Addresses of this host.
+        notes: What nodes say in the shared folder.
+        inform: Prints a notice.
+
+    Raises:
+        SetupError: The port is taken, or a name does not resolve.
+        RunError: Nobody has answered in time, or something that is not a store.
+    """
+    port = int(plan.port.value)
+    reaching = _Reaching(options, plan.host, port, notes=notes, inform=inform)
+    head = reaching.await_name() if _may_host(options, plan) else ""
+    if not _hosts_store(options, plan, head=head, local=local):
+        return (*reaching.reach(), False)
+    is_static = plan.rendezvous == "static" and not options.one_node
+    store: TCPStore | None
+    if is_static and not options.no_check and head not in local and not host.is_loopback(head):
+        store, hosts = _host_behind(head, port, identity=identity, reaching=reaching)
+    else:
+        store, hosts = _open_or_join(head, port, identity, options=options, plan=plan)
+    if store is None:
+        return (*reaching.reach(), False)
+    if hosts:
+        notes.mine = replace(notes.mine, address=head, port=store.port, listens=True)
+    return store, head, hosts
+
+
+def _may_host(options: Options, plan: Plan) -> bool:
+    return options.one_node or plan.rendezvous == "c10d" or options.node_rank == 0
+
+
+def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, ...]) -> bool:
+    """Return whether this node is to host the store.
+
+    torch compares host names, which fails for an address of a second interface: then nobody hosts.
+    """
+    if plan.rendezvous != "c10d":
+        return options.node_rank == 0 or options.one_node
+    asked = dict(options.rdzv_conf).get("is_host", "").lower()
+    if asked:
+        return asked in ("1", "true", "t", "yes", "y")
+    return head in local or host.is_loopback(head)
+
+
+def _open_or_join(
+    head: str, port: int, identity: dict[str, Any], *, options: Options, plan: Plan
+) -> tuple[TCPStore | None, bool]:
+    """Host the store; where another launcher of this run does already, return a client of that one.
+
+    Returns:
+        The store, None if another node hosts it with c10d; and whether it is hosted here.
+    """
+    must = plan.rendezvous != "c10d" or options.one_node
+    try:
+        return open_store(head, port, must=must, only=is_only_address(options, plan)), True
+    except SetupError:
+        # Two launchers with node rank 0 on one host: the first reports both.
+        client = None if options.one_node or options.no_check else enter(head, port)
+        if client is None or not _is_same_run(_identity_in(client), identity):
+            raise
+        return client, False
+
+
+def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _Reaching) -> tuple[TCPStore, bool]:
+    """Host the store at an address of none of this host's interfaces: a service's, which leads here, or another host's.
+
+    A second launcher with node rank 0 on another host finds the first one there, which reports both. Its own store must
+    not be opened through that address: it would write into the first one's.
+    """
+    own = open_store("::1" if ":" in head else "127.0.0.1", port, must=True)
+    assert own is not None
+    own.set(_PROBE_KEY, identity["token"])
+    store, _ = reaching.reach()
+    if store.check([_PROBE_KEY]) and store.get(_PROBE_KEY).decode() == identity["token"]:
+        return own, True
+    return store, False
+
+
+def _identity_in(store: TCPStore) -> dict[str, Any] | None:
+    """Return the run that a store belongs to, None if it does not say so within a moment."""
+    deadline = time.monotonic() + _IDENTITY_S
+    while not store.check([guard.IDENTITY_KEY]):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+    return guard.parse(store.get(guard.IDENTITY_KEY))
+
+
+def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
+    return theirs is not None and all(theirs[name] == mine[name] for name in ("run_id", "script"))
+
+
+def is_only_address(options: Options, plan: Plan) -> bool:
+    """Return whether all who may connect use the address of the head that this node has.
+
+    On one node they do, and in a Slurm step, where one line starts all nodes, if it is a number. A name may mean
+    another of the head's interfaces elsewhere, and so may what was typed on another node.
+    """
+    return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
+
+
+def _is_plain(name: object) -> bool:
+    """Return whether a name is that of a folder, and does not lead out of the one that runs are in."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
+
+
+def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPStore | None:
+    """Host the store on a port that is bound now; None if it is taken and somebody else may host it.
+
+    Args:
+        head: Address of this node.
+        port: The port, 0 for one that the kernel chooses.
+        must: Nobody else could be the host.
+        only: Listen at that address only.
+
+    Raises:
+        SetupError: The port is taken, and nobody else could be the host.
+    """
+    try:
+        listener = host.listen(head, port, only=only)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ports.cannot_listen(port, error) from None
+        if not must:
+            return None
+        raise ports.in_use(port) from None
+    bound = listener.getsockname()[1]
+
+    def make() -> TCPStore | None:
+        return TCPStore(
+            head,
+            bound,
+            is_master=True,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+    store = host.within(_OWN_S, make, None)
+    if store is None:
+        raise RunError(_not_to_itself(head, bound))
+    return store
+
+
+def _not_to_itself(head: str, port: int) -> Finding:
+    return Finding(
+        "port-filtered",
+        f"this node, the head, does not reach its own port {port} at {head}: a firewall drops or rejects it",
+        where=socket.gethostname(),
+        fix="let all packets of this machine to itself pass: iptables -I INPUT -i lo -j ACCEPT",
+    )
+
+
+def join_limit_s(options: Options) -> float:
+    """Return how long the start may wait for nodes."""
+    typed = _typed_limit_s(options)
+    if typed is not None:
+        return typed
+    if options.no_check:
+        return _DEFAULT_JOIN_S
+    if options.placed.said.startswith("Slurm step"):
+        return deadlines.scaled(deadlines.SLURM_START)
+    is_static = options.rdzv_backend == "static"
+    return deadlines.scaled(deadlines.STATIC_START if is_static else deadlines.C10D_START)
+
+
+def _typed_limit_s(options: Options) -> float | None:
+    settings = dict(options.rdzv_conf)
+    typed = settings.get("join_timeout", settings.get("timeout", options.roll_call_timeout))
+    return None if typed is None else float(typed)
+
+
+def rejoin_limit_s(options: Options) -> float:
+    """Return how long a restart may wait for nodes: some have ranks that take their time to end."""
+    settings = dict(options.rdzv_conf)
+    return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
+
+
+class _Reaching:
+    """This node's tries to reach the head's port.
+
+    Args:
+        options: What was asked for.
+        name: The head's name or address.
+        port: Its port.
+        notes: What nodes say in the shared folder.
+        inform: Prints a notice.
+    """
+
+    def __init__(
+        self, options: Options, name: str, port: int, *, notes: Notes, inform: Callable[[Notice], None]
+    ) -> None:
+        self._options, self._name, self._port, self._notes = options, name, port, notes
+        self._waiting = Waiting(inform, limit_s=join_limit_s(options))
+        self._refused_since_s: float | None = None
+        self._refused_limit_s = deadlines.scaled(deadlines.PORT_REFUSED)
+        self._is_limited = _typed_limit_s(options) is not None or options.no_check  # by the user, so it holds
+
+    def await_name(self) -> str:
+        """Return the head's numeric address as soon as its name resolves.
+
+        Raises:
+            SetupError: It does not, in time.
+        """
+        while isinstance(found := look_up(self._name), str):
+            self._wait(Knock("unresolved", detail=found))
+        return found[0]
+
+    def reach(self) -> tuple[TCPStore, str]:
+        """Connect to the head's store as soon as it listens; return it and the head's numeric address.
+
+        Raises:
+            SetupError: The head's name does not resolve.
+            RunError: Nobody has answered in time, or something that is not a store.
+        """
+        while (tried := knock(self._name, self._port)).kind != "open":
+            self._wait(tried)
+        return _enter(tried.address, self._port), tried.address
+
+    def _wait(self, tried: Knock) -> None:
+        """Wait a moment after a try in vain.
+
+        Raises:
+            SetupError: The head's name does not resolve, and the wait is over.
+            RunError: The head was not reached, and the wait is over.
+        """
+        waiting, notes = self._waiting, self._notes
+        trouble = unreached.in_words(tried)
+        if waiting.waited_s > _NOTE_AFTER_S:
+            notes.leave(address=tried.address, trouble=trouble)
+        if self._is_hopeless(tried):
+            notes.leave(address=tried.address, trouble=trouble, ended=True)
+            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
+            raise SetupError(finding) if tried.kind == "unresolved" else RunError(finding)
+        if waiting.is_due:
+            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
+            picture = unreached.notice(finding, tried, place=f"{self._name}:{self._port}")
+            is_short = tried.kind == "refused" and not self._is_limited
+            waiting.show(picture, until=f"{duration(self._refused_limit_s)} of refusals" if is_short else "")
+        time.sleep(_AGAIN_S)
+
+    def _is_hopeless(self, tried: Knock) -> bool:
+        """Return whether the wait is over: for long enough the head's host has answered, and refused the port."""
+        now_s = time.monotonic()
+        if tried.kind != "refused":
+            self._refused_since_s = None
+        elif self._refused_since_s is None:
+            self._refused_since_s = now_s
+        if self._options.one_node:
+            return True
+        refused_s = 0.0 if self._refused_since_s is None else now_s - self._refused_since_s
+        return self._waiting.is_over or (not self._is_limited and refused_s > self._refused_limit_s)
+
+
+def _enter(address: str, port: int) -> TCPStore:
+    store = enter(address, port)
+    if store is None:
+        said = banner(address, port)
+        foreign = guard.foreign(None, place=f"{address}:{port}")
+        fix = f"another port on every node; on the host of {address}, ss -tlnp tells who holds {port}"
+        raise RunError(replace(foreign, evidence=(f"it says: {said}",) if said else (), why="", fix=fix))
+    return store
+
+
+def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: str) -> dict[str, Any]:
+    """Write or read the run's identity, and refuse a run that is not this one.
+
+    Raises:
+        RunError: The store belongs to another run, or to something that is not paceline.
+    """
+    if hosts:
+        store.set(guard.IDENTITY_KEY, json.dumps(mine))
+        return mine
+    theirs = _identity_in(store)
+    if theirs is None:
+        raise RunError(guard.foreign(None, place=place))
+    alone = mine["nodes"] == [1, 1]
+    if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs.get("run_name")):
+        raise RunError(guard.foreign(theirs, place=place))
+    return theirs

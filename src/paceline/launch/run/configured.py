@@ -1,0 +1,61 @@
+"""Reads the configuration of accelerate that a run takes, and puts its variables in place for all ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+
+from paceline import env
+from paceline.errors import PacelineError
+from paceline.launch.plan.accelerate import choice, config_file
+from paceline.launch.plan.accelerate.choice import Choice
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.preferences import shown
+from paceline.machine import host
+
+
+def configure(options: Options, source: str) -> Choice:
+    """Set the variables of the configuration that this run takes, for this process and all ranks.
+
+    Args:
+        options: What was asked for.
+        source: Text of the script, empty where there is none to read.
+
+    Raises:
+        PacelineError: A configuration was named and cannot be taken.
+    """
+    chosen = _choose(options, source, env.snapshot())
+    env.update(chosen.environment)
+    if chosen.working_folder and chosen.environment:
+        _find_modules_in_working_folder()
+    return chosen
+
+
+def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice:
+    if options.accelerate_config == config_file.NONE:
+        return Choice()
+    if options.accelerate_config:
+        return choice.named(config_file.settings_of(options.accelerate_config), options.accelerate_config, environ)
+    path = config_file.default_path(environ)
+    if not path.is_file() or not choice.imports_accelerate(source):
+        return Choice()
+    try:
+        default = config_file.settings_of(str(path))
+    except PacelineError:
+        return Choice()  # nobody has asked for this file
+    return choice.by_default(
+        default,
+        shown(path),
+        environ,
+        num_gpus=host.gather(environ.get(env.CUDA_DEVICES)).num_gpus,
+        has_deepspeed=importlib.util.find_spec("deepspeed") is not None,
+    )
+
+
+def _find_modules_in_working_folder() -> None:
+    """Do what accelerate does with DeepSpeed; a forked rank has the launcher's ``sys.path`` but for the first entry."""
+    folder = os.getcwd()
+    env.put(env.PYTHON_PATH, os.pathsep.join(filter(None, (env.read(env.PYTHON_PATH), folder))))
+    sys.path.insert(1, folder)

@@ -1,0 +1,102 @@
+"""Names of log files: in the run folder, or as torch's own options and plug-ins say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
+
+from paceline import env
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.launch.plan import folders
+from paceline.launch.plan.options import Options
+from paceline.rundir.files import RunDir, require_space
+
+
+class RunFolderLogs(LogsSpecs):
+    """Names of log files in the run folder: one file a rank for both streams."""
+
+    def __init__(self, run_dir: RunDir, first_attempt: int) -> None:
+        super().__init__(log_dir=str(run_dir.root))
+        self._run_dir = run_dir
+        self._first_attempt = first_attempt
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._run_dir.root)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        with contextlib.suppress(OSError):  # somebody may have deleted it since the attempt before
+            self._run_dir.create()
+        attempt = self._first_attempt + int(envs[0][env.RESTART_COUNT])
+        ranks = {local: int(values[env.RANK]) for local, values in envs.items()}
+        logs = {local: str(self._run_dir.log(rank, attempt)) for local, rank in ranks.items()}
+        errors = {local: str(self._run_dir.error(rank, attempt)) for local, rank in ranks.items()}
+        for local, path in errors.items():
+            envs[local][env.ERROR_FILE] = path
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
+        return LogsDest(stdouts=logs, stderrs=dict(logs), error_files=errors)
+
+
+class TorchLogs(DefaultLogsSpecs):
+    """torch's layout of log files; where it cannot be made, the names are those in the run folder."""
+
+    def __init__(self, log_dir: str, spare: RunFolderLogs) -> None:
+        super().__init__(log_dir=log_dir, redirects=Std.ALL)
+        self._spare = spare
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        try:
+            return super().reify(envs)
+        except OSError:
+            return self._spare.reify(envs)
+
+
+def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
+    """Return who names the log files: torch's classes where their options were given, else the run folder.
+
+    Args:
+        options: What was asked for.
+        run_dir: The run folder.
+        first_attempt: Number that the first attempt of this start has in it.
+
+    Raises:
+        UsageError: ``--logs-specs`` names no entry point.
+        SetupError: The folder of ``--log-dir`` cannot be written to.
+    """
+    if options.logs_specs is not None:
+        return _plugin_logs(options)
+    usual = RunFolderLogs(run_dir, first_attempt)
+    if options.log_dir is None:
+        return usual
+    log_dir = os.path.abspath(options.log_dir)  # ranks may change their working directory
+    try:
+        if log_dir != os.devnull:
+            require_space(Path(log_dir))
+        return TorchLogs(log_dir, usual)
+    except OSError as error:
+        raise SetupError(folders.unusable(Path(log_dir), error, option="--log-dir")) from None
+
+
+def _plugin_logs(options: Options) -> LogsSpecs:
+    found = entry_points(group="torchrun.logs_specs", name=str(options.logs_specs))
+    if not found:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"--logs-specs {options.logs_specs}: no entry point of that name in torchrun.logs_specs",
+                where="command line",
+                fix="install the package that brings it, or leave the option out",
+            )
+        )
+    made: LogsSpecs = next(iter(found)).load()(
+        log_dir=options.log_dir and os.path.abspath(options.log_dir),
+        redirects=Std.from_str(options.redirects),
+        tee=Std.from_str(options.tee),
+        local_ranks_filter=set(options.local_ranks_filter) or None,
+    )
+    return made

@@ -1,0 +1,237 @@
+"""A thread that copies what ranks write into their pipes, to their log files and to the console."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import threading
+import time
+from dataclasses import dataclass, field
+
+from paceline.launch.run.log_file import LogFile
+
+_CHUNK = 1 << 16
+# Of a rank that never stops printing, so much at a time: others want to be heard too.
+_CHUNKS_AT_ONCE = 16
+# How long whoever wants to read the last lines waits for a console that does not take what it is given.
+_LOCK_S = 0.5
+
+
+@dataclass
+class Copy:
+    """One descriptor that is copied: from a rank to its log file, and to the console if it is shown.
+
+    Attributes:
+        source: The reading end of the rank's pipe, or the master of its terminal.
+        file: Its log file.
+        console: Descriptor of the console, -1 if this stream is not shown.
+        prefix: What stands before each line on the console.
+        filters: Lines that contain one of these go to ``filtered``, too.
+        filtered: File for those lines.
+        terminal: The source is a terminal.
+    """
+
+    source: int
+    file: LogFile
+    console: int = -1
+    prefix: str = ""
+    filters: tuple[str, ...] = ()
+    filtered: LogFile | None = None
+    terminal: bool = False
+    _pending: bytes = b""
+
+    def take(self, data: bytes) -> None:
+        """Copy what the rank has written."""
+        self.file.write(data)
+        if self.console < 0:
+            return
+        if not self.prefix and not self.filters:
+            write(self.console, data)
+            return
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            self._show(line + b"\n")
+
+    def finish(self) -> None:
+        """Show a last line that was not ended, and close everything."""
+        if self._pending:
+            self._show(self._pending + b"\n")
+            self._pending = b""
+        os.close(self.source)
+        self.file.close()
+        if self.filtered is not None:
+            self.filtered.close()
+
+    def _show(self, line: bytes) -> None:
+        write(self.console, self.prefix.encode() + line)
+        if self.filtered is not None and any(word.encode() in line for word in self.filters):
+            self.filtered.write(self.prefix.encode() + line)
+
+
+# Files and terminals, as pairs of device and inode, whose last line is not ended: that of a progress bar, for example.
+_unended: set[tuple[int, int]] = set()
+
+
+def begin_line(handle: int) -> None:
+    """End the line that a rank has left open on the console, so that a message is a line of its own."""
+    if _place(handle) in _unended:
+        write(handle, b"\n")
+
+
+def _place(handle: int) -> tuple[int, int]:
+    try:
+        status = os.fstat(handle)
+    except OSError:
+        return -1, handle
+    return status.st_dev, status.st_ino
+
+
+def write(handle: int, data: bytes) -> None:
+    """Write to the console, all of it; a console that was closed takes nothing more."""
+    if data:
+        (_unended.discard if data.endswith(b"\n") else _unended.add)(_place(handle))
+    while data:
+        try:
+            data = data[os.write(handle, data) :]
+        except BlockingIOError:  # somebody has made the terminal non-blocking
+            select.select([], [handle], [])
+        except OSError:
+            return  # paceline run ... | head: the run continues
+
+
+@dataclass
+class Pump:
+    """A copying thread and the descriptors that it serves; it starts with the first of them.
+
+    Attributes:
+        name: Of the thread.
+        pause_s: How long to let output gather before it is copied. What nobody watches need not be copied at once,
+            and a thread that wakes for every line would take time from the ranks.
+    """
+
+    name: str
+    pause_s: float = 0.0
+    copies: dict[int, Copy] = field(default_factory=dict)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
+    _wake: tuple[int, int] | None = None
+
+    def serve(self, copy: Copy) -> None:
+        """Copy from now on what comes out of a descriptor."""
+        self._add(copy)
+        if self._thread is None:
+            self._wake = os.pipe()
+            self._selector.register(self._wake[0], selectors.EVENT_READ)
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+        else:
+            assert self._wake is not None
+            os.write(self._wake[1], b".")
+
+    def _add(self, copy: Copy) -> None:
+        os.set_blocking(copy.source, False)
+        with self._lock:
+            self.copies[copy.source] = copy
+            self._selector.register(copy.source, selectors.EVENT_READ)
+
+    def catch_up(self) -> None:
+        """Copy what is there now."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return
+        try:
+            for source in list(self.copies):
+                self._copy(source)
+        finally:
+            self._lock.release()
+
+    def drain(self, deadline_s: float) -> None:
+        """Copy until all writers have gone, at most until a moment of the monotonic clock."""
+        while self.copies and time.monotonic() < deadline_s:
+            self.catch_up()
+            time.sleep(0.005)
+
+    def release(self) -> list[Copy]:
+        """Return the descriptors that somebody still holds the other end of, and serve them no more."""
+        with self._lock:
+            left = list(self.copies.values())
+            for copy in left:
+                self._copy(copy.source, rounds=1 << 20)
+            left = [copy for copy in left if copy.source in self.copies]
+            for copy in left:
+                self._selector.unregister(copy.source)
+            self.copies.clear()
+        return left
+
+    def serve_until_end(self, copies: list[Copy]) -> None:
+        """Copy in this thread until all writers have gone."""
+        for copy in copies:
+            self._add(copy)
+        while self.copies:
+            self._serve_ready()
+
+    def _run(self) -> None:
+        while True:
+            self._serve_ready()
+            if self.pause_s:
+                time.sleep(self.pause_s)
+
+    def _serve_ready(self) -> None:
+        for key, _ in self._selector.select():
+            if self._wake is not None and key.fd == self._wake[0]:
+                os.read(self._wake[0], 4096)
+                continue
+            with self._lock:
+                self._copy(int(key.fd))
+
+    def _copy(self, source: int, *, rounds: int = _CHUNKS_AT_ONCE) -> None:
+        copy = self.copies.get(source)
+        if copy is None:
+            return
+        for _ in range(rounds):
+            try:
+                data = os.read(source, _CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:  # a terminal says EIO when the last writer has gone
+                data = b""
+            if not data:
+                self._selector.unregister(source)
+                del self.copies[source]
+                copy.finish()
+                return
+            copy.take(data)
+
+
+def describe(copy: Copy) -> dict[str, object]:
+    """Return a copy as plain data, without its descriptors."""
+    return {
+        "file": copy.file.path,
+        "prefix": copy.prefix,
+        "filters": list(copy.filters),
+        "filtered": copy.filtered.path if copy.filtered else "",
+        "shown": copy.console >= 0,
+    }
+
+
+def restore(values: dict[str, object], source: int, console: int) -> Copy:
+    """Return the copy that ``describe`` described, in another process; nobody is told of logs that are lost."""
+
+    def on_loss(*_: str) -> None:
+        pass
+
+    filters = values["filters"]
+    assert isinstance(filters, list)
+    copy = Copy(
+        source,
+        LogFile(str(values["file"]), on_loss),
+        console=console if values["shown"] else -1,
+        prefix=str(values["prefix"]),
+        filters=tuple(filters),
+        filtered=LogFile(str(values["filtered"]), on_loss) if values["filtered"] else None,
+    )
+    copy.file.open()
+    if copy.filtered is not None:
+        copy.filtered.open()
+    return copy

@@ -1,0 +1,461 @@
+"""The ranks of this node: started and reaped by the warm process, each end kept with all that is known of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from paceline import env, pulse
+from paceline.errors import Finding, Notice
+from paceline.launch.in_rank import rank_files
+from paceline.launch.in_rank.rank_files import RankFiles
+from paceline.launch.monitor import position, stacks
+from paceline.launch.monitor.attempt import Attempt, Ended
+from paceline.launch.monitor.position import Position
+from paceline.launch.monitor.stacks import Look
+from paceline.launch.outcome import evidence
+from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.launch.outcome.resume import Again
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.plan import Plan
+from paceline.launch.plan.task import RankTask
+from paceline.launch.run.console import DEFAULT_PREFIX, Console, fill_prefix, plan_streams
+from paceline.launch.run.starter import Starter
+from paceline.machine import system
+from paceline.rundir import files as rundir
+from paceline.rundir.files import RunDir
+
+# After the first failure: how long to wait for a likelier cause than a victim, how long ranks have between
+# SIGTERM and SIGKILL, and how long the kernel has to take them away. Together below the 2 s within which
+# all nodes have stopped.
+_SETTLE_S = 0.6
+_TERM_S = 0.7
+_REAP_S = 5.0
+# Ctrl-C: a rank whose stack has not moved for so long since cannot take it, because it sits in a native wait.
+_INTERRUPT_S = 1.5
+# State D is normal for moments, as while a page is read. A rank that stays in it for so long is named.
+_IN_KERNEL_S = 0.6
+_NAMED = float("inf")
+
+
+@dataclass
+class Machinery:
+    """What an agent works with; made by whoever conducts the run.
+
+    Attributes:
+        options: What was asked for.
+        plan: What was decided.
+        starter: The warm process.
+        console: Copies what ranks print.
+        pulses: Memory that the ranks count in, None without the probe.
+        pulse_handle: Its descriptor, -1 without the probe.
+        run_dir: The run folder.
+        task: What every rank runs; rank, environment and files are filled in.
+        base_env: Variables for every rank beside torchrun's.
+        first_attempt: Number that the first attempt of this start has in the run folder.
+        notice: Says a warning, once.
+        inform: Prints a notice.
+        on_start: Called with the restart count once the ranks run.
+        logs: Names log files; torch's own where its options were given.
+        again: How the run is started again.
+        node_state: Returns what the scheduler says of a node, given its rank; empty if there is none.
+    """
+
+    options: Options
+    plan: Plan
+    starter: Starter
+    console: Console
+    pulses: pulse.PulseBoard | None
+    pulse_handle: int
+    run_dir: RunDir
+    task: RankTask
+    base_env: Mapping[str, str]
+    first_attempt: int
+    notice: Callable[[Finding], None]
+    inform: Callable[[Notice], None]
+    on_start: Callable[[int], None]
+    logs: LogsSpecs
+    again: Again
+    node_state: Callable[[int], str] = lambda node: ""
+
+
+class RankGroup(PContext):
+    """torch's view of a group of processes, kept by the warm process."""
+
+    def __init__(
+        self,
+        machinery: Machinery,
+        attempt: Attempt,
+        envs: dict[int, dict[str, str]],
+        on_failure: Callable[[], None],
+        is_hurried: Callable[[], bool],
+    ) -> None:
+        super().__init__(
+            name=machinery.options.role,
+            entrypoint="",
+            args=dict.fromkeys(envs, ()),
+            envs=envs,
+            logs_specs=machinery.logs,
+        )
+        self._tail_logs = []  # the console copies by itself
+        self._left_at: float | None = None  # when the first rank left to be resumed
+        self._machinery = machinery
+        self.attempt = attempt
+        self._on_failure = on_failure
+        self._is_hurried = is_hurried  # whether somebody wants all ranks of all nodes ended at once
+        self._closed = False
+        self.reached_by = 0  # the signal that the ranks have got already, from Slurm
+        self._in_kernel: dict[int, float] = {}  # since when a local rank that is to end has been in state D
+
+    def start(self) -> None:
+        """Start the ranks; signals are the business of the launcher's main thread, not of this one."""
+        self._start()
+
+    def _start(self) -> None:
+        made = self._machinery
+        attempt = self.attempt
+        if made.pulses is not None:
+            made.pulses.clear()
+        attempt.oom_before = evidence.count_oom_kills()
+        attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
+        for local, rank in attempt.ranks.items():
+            streams = self._streams(local, rank)
+            attempt.log_paths[local] = streams[1].path  # where the two differ, tracebacks go to stderr
+            out, err = made.console.open(streams)
+            files = attempt.files[local] = RankFiles.create()
+            try:
+                made.starter.start(self._task(local, rank), stdout=out, stderr=err, files=files.handles)
+            finally:
+                for handle in {out, err}:
+                    _close_quietly(handle)
+        deadline = time.monotonic() + 60
+        while len(attempt.pids) < len(attempt.ranks) and time.monotonic() < deadline:
+            self._listen(0.5)
+
+    def _streams(self, local: int, rank: int) -> Any:
+        made = self._machinery
+        number = self.attempt.number
+        default = str(made.run_dir.log(rank, number))
+        template = made.options.log_line_prefix_template or made.base_env.get(env.LOG_PREFIX, "")
+        folder = Path(self.stdouts[local] or default).parent
+        kept = 0 if made.options.log_dir else number  # torch's layout has a folder for each attempt
+        return plan_streams(
+            made.options,
+            rank=rank,
+            local_rank=local,
+            paths=(self.stdouts[local] or default, self.stderrs[local] or default),
+            prefix=fill_prefix(template or DEFAULT_PREFIX, role=made.options.role, rank=rank, local_rank=local),
+            filtered=(
+                str(folder / made.run_dir.filtered("stdout", kept).name),
+                str(folder / made.run_dir.filtered("stderr", kept).name),
+            ),
+        )
+
+    def _task(self, local: int, rank: int) -> RankTask:
+        made = self._machinery
+        values = {
+            **made.task.__dict__,
+            "local_rank": local,
+            # torchrun fills in ${local_rank} in the script's arguments
+            "args": tuple(Template(word).safe_substitute(local_rank=local) for word in made.task.args),
+            "env": {**made.base_env, **self.envs[local]},
+            "error_file": self.attempt.error_paths[local],
+            "pulse": made.pulse_handle,
+            "num_local_ranks": len(self.attempt.ranks),
+            "check_finite": made.options.check_finite,
+            "check_replicas": made.options.check_replicas,
+            "parameters_file": str(made.run_dir.parameters(rank, self.attempt.number)),
+        }
+        if made.options.nccl_debug:
+            values["env"][env.NCCL_DEBUG_FILE] = str(made.run_dir.nccl(rank, self.attempt.number))
+        return RankTask(**values)
+
+    def _listen(self, timeout_s: float) -> None:
+        try:
+            messages = self._machinery.starter.messages(timeout_s)
+        except EOFError:
+            # The fork server has been killed, and the ranks with it. What they started is nobody's now: every rank
+            # leads a session.
+            system.kill_sessions(set(self.attempt.pids.values()))
+            raise
+        for message in messages:
+            local = message["rank"]
+            if message["said"] == "started":
+                self.attempt.pids[local] = message["pid"]
+            elif self.attempt.pids.get(local) == message["pid"]:
+                self.attempt.ended[local] = Ended(local, message["pid"], message["code"], message["time_ns"])
+
+    def pids(self) -> dict[int, int]:
+        return dict(self.attempt.pids)
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for a rank to end; the whole of it if all have, and other nodes are awaited."""
+        if self.attempt.living:
+            self._listen(timeout_s)
+        else:
+            time.sleep(timeout_s)
+
+    def _poll(self) -> RunProcsResult | None:
+        self._listen(0)
+        # Only of those that have ended: what is known of the others costs files read ten times a second.
+        ends = [self._end(local) for local in self.attempt.ended]
+        if any(end.fell for end in ends):
+            self._on_failure()
+            self.stop("another rank failed", settle=True)
+            return self._result()
+        if self._left_at is None and any(end.unfinished for end in ends):
+            self._left_at = time.monotonic()
+        return None if self.attempt.living else self._result()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds since the first rank of this node left to be resumed; 0 if none has."""
+        return 0.0 if self._left_at is None else time.monotonic() - self._left_at
+
+    def _result(self) -> RunProcsResult:
+        ends = {local: self._end(local) for local in self.attempt.ended}
+        failures = {
+            local: ProcessFailure(
+                local_rank=local,
+                pid=end.pid,
+                exitcode=self.attempt.ended[local].code,
+                # torch raises on a file that is cut off; the record of our own entry never is, a script's may be
+                error_file=self.attempt.error_paths[local] if end.failure else "",
+            )
+            for local, end in ends.items()
+            if end.fell
+        }
+        return RunProcsResult(
+            return_values=dict.fromkeys(self.attempt.ranks),
+            failures=failures,
+            stdouts=self.stdouts,
+            stderrs=self.stderrs,
+        )
+
+    def ends(self) -> list[RankEnd]:
+        """Return how each rank of this node has ended so far, times by this node's clock."""
+        return [self._end(local) for local in self.attempt.ranks]
+
+    def counted(self, local: int) -> pulse.Pulse:
+        """Return what a rank has counted; zeros without the probe."""
+        return self._machinery.pulses.read(local) if self._machinery.pulses else pulse.NOTHING
+
+    def look(self, *, quiet: bool = False) -> dict[int, Look]:
+        """Ask the living ranks where they stand.
+
+        Args:
+            quiet: Send no signal to those that do not answer.
+        """
+        port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
+        return stacks.look(*self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else [])
+
+    def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
+        """Return the processes of the living ranks, and the files that they write their stacks to."""
+        attempt = self.attempt
+        pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
+        return pids, {local: attempt.files[local].stacks_path for local in pids}
+
+    def position(self, local: int, look: Look | None) -> Position:
+        """Return where a rank stands, as far as the look at it tells."""
+        found, beat, ended = look or Look(), self.counted(local), self.attempt.ended.get(local)
+        return Position(
+            rank=self.attempt.ranks[local],
+            host=socket.gethostname(),
+            ended=ended is not None and not ended.code,
+            frames=found.frames,
+            worker=found.worker,
+            guard=found.guard,
+            steps=beat.steps,
+            batches=beat.batches,
+            pid=self.attempt.pids.get(local, 0),
+            state=found.state,
+            **found.recorded,
+        )
+
+    def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
+        """Return where a rank stood at its end, or when another had failed."""
+        if failure is not None:
+            return self.position(local, stacks.at(failure.frames))
+        if crashed:
+            crash = self.attempt.files[local].crash_path
+            return self.position(local, stacks.at(stacks.read_crash(crash)))
+        return self.position(local, self.attempt.looks.get(local))
+
+    def _end(self, local: int) -> RankEnd:
+        attempt = self.attempt
+        ended = attempt.ended.get(local)
+        beat = self.counted(local)
+        failure = self._failure(local)
+        log = Path(attempt.log_paths.get(local, ""))
+        rank = attempt.ranks[local]
+        bad = ended is not None and ended.code != 0
+        crashed = ended is not None and ended.code < 0
+        return RankEnd(
+            rank=rank,
+            host=socket.gethostname(),
+            pid=attempt.pids.get(local, 0),
+            code=ended.code if ended else None,
+            time_ns=ended.time_ns if ended else time.time_ns(),
+            finished=beat.phase in (pulse.RETURNED, pulse.FINISHED),
+            left=beat.phase == pulse.LEFT,
+            stopped=attempt.stopped.get(local, ("", 0))[0],
+            stopped_ns=attempt.stopped.get(local, ("", 0))[1],
+            steps=beat.steps,
+            failure=failure,
+            position=self._last_position(local, failure, crashed),
+            log=rundir.shown(log),
+            log_tail=evidence.last_lines(self._machinery.console.tail(str(log))) if bad else (),
+            stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
+            oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
+            shm=evidence.shm_pressure() if bad else "",
+            threads=tuple(map(evidence.describe_thread, self._reported(local, rank_files.THREAD))),
+        )
+
+    def _failure(self, local: int) -> Failure | None:
+        """Return a rank's exception: from its report, or from its error file if it does not run in our entry."""
+        reported = self._reported(local, rank_files.FAILURE)
+        if reported:
+            return evidence.failure_from(reported[-1])
+        return evidence.read_failure(Path(self.attempt.error_paths[local]))
+
+    def _reported(self, local: int, kind: str) -> list[dict[str, Any]]:
+        files = self.attempt.files.get(local)
+        return files.entries(kind) if files is not None else []
+
+    def reported(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield what the ranks of this node have recorded of a kind so far."""
+        for local in self.attempt.files:
+            yield from self._reported(local, kind)
+
+    def keep_files(self) -> None:
+        """Copy what ranks have left in memory into the run folder, as far as it can be written."""
+        for local, files in self.attempt.files.items():
+            rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._machinery.run_dir
+            files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return what each rank of this node has counted; zeros without the probe."""
+        return [
+            {"rank": rank, "host": socket.gethostname(), **asdict(self.counted(local))}
+            for local, rank in self.attempt.ranks.items()
+        ]
+
+    def stop(self, why: str, *, settle: bool = False) -> None:
+        """End the ranks that are left, because one has failed: SIGTERM, and soon SIGKILL.
+
+        Args:
+            why: The reason, for the records.
+            settle: First give ranks that are failing by themselves a moment, if all that have failed so far
+                look like victims: the cause may be a step behind.
+        """
+        if not self.attempt.looks and not self._cause_is_known():
+            self.attempt.looks = self.look()  # before they go: who was where tells why a collective broke
+        deadline = time.monotonic() + _SETTLE_S
+        while settle and self.attempt.living and time.monotonic() < deadline:
+            if self._cause_is_known():
+                break
+            self._listen(0.05)
+        self._end_living(signal.SIGTERM, why, wait_s=_TERM_S)
+
+    def _cause_is_known(self) -> bool:
+        ends = map(self._end, self.attempt.ended)
+        return any(outcome.weigh(end) == outcome.CAUSE for end in ends if end.fell and end.code)
+
+    def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
+        """Signal the living ranks, wait, then kill whatever is left of all."""
+        self._signal_living(signum, why)
+        self._wait_for_end(wait_s)
+        self._kill()
+
+    def _interrupt(self, why: str, *, wait_s: float) -> None:
+        """Hand SIGINT on; ranks that all sit in native waits, where Python cannot take it, are ended at once."""
+        before = self.attempt.looks = self.look()
+        self._signal_living(signal.SIGINT, why)
+        self._wait_for_end(_INTERRUPT_S)
+        after = self.look()
+        if not all(self._is_deaf(local, before, after) for local in self.attempt.living):
+            self._wait_for_end(max(0.0, wait_s - _INTERRUPT_S))
+        self._kill()
+
+    def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
+        """It has been in the same place since before the signal, and has no handler of paceline's, which waits."""
+        old, new = before.get(local), after.get(local)
+        return (
+            not self.counted(local).armed
+            and old is not None
+            and new is not None
+            and position.classify(new.frames)[0] in position.WAITING
+            and old.recorded == new.recorded
+            and bool(old.frames)
+            and old.frames == new.frames
+        )
+
+    def _signal_living(self, signum: int, why: str) -> None:
+        for local in self.attempt.living:
+            self.attempt.stopped.setdefault(local, (why, time.time_ns()))
+            if signum != self.reached_by:  # a second one would interrupt the save that the first one began
+                self._machinery.starter.signal(local, signum, group=self._machinery.task.method == "exec")
+
+    def _kill(self) -> None:
+        """Kill whatever is left of the ranks and of what they started, and see them go."""
+        self._machinery.starter.kill()
+        deadline = time.monotonic() + _REAP_S
+        while self.attempt.living and time.monotonic() < deadline:
+            self._listen(0.1)
+            self._name_unkillable()
+
+    def _wait_for_end(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while self.attempt.living and (left := deadline - time.monotonic()) > 0 and not self._is_hurried():
+            self._listen(min(left, 0.1))
+            self._name_unkillable()
+
+    def _name_unkillable(self) -> None:
+        """Say at once that a rank which was told to end sits in the kernel, where no signal reaches it."""
+        for local in self.attempt.living & set(self.attempt.pids):
+            pid, rank = self.attempt.pids[local], self.attempt.ranks[local]
+            since_s = self._in_kernel.get(local, 0.0)
+            place = system.kernel_wait(pid)
+            if not place:
+                self._in_kernel.pop(local, None)
+            elif not since_s:
+                self._in_kernel[local] = time.monotonic()
+            elif since_s != _NAMED and time.monotonic() - since_s > _IN_KERNEL_S:
+                self._in_kernel[local] = _NAMED
+                self._machinery.console.say(unkillable(rank, pid, place).render())
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        wait_s = self._machinery.plan.grace_s  # the agents of older versions of torch have no timeout to hand on
+        if not self._closed and self.attempt.living:
+            why = f"{death_sig.name} to the launcher"
+            if death_sig == signal.SIGINT:
+                self._interrupt(why, wait_s=wait_s)
+            else:
+                self._end_living(death_sig, why, wait_s=wait_s)
+        self._closed = True
+
+
+def unkillable(rank: int, pid: int, place: str) -> Notice:
+    """Return the notice that a rank does not end because it waits in the kernel."""
+    return Notice(
+        f"rank {rank} (pid {pid}) on {socket.gethostname()} cannot be ended now: it waits in the kernel (state D)",
+        details=(f"it waits in {place}: a file system, a disk or a device does not answer",),
+        advice=f"no signal ends it before that; look at it: cat /proc/{pid}/stack; dmesg | tail",
+    )
+
+
+def _close_quietly(handle: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(handle)

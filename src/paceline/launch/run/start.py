@@ -1,0 +1,149 @@
+"""From the command line to the fork: the plan is made, torch imported, the warm process split off."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline import env, pulse
+from paceline.errors import EXIT_OK
+from paceline.launch.in_rank import worker
+from paceline.launch.plan import plan as planning
+from paceline.launch.plan import ports, script
+from paceline.launch.plan import slurm_step as slurm
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.plan import Plan
+from paceline.launch.plan.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
+from paceline.launch.run import starter
+from paceline.launch.run.configured import configure
+from paceline.machine import host, torch_requirements
+from paceline.text import terminal
+
+if TYPE_CHECKING:
+    from paceline.launch.outcome.account import Report
+
+_SLOW_IMPORT_S = 2.0  # after so long a person wonders
+
+
+def run(options: Options) -> int:
+    """Run ``paceline run`` to its end.
+
+    In a rank, which is a fork of this process, this does not return to the launcher's caller in any other
+    way than the script ends: it returns 0 or raises SystemExit.
+
+    Returns:
+        The exit status of the command.
+
+    Raises:
+        PacelineError: The run could not be started.
+    """
+    torch_requirements.require_installed()
+    if options.numa_binding:
+        torch_requirements.require_numa_binding()
+    if options.check_only:
+        from paceline.launch.run import checkup
+
+        return checkup.run(options, _conduct_function)
+    source = script.read(options)
+    configured = configure(options, source)
+    options, plan = _plan(options, source)
+    plan = replace(plan, accelerate=configured.summary, warnings=(*plan.warnings, *configured.warnings))
+    task = RankTask(
+        local_rank=0,
+        kind=_kind(options),
+        target=options.script,
+        args=options.script_args,
+        method=str(plan.start_method.value),
+        python=env.read(env.PYTHON_EXEC) or sys.executable,
+        numa_binding=options.numa_binding or "",
+    )
+    return conduct(options, plan, task).exit_status
+
+
+def _plan(options: Options, source: str) -> tuple[Options, Plan]:
+    """Decide; the options come back with what only torch could count."""
+    environ = env.snapshot()
+    facts = host.gather(
+        environ.get(env.CUDA_DEVICES),
+        granted_cpus=None if options.no_slurm else slurm.granted_cpus(environ),
+        granted_gpus=options.placed.num_gpus,
+    )
+    if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:
+        count = host.count_devices_by_torch(options.nproc_per_node)
+        if count:
+            options = replace(options, nproc_per_node=str(count))
+    plan = planning.make(options, facts, environ=environ, source=source)
+    shown = tuple(rank for rank in options.local_ranks_filter if rank < plan.nproc.value)
+    return replace(options, local_ranks_filter=shown or options.local_ranks_filter), plan
+
+
+def _conduct_function(options: Options, task: RankTask, function: Callable[[], None]) -> Report:
+    options, plan = _plan(options, "")
+    return conduct(options, plan, task, function)
+
+
+def _kind(options: Options) -> str:
+    if options.no_python:
+        return PROGRAM
+    return MODULE if options.module else PATH if options.run_path else SCRIPT
+
+
+def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None) -> Report:
+    """Start the warm process, then everything else; in a rank, run its task.
+
+    Args:
+        options: What was asked for.
+        plan: What was decided.
+        task: What every rank runs.
+        function: What a ``function`` task runs.
+    """
+    # Not at the top: a command that is refused is answered at once.
+    from paceline.launch.outcome.account import Report
+    from paceline.launch.run.conductor import Conductor
+
+    if plan.threads.value is not None:
+        env.put(env.OMP_THREADS, str(plan.threads.value))
+    # Taken out of the environment, which ranks inherit.
+    options = replace(options, secret=env.take(env.RUN_SECRET) or "")
+    ports.require_free(options, plan)
+    handle = -1 if options.no_probe or task.method == "exec" else pulse.create(int(plan.nproc.value))
+    if task.method == "fork":
+        _warm_up(plan.warm_imports)
+    warm, mine = starter.fork_starter()
+    if mine is not None:
+        worker.run(mine, function)
+        return Report(EXIT_OK, [])
+    assert warm is not None
+    return Conductor(options, plan, task, warm, handle).run()
+
+
+def _warm_up(modules: Sequence[str]) -> None:
+    """Import what every rank needs, once; then let the collector leave it alone, so its pages stay shared."""
+    import atexit
+    import gc
+    from importlib import import_module
+
+    slow = threading.Timer(_SLOW_IMPORT_S, _say_to_a_person, ["importing torch (slow on a network file system)"])
+    slow.daemon = True
+    slow.start()
+    try:
+        torch_requirements.require()
+        import torch.distributed
+        import torch.nn.parallel
+        import torch.utils.data  # noqa: F401
+    finally:
+        slow.cancel()
+        slow.join()  # ranks are forked from here: no other thread may hold a lock
+    for name in modules:
+        import_module(name)
+    gc.freeze()
+    if "triton" in sys.modules:  # that of torch 2.15 is built with nanobind, which prints what is never collected
+        atexit.register(gc.unfreeze)
+
+
+def _say_to_a_person(text: str) -> None:
+    if terminal.columns_of(sys.stderr):
+        terminal.say(text)

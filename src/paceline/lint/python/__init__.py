@@ -1,5 +1,0 @@
-"""Mistakes in training scripts, found by the syntax tree: nothing of the script is imported or run."""
-
-from paceline.lint.python.judging import examine, judge
-
-__all__ = ["examine", "judge"]

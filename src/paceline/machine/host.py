@@ -1,0 +1,269 @@
+"""Facts about this machine that the plan needs: CPUs, GPUs, addresses, who holds a port.
+
+A hand: it reads, it decides nothing. torch is not imported here unless somebody asks for devices that
+only torch can count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline import env
+from paceline.machine import torch_requirements
+from paceline.machine.cpus import usable_cpus
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a plan rests on.
+
+    Attributes:
+        hostname: As the machine calls itself; never resolved.
+        platform: ``sys.platform``.
+        usable_cpus: CPUs that this process may use: affinity and cgroup quota.
+        cpu_reason: Where that number comes from.
+        num_gpus: GPUs that ranks would see.
+        gpu_reason: Where that number comes from.
+        addresses: ``(interface, numeric address)`` of the interfaces that are up, IPv4 first.
+        granted_gpus: GPUs that a scheduler says this node's part of the run has; 0 where none says so.
+        python_flags: Flags that the launcher's interpreter was started with, such as ``-O``.
+    """
+
+    hostname: str
+    platform: str
+    usable_cpus: int
+    cpu_reason: str
+    num_gpus: int
+    gpu_reason: str
+    addresses: tuple[tuple[str, str], ...]
+    granted_gpus: int = 0
+    python_flags: tuple[str, ...] = ()
+
+
+def gather(visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0) -> HostFacts:
+    """Read the facts of this machine.
+
+    Args:
+        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``, None if unset.
+        granted_cpus: CPUs that a scheduler gave this process, None where there is none.
+        granted_gpus: GPUs that it gave.
+    """
+    cpus, cpu_reason = usable_cpus()
+    if granted_cpus is not None and granted_cpus < cpus:
+        cpus, cpu_reason = granted_cpus, env.CPUS_PER_TASK
+    gpus, gpu_reason = count_gpus(visible_devices)
+    return HostFacts(
+        hostname=socket.gethostname(),
+        platform=sys.platform,
+        usable_cpus=cpus,
+        cpu_reason=cpu_reason,
+        num_gpus=gpus,
+        gpu_reason=gpu_reason,
+        addresses=addresses(),
+        granted_gpus=0 if visible_devices == "" else granted_gpus,
+        python_flags=python_flags(sys.orig_argv),
+    )
+
+
+def python_flags(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags of a Python command that change how a script runs: all but -u, which ranks have anyway.
+
+    Args:
+        command: ``sys.orig_argv``: the interpreter, its flags, then ``-m`` and a module, or a file.
+    """
+    flags: list[str] = []
+    words = iter(command[1:])
+    for word in words:
+        if not re.match("-[a-zA-Z]", word):
+            break
+        if word[1] in "WX":
+            flags.append(word if len(word) > 2 else f"{word} {next(words, '')}")
+            continue
+        letters = re.split("[mc]", word[1:])[0]
+        flags += [f"-{letter}" for letter in letters if letter != "u"]
+        if letters != word[1:]:
+            break
+    return tuple(flags)
+
+
+def count_gpus(visible_devices: str | None) -> tuple[int, str]:
+    """Return how many GPUs CUDA would show, and why, without creating a CUDA context."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no library, no driver, no device: nvml has an exception for each
+        return 0, "no NVIDIA driver answers"
+    try:
+        total = int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+    if visible_devices is None:
+        return total, "GPUs of the machine"
+    chosen = _visible(visible_devices, total)
+    return chosen, f"CUDA_VISIBLE_DEVICES={visible_devices}"
+
+
+def _visible(text: str, total: int) -> int:
+    """Count the entries that CUDA accepts: it stops at the first that names no device."""
+    count = 0
+    for entry in (part.strip() for part in text.split(",")):
+        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < total)):
+            break
+        count += 1
+    return count
+
+
+def count_devices_by_torch(kind: str) -> int:
+    """Return the number of accelerators that only torch can count (xpu, or whatever there is).
+
+    Args:
+        kind: ``"xpu"`` or ``"auto"``.
+    """
+    torch_requirements.require()
+    import torch
+
+    if kind == "xpu":
+        return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
+    return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
+
+
+def addresses() -> tuple[tuple[str, str], ...]:
+    """Return ``(interface, address)`` of the interfaces that are up; IPv4 before IPv6, no link-local."""
+    import psutil
+
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = [
+        (entry.family == socket.AF_INET6, name, entry.address.split("%")[0])
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name in up and entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return tuple((name, address) for _, name, address in sorted(found) if not address.startswith("fe80:"))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address, or the name for it that all machines have, leads to this machine only."""
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
+def is_numeric(name: str) -> bool:
+    """Return whether a host is given by its address."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            return bool(socket.inet_pton(family, name))
+    return False
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """Return the numeric addresses of a host name, IPv4 first.
+
+    Raises:
+        OSError: The name does not resolve.
+    """
+    entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+    ordered = sorted(entries, key=lambda entry: entry[0] == socket.AF_INET6)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
+
+
+def within(seconds: float, ask: Callable[[], _Found], otherwise: _Found) -> _Found:
+    """Return what ``ask`` returns, or ``otherwise`` if that takes too long or fails."""
+    answer: queue.SimpleQueue[_Found] = queue.SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            answer.put(ask())
+
+    thread = threading.Thread(target=work, name="paceline-ask", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return otherwise if answer.empty() else answer.get()
+
+
+def address_towards(target: str) -> str:
+    """Return the address of this machine that packets to ``target`` would carry; nothing is sent.
+
+    Raises:
+        OSError: There is no route.
+    """
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))  # a datagram socket only looks the route up
+        return str(probe.getsockname()[0])
+
+
+def listen(address: str, port: int, *, only: bool = False) -> socket.socket:
+    """Return a socket that listens on the port, held open until the store takes it over.
+
+    Args:
+        address: Any numeric address of the family wanted; the socket listens on all interfaces, because
+            ranks of other nodes come in through whichever routes here.
+        port: The port, 0 for one that the kernel chooses.
+        only: All who may connect use that address, so listen there only, if it is one of this host's.
+
+    Raises:
+        OSError: The port is taken (``errno.EADDRINUSE``) or not allowed.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    anywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
+    only = only or (port == 0 and address in ("127.0.0.1", "::1"))
+    try:
+        _bind(server, (address, anywhere) if only else (anywhere,), port)
+        server.listen(4096)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def _bind(server: socket.socket, addresses: Sequence[str], port: int) -> None:
+    """Bind a socket to the first of some addresses that is this host's."""
+    for address in addresses:
+        try:
+            server.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or address == addresses[-1]:
+                raise
+        else:
+            return
+
+
+def holder_of(port: int) -> str:
+    """Return who listens on a port, ``pid 4242 (python old_train.py)``; empty if that is not visible."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.AccessDenied, OSError):
+        return ""
+    for entry in connections:
+        if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
+            return describe_process(entry.pid)
+    return ""
+
+
+def describe_process(pid: int) -> str:
+    """Return ``pid 4242 (python old_train.py)``, as much of it as is visible."""
+    import psutil
+
+    try:
+        command = psutil.Process(pid).cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return f"pid {pid}"
+    words = [os.path.basename(word) if place < 2 else word for place, word in enumerate(command)]
+    text = " ".join(" ".join(words).split())  # a daemon that renames itself leaves blanks behind
+    return f"pid {pid} ({text[:77] + '...' if len(text) > 80 else text})"

@@ -1,0 +1,264 @@
+"""Which training a run folder belongs to: what is recorded in it, the default name, what differs.
+
+A default folder is named by script, arguments, array element and number of the Session in the process, so that two
+trainings share a folder only if somebody says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding
+from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, script_stem, write_whole
+
+VERSION = 1
+# A number of five digits that equals the job's own id is that id; a shorter one may be a batch size.
+_SURE_DIGITS = 5
+# Flags that ask to continue: `train.py --resume` is the training of `train.py`.
+_CONTINUES = re.compile(
+    r"--?(auto[-_]?)?(resume|restore|continue)([-_]training)?(=(1|yes|true|auto|latest|last))?$", re.I
+)
+_CONTINUES_FROM = re.compile(r"(1|yes|true|auto|latest|last)$", re.I)
+_NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What tells one training from another.
+
+    Attributes:
+        script: The script, relative to the working folder.
+        arguments: Its arguments. The job's own id and flags that ask to continue are left out.
+        array_job: The Slurm array that it is an element of; empty if it is not.
+        array_task: Which element.
+        session: Number of the Session in its process, from 1.
+        job: The Slurm job that trained here last. It does not tell trainings apart.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    array_job: str = ""
+    array_task: str = ""
+    session: int = 1
+    job: str = ""
+
+    @property
+    def line(self) -> str:
+        """The script and its arguments, for people."""
+        return " ".join((self.script, *self.arguments))
+
+    @property
+    def element(self) -> str:
+        """The array element for people; empty if it is not one."""
+        return f"element {self.array_task} of array {self.array_job}" if self.array_task else ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the script tells it from others."""
+        return not self.arguments and not self.array_task and self.session == 1 and os.sep not in self.script
+
+    def same_as(self, other: Training) -> bool:
+        """Whether this is the same training, perhaps under another job."""
+        return _key(self) == _key(other)
+
+
+def _key(training: Training) -> tuple[object, ...]:
+    return training.script, training.arguments, training.array_job, training.array_task, training.session
+
+
+def of_command(
+    script: str, arguments: Sequence[str], environ: Mapping[str, str], *, folder: str, session: int = 1
+) -> Training:
+    """Return the training that a command starts. Pure.
+
+    Args:
+        script: The script as it was started.
+        arguments: Its arguments.
+        environ: The environment.
+        folder: The working folder.
+        session: Number of the Session in its process.
+    """
+    job = environ.get(env.JOB_ID, "")
+    array_task = environ.get(env.ARRAY_TASK_ID, "") if job else ""
+    array_job = environ.get(env.ARRAY_JOB_ID, "") if array_task else ""
+    if Path(script).stem in _NOTEBOOKS:
+        arguments = ()  # the name of a file that the notebook's server makes for each kernel
+    return Training(
+        script=os.path.relpath(script, folder) if os.path.isabs(script) else os.path.normpath(script or "session"),
+        arguments=tuple(meaningful(arguments, [job, array_job])),
+        array_job=array_job,
+        array_task=array_task,
+        session=session,
+        job=job,
+    )
+
+
+def working_folder() -> str:
+    """Return the working folder; the root where somebody has deleted it."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return os.sep
+
+
+def meaningful(arguments: Sequence[str], job_ids: Sequence[str]) -> list[str]:
+    """Return arguments without what differs between two starts of one training: job ids, flags that continue. Pure."""
+    kept: list[str] = []
+    was_flag = False
+    for word in arguments:
+        is_flag = bool(_CONTINUES.match(word))
+        is_its_value = was_flag and bool(_CONTINUES_FROM.match(word))
+        was_flag = is_flag and "=" not in word
+        if not is_flag and not is_its_value:
+            kept.append(_without_job(word, job_ids))
+    return kept
+
+
+def _without_job(word: str, job_ids: Sequence[str]) -> str:
+    for job_id in filter(None, job_ids):
+        if len(job_id) < _SURE_DIGITS and re.fullmatch(r"(-[^=]*=)?\d+", word):
+            continue
+        word = re.sub(rf"(?<![\d.]){job_id}(?![\d.])", "JOB", word)
+    return word
+
+
+def default_folder(training: Training) -> Path:
+    """Return the run folder of a training that was given none. Pure."""
+    name = script_stem(training.script) if training.script.strip("-c") else "session"
+    if training.arguments or os.sep in training.script:
+        words = re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments)).strip("-.")[:32].strip("-.")
+        digest = hashlib.sha256(json.dumps([training.script, training.arguments]).encode()).hexdigest()[:8]
+        name = "-".join(filter(None, (name, words, digest)))
+    if training.array_task:
+        name += f"-array-{training.array_job}_{training.array_task}"
+    return RUNS / (name + of_session(training.session))
+
+
+def of_session(number: int) -> str:
+    """Return what the name of a folder ends with; empty for the first Session of a process."""
+    return f"-session-{number}" if number > 1 else ""
+
+
+def choose_folder(training: Training) -> Path:
+    """Return the run folder of a training that was given none, or the one that an earlier version made for it."""
+    folder = default_folder(training)
+    if training.is_plain and not folder.exists():
+        earlier = EARLIER_RUNS / folder.name
+        owner = read(RunDir(earlier))
+        if has_checkpoints(earlier) and (owner is None or owner.same_as(training)):
+            return earlier
+    return folder
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Return whether checkpoints were committed in a run folder."""
+    try:
+        return any(RunDir(folder).checkpoints.glob("[0-9]*"))
+    except OSError:
+        return False
+
+
+def differences(recorded: Training, mine: Training) -> list[str]:
+    """Return in what a training differs from the one that a folder belongs to, for people. Pure."""
+    lines = []
+    if recorded.script != mine.script:
+        lines.append(f"script {recorded.script}, now {mine.script}")
+    if recorded.arguments != mine.arguments:
+        before, now = _without_common(recorded.arguments, mine.arguments)
+        lines.append(f"arguments {before or 'without'}, now {now or 'without'}")
+    if (recorded.array_job, recorded.array_task) != (mine.array_job, mine.array_task):
+        lines.append(f"{recorded.element or 'no array'}, now {mine.element or 'no array'}")
+    return lines
+
+
+def _without_common(before: Sequence[str], now: Sequence[str]) -> tuple[str, str]:
+    """Return the words that differ, each option together with its value."""
+    first, second = _options(before), _options(now)
+    return (
+        " ".join(each for each in first if each not in second),
+        " ".join(each for each in second if each not in first),
+    )
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for word in words:
+        takes_value = bool(found) and found[-1].startswith("-") and " " not in found[-1] and "=" not in found[-1]
+        if takes_value and not (word.startswith("-") and not re.match(r"-[\d.]", word)):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+def conflict(folder: Path, recorded: Training | None, mine: Training) -> Finding | None:
+    """Return why a training must not use a folder that was named for it; None if it may. Pure.
+
+    Changed arguments are no reason: somebody who names a folder wants to continue there.
+    """
+    if recorded is None or not recorded.array_task or not mine.array_task or recorded.array_task == mine.array_task:
+        return None
+    return Finding(
+        "run-folder-of-other-training",
+        f"{folder} belongs to {recorded.element}, this is {mine.element}",
+        where=str(folder),
+        evidence=(f"recorded in {RunDir(folder).training}: {recorded.line}",),
+        why="this element would load the other one's model and overwrite its checkpoints",
+        fix="a folder for each element, $SLURM_ARRAY_TASK_ID in its name; or none, each element then has its own",
+    )
+
+
+def siblings(training: Training) -> list[tuple[Path, Training | None]]:
+    """Return other folders of the same script that have checkpoints, the most similar and newest first."""
+    stem = default_folder(Training(training.script)).name.partition("-")[0]
+    found = []
+    for runs in (RUNS, EARLIER_RUNS):
+        for path in sorted(runs.glob(f"{stem}*")):
+            owner = read(RunDir(path))
+            if _is_sibling(path, owner, training) and has_checkpoints(path):
+                found.append((path, owner))
+    return sorted(found, key=lambda each: _rank(each[0], each[1], training))
+
+
+def _is_sibling(path: Path, owner: Training | None, mine: Training) -> bool:
+    if owner is None:
+        return path.parent == EARLIER_RUNS and path.name == script_stem(mine.script)
+    if owner.script != mine.script or owner.session != mine.session or owner.same_as(mine):
+        return False
+    same_array = owner.array_job == mine.array_job and bool(mine.array_job)
+    return not same_array and owner.array_task in ("", mine.array_task)
+
+
+def _rank(path: Path, owner: Training | None, mine: Training) -> tuple[int, float]:
+    num_different = len(set(owner.arguments) ^ set(mine.arguments)) if owner else 1000
+    try:
+        return num_different, -path.stat().st_mtime
+    except OSError:
+        return num_different, 0.0
+
+
+def read(run_dir: RunDir) -> Training | None:
+    """Return the training that a folder belongs to, None if that was not recorded."""
+    try:
+        values: dict[str, Any] = json.loads(run_dir.training.read_text(encoding="utf-8"))
+        fields = {key: value for key, value in values.items() if key in Training.__dataclass_fields__}
+        return Training(**{**fields, "arguments": tuple(fields["arguments"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def record(run_dir: RunDir, training: Training) -> None:
+    """Write down which training a folder belongs to. A folder that takes no file must not end a training."""
+    if read(run_dir) == training:
+        return
+    with contextlib.suppress(OSError):
+        write_whole(run_dir.training, json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n")

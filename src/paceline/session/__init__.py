@@ -1,5 +1,0 @@
-"""The training API: what a script meets (``session.py``), and what it stands on."""
-
-from paceline.session.session import Session
-
-__all__ = ["Session"]

@@ -1,0 +1,1 @@
+"""What libraries print when they fail, and the fault that each text stands for."""

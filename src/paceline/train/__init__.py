@@ -1,0 +1,1 @@
+"""The training library: Session and Trainer, and what they stand on."""

@@ -1,0 +1,63 @@
+"""Checkpoints: written by all ranks together, committed last, readable at any world size.
+
+The names are loaded when they are asked for (PEP 562), because listing and verifying checkpoints needs no
+torch and must not wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.train.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from paceline.train.checkpoint.damage import verify as verify
+    from paceline.train.checkpoint.folder import list_of as list_of
+    from paceline.train.checkpoint.folder import resolve as resolve
+    from paceline.train.checkpoint.manifest import Committed as Committed
+    from paceline.train.checkpoint.manifest import Saved as Saved
+    from paceline.train.checkpoint.manifest import TensorInfo as TensorInfo
+    from paceline.train.checkpoint.onefile import export as export
+    from paceline.train.checkpoint.table import describe as describe
+    from paceline.train.checkpoint.table import render as render
+
+_HOMES = {
+    "Checkpoints": "checkpoints",
+    "Committed": "manifest",
+    "Saved": "manifest",
+    "TensorInfo": "manifest",
+    "describe": "table",
+    "export": "onefile",
+    "list_of": "folder",
+    "render": "table",
+    "resolve": "folder",
+    "verify": "damage",
+}
+
+_WITH_TORCH = ("Checkpoints", "export")
+
+__all__ = [
+    "Checkpoints",
+    "Committed",
+    "Saved",
+    "TensorInfo",
+    "describe",
+    "export",
+    "list_of",
+    "render",
+    "resolve",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline.train.checkpoint' has no attribute {name!r}")
+    from importlib import import_module
+
+    if name in _WITH_TORCH:
+        from paceline.machine import torch_requirements
+
+        torch_requirements.require()
+    value = getattr(import_module(f"paceline.train.checkpoint.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,126 @@
+"""Files as DCP's writer sees them: everything written is counted, checksummed and on the disk when it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from paceline.train.checkpoint.manifest import FileInfo
+
+_WRITEBACK_BYTES = 1 << 24
+_LARGE_BYTES = 1 << 20  # from here on summing takes longer than handing it to another thread
+
+
+class CheckedFiles(FileSystem):
+    """The file system, with a record of what was written to it.
+
+    Attributes:
+        written: What each file is like, by name.
+    """
+
+    def __init__(self) -> None:
+        self.written: dict[str, FileInfo] = {}
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """Open a file; one that is written is on the disk when the context ends."""
+        if mode != "wb":
+            with Path(path).open(mode) as plain:
+                yield cast(io.IOBase, plain)
+            return
+        with Path(path).open(mode) as file:
+            stream = _Checked(cast("IO[bytes]", file))
+            try:
+                yield stream
+            except Exception as error:
+                # torch.save ends its archive also after an error, and fails at that with one that says nothing.
+                raise stream.error or error from None
+            file.flush()
+            os.fsync(file.fileno())
+        self.written[Path(path).name] = FileInfo(stream.num_bytes, stream.crc)
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file, in the record as well."""
+        super().rename(path, new_path)
+        self.written[Path(new_path).name] = self.written.pop(Path(path).name)
+
+
+class _Checked(io.IOBase):
+    """A file that is written from beginning to end; it can't seek, which would make the checksum wrong."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._pending = 0  # bytes at the end that the kernel still holds back
+        self.num_bytes = 0
+        self.crc = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            if len(view) < _LARGE_BYTES:
+                self._add(view)
+                self._file.write(view)
+            else:
+                self._write_large(view)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self.num_bytes += len(view)
+        return len(view)
+
+    def _write_large(self, view: memoryview) -> None:
+        # Both let go of the interpreter's lock, so that the sum costs CPU and hardly any time. A plain thread: an
+        # executor takes no work while the interpreter ends, which waits for the last checkpoint of a script.
+        beside = threading.Thread(target=self._add, args=(view,), name="paceline-checksum")
+        beside.start()
+        try:
+            self._file.write(view)
+        finally:
+            beside.join()  # the memory is not ours after this
+        self._start_writeback(len(view))
+
+    def _add(self, view: memoryview) -> None:
+        self.crc = zlib.crc32(view, self.crc)
+
+    def _start_writeback(self, num_bytes: int) -> None:
+        # The kernel begins to write to the disk now and not when the file is synced, so that the disk works while
+        # the rest is copied and summed. The name is misleading: pages that are not on the disk yet are kept.
+        self._pending += num_bytes
+        if self._pending >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
+            begin = self.num_bytes + num_bytes - self._pending
+            os.posix_fadvise(self._file.fileno(), begin, self._pending, os.POSIX_FADV_DONTNEED)
+            self._pending = 0
+
+    def tell(self) -> int:
+        return self.num_bytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def seekable(self) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def without_inner_checksums() -> Iterator[None]:
+    """Let torch.save leave out the checksums in its archives: we sum the whole file, once.
+
+    The setting is one of the thread (a context variable), so a user's own torch.save is not touched.
+    """
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)

@@ -1,0 +1,218 @@
+"""Bad news of checkpoints, worded. Pure, and without torch."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import Finding, PacelineError, RunError, SetupError, UsageError
+from paceline.text.wording import few_lines
+from paceline.train.checkpoint.manifest import Saved
+
+_MOST = 8  # lines of evidence
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on a rank, as it travels to the others: an exception that carries a Finding may not.
+
+    Attributes:
+        kind: The exception to raise.
+        finding: What it carries.
+    """
+
+    kind: type[PacelineError]
+    finding: Finding
+
+    def error(self) -> PacelineError:
+        """Return the exception."""
+        return self.kind(self.finding)
+
+
+def merge(failures: Mapping[int, Failure]) -> Failure:
+    """Return the one thing to say when ranks fail: what the first of them says, and who else did."""
+    first = min(failures)
+    others = [str(rank) for rank in sorted(failures) if rank != first]
+    if not others:
+        return failures[first]
+    finding = failures[first].finding
+    line = f"the same or worse on rank{'s' if len(others) > 1 else ''} {', '.join(others)}"
+    return Failure(failures[first].kind, replace(finding, evidence=(*finding.evidence, line)))
+
+
+def of_exception(error: BaseException, *, where: str) -> Failure:
+    """Return what to tell the other ranks about an exception that is not one of ours."""
+    if isinstance(error, PacelineError):
+        return Failure(type(error), error.finding)
+    lines = [line.strip() for line in traceback.format_exception(error)[-2:]]
+    return Failure(
+        RunError,
+        Finding(
+            "script-error-on-one-rank",
+            f"a checkpoint failed: {type(error).__name__}: {error}",
+            where=where,
+            evidence=tuple(part for line in lines for part in line.splitlines()),
+            fix="paceline checkpoint list; the checkpoints that it shows are whole",
+        ),
+    )
+
+
+def of_os_error(error: OSError, *, folder: Path, where: str, needed_bytes: int, free_bytes: int | None) -> Failure:
+    """Return what an error of the file system means while a checkpoint is written."""
+    if error.errno in _FULL:
+        return disk_full(folder, where=where, needed_bytes=needed_bytes, free_bytes=free_bytes, error=str(error))
+    return not_writable(folder, where=where, error=f"{type(error).__name__}: {error}")
+
+
+def disk_full(folder: Path, *, where: str, needed_bytes: int, free_bytes: int | None, error: str) -> Failure:
+    """Return that the disk has no space for a checkpoint."""
+    free = "unknown" if free_bytes is None else f"{free_bytes:,} bytes"
+    return Failure(
+        RunError,
+        Finding(
+            "disk-full",
+            "no space left for a checkpoint; those before it are whole",
+            where=f"{where}, {folder}",
+            evidence=(f"needed by this rank: {needed_bytes:,} bytes; free: {free}", error),
+            why="earlier ones are deleted only after it is committed: keep_last=2 needs room for three",
+            fix=f"free space, keep fewer, or write elsewhere; what fills the disk: du -sh {folder}/*",
+        ),
+    )
+
+
+def not_writable(folder: Path, *, where: str, error: str) -> Failure:
+    """Return that the folder takes no checkpoint."""
+    return Failure(
+        SetupError,
+        Finding(
+            "folder-not-writable",
+            "a checkpoint cannot be written",
+            where=f"{where}, {folder}",
+            evidence=(error,),
+            why="without it nothing of this run can be resumed",
+            fix="paceline run --run-dir FOLDER ..., a folder that this user may write to",
+        ),
+    )
+
+
+def not_shared(folder: Path, *, blind: Sequence[str]) -> Failure:
+    """Return that some ranks do not see the folder of rank 0.
+
+    Args:
+        folder: The folder.
+        blind: Those who do not see it, ``"rank 3 on node-b"``.
+    """
+    return Failure(
+        SetupError,
+        Finding(
+            "run-folder-not-shared",
+            f"{len(blind)} rank{'s do' if len(blind) > 1 else ' does'} not see the files that rank 0 writes",
+            where=str(folder),
+            evidence=few_lines(blind, _MOST),
+            why="every rank writes a part of a checkpoint, and the parts have to come together in one folder",
+            fix="paceline run --run-dir FOLDER ..., a folder on a file system that all nodes share",
+        ),
+    )
+
+
+def damaged(path: Path, lines: Sequence[str]) -> Failure:
+    """Return that files of a checkpoint are not what was written."""
+    return Failure(
+        RunError,
+        Finding(
+            "checkpoint-damaged",
+            f"files of the checkpoint {path.name} are not as they were written",
+            where=str(path),
+            evidence=few_lines(lines, _MOST),
+            why="nothing was loaded: the values in it cannot be trusted",
+            fix=f"take an earlier one: paceline checkpoint list {path.parent}",
+        ),
+    )
+
+
+def other_model(saved: Saved, lines: Sequence[str]) -> Failure:
+    """Return that a checkpoint does not fit the model."""
+    return Failure(
+        UsageError,
+        Finding(
+            "checkpoint-other-model",
+            f"the checkpoint {saved.path.name} is of another model: {len(lines)} "
+            f"difference{'s' if len(lines) > 1 else ''} in names or shapes",
+            where=str(saved.path),
+            evidence=few_lines(lines, _MOST),
+            why="nothing was loaded: the model is as it was",
+            fix="build the model as it was when it was saved, or use another run folder: --run-dir FOLDER",
+        ),
+    )
+
+
+def missing(path: Path, what: str, *, fix: str = "") -> Failure:
+    """Return that there is no checkpoint where one was looked for."""
+    return Failure(
+        UsageError,
+        Finding("checkpoint-missing", what, where=str(path), fix=fix or f"paceline checkpoint list {path.parent}"),
+    )
+
+
+def unfinished(path: Path) -> Failure:
+    """Return that a folder holds a checkpoint that was never committed."""
+    return Failure(
+        UsageError,
+        Finding(
+            "checkpoint-unfinished",
+            "the checkpoint was not committed: whoever wrote it ended before it was whole",
+            where=str(path),
+            why="parts of it are missing or cut off",
+            fix=f"take one that is whole: paceline checkpoint list {path.parent}",
+        ),
+    )
+
+
+def different_states(where: str, lines: Sequence[str]) -> Failure:
+    """Return that ranks want to save different things."""
+    return Failure(
+        UsageError,
+        Finding(
+            "collective-mismatch",
+            "ranks hand over different things to save",
+            where=where,
+            evidence=few_lines(lines, _MOST),
+            why="what is the same on all ranks is written once, by one of them",
+            fix="register the same objects on all ranks, not under `if session.is_main`",
+        ),
+    )
+
+
+def not_picklable(name: str, error: BaseException, *, where: str) -> Failure:
+    """Return that an object cannot be saved."""
+    return Failure(
+        UsageError,
+        Finding(
+            "option-invalid",
+            f"{name} cannot be saved: {type(error).__name__}: {error}",
+            where=where,
+            fix="leave out of its state_dict what cannot be pickled: files, locks, functions made in functions",
+        ),
+    )
+
+
+def bad_option(name: str, value: object, allowed: str, *, fix: str) -> UsageError:
+    """Return the exception for an option of ``save`` that makes no sense."""
+    return UsageError(Finding("option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix))
+
+
+def no_metric(path: Path, count: int) -> Failure:
+    """Return that there is no best checkpoint, as none has a metric."""
+    return Failure(
+        UsageError,
+        Finding(
+            "checkpoint-missing",
+            f"there is no best checkpoint: none of the {count} in the folder has a metric",
+            where=str(path),
+            fix='session.save(metric=...) from now on; to go on from the latest: session.restore("latest")',
+        ),
+    )

@@ -1,0 +1,235 @@
+"""The folder of checkpoints: what is committed in it, and how one is begun, committed and deleted. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import RunError
+from paceline.rundir.files import MANIFEST, RUNS, RunDir, run_folders, write_whole
+from paceline.train.checkpoint import findings, manifest
+from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest
+
+_CHUNK_BYTES = 1 << 22
+
+
+# Looking
+
+
+def list_paths(folder: Path) -> dict[int, Path]:
+    """Return the folder of each committed checkpoint by its serial, the oldest first, without reading any."""
+    if not folder.is_dir():
+        return {}
+    named = ((manifest.parse_committed(path.name), path) for path in folder.iterdir())
+    found = {numbers[0]: path for numbers, path in named if numbers and (path / MANIFEST).is_file()}
+    return dict(sorted(found.items()))
+
+
+def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
+    """Return the committed checkpoints of a folder, the oldest first; none if there is no such folder.
+
+    Args:
+        folder: Folder of checkpoints.
+        is_strict: Whether one whose manifest cannot be read is an error, or is left out.
+
+    Raises:
+        RunError: The manifest of one cannot be read.
+    """
+    found = []
+    for serial, path in list_paths(folder).items():
+        try:
+            found.append(Committed(path, serial, read_manifest(path)))
+        except RunError:
+            # One that is gone was deleted since, by the run that it is of.
+            if is_strict and (path / MANIFEST).is_file():
+                raise
+    return found
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of the checkpoint ``path``.
+
+    Raises:
+        RunError: It cannot be read.
+    """
+    try:
+        return manifest.parse((path / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise findings.damaged(path, [f"{MANIFEST}: {error}"]).error() from error
+
+
+def resolve(path: Path) -> Path:
+    """Return the checkpoint that a path means: that folder, or the latest one in it.
+
+    Args:
+        path: Folder of a checkpoint, of checkpoints, or of a run.
+
+    Raises:
+        UsageError: There is none, or one that was not committed.
+    """
+    if manifest.is_temporary(path.name) and path.is_dir():
+        raise findings.unfinished(path).error()
+    if (path / MANIFEST).is_file():
+        return path
+    if paths := list_paths(checkpoints_of(path)):
+        return latest(paths)
+    if not path.exists():
+        raise findings.missing(path, "there is no such folder").error()
+    if manifest.parse_committed(path.name) or any(path.glob("*.distcp")):
+        raise findings.unfinished(path).error()
+    raise findings.missing(path, "there is no checkpoint in this folder", fix="session.save() makes one").error()
+
+
+def checkpoints_of(path: Path) -> Path:
+    """Return the folder of checkpoints that a path means: of a run, of checkpoints, or of one of them."""
+    of_run = RunDir(path).checkpoints
+    if of_run.is_dir():
+        return of_run
+    return path.parent if (path / MANIFEST).is_file() else path
+
+
+def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
+    """Return a folder of checkpoints and what is committed in it and can be read, the oldest first.
+
+    Args:
+        path: Folder of a run, of checkpoints, or of one of them; None for the run in ``paceline-runs/`` (or
+            ``runs/``, where earlier versions put them) that was last committed to.
+
+    Raises:
+        UsageError: There is no such folder, or no checkpoint in any run.
+    """
+    if path is None:
+        return _newest(run_folders())
+    if not path.is_dir():
+        raise findings.missing(path, "there is no such folder", fix="paceline checkpoint list RUN-FOLDER").error()
+    where = checkpoints_of(path)
+    return where, list_committed(where, is_strict=False)
+
+
+def _newest(places: Sequence[Path]) -> tuple[Path, list[Committed]]:
+    folders = [RunDir(run).checkpoints for runs in places for run in runs.iterdir()]
+    filled = [(folder, committed) for folder in folders if (committed := list_committed(folder, is_strict=False))]
+    if not filled:
+        what, fix = "no run in this folder has a checkpoint", "paceline checkpoint list RUN-FOLDER"
+        raise findings.missing(RUNS.absolute(), what, fix=fix).error()
+    return max(filled, key=lambda each: each[1][-1].manifest.time_ns)
+
+
+def latest(paths: Mapping[int, Path]) -> Path:
+    """Return the checkpoint that was committed last."""
+    return paths[max(paths)]
+
+
+def file_sizes(path: Path, names: Iterable[str]) -> dict[str, int | None]:
+    """Return the size of each file; None for one that is missing."""
+    sizes: dict[str, int | None] = {}
+    for name in names:
+        try:
+            sizes[name] = (path / name).stat().st_size
+        except FileNotFoundError:
+            sizes[name] = None
+    return sizes
+
+
+def checksum(path: Path) -> FileInfo:
+    """Return what a file is like, by reading all of it."""
+    crc, size, buffer = 0, 0, memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+            size += count
+    return FileInfo(size, crc)
+
+
+# Writing
+
+
+def begin(folder: Path, *, step: int) -> Path:
+    """Make the folder that the next checkpoint is written to before it is committed."""
+    serial = _next_serial(folder)
+    token = secrets.token_hex(4)
+    path = folder / manifest.temporary_name(serial, step, token=token, pid=os.getpid(), host=socket.gethostname())
+    path.mkdir(parents=True)
+    return path
+
+
+def _next_serial(folder: Path) -> int:
+    # Of all names and not of what is committed only: a folder whose manifest was deleted is still in the way.
+    names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
+    return 1 + max((numbers[0] for name in names if (numbers := manifest.parse_committed(name))), default=0)
+
+
+def commit(path: Path, told: Manifest) -> Path:
+    """Make the checkpoint that was written to ``path`` visible, whole and for good; return its folder."""
+    write_whole(path / MANIFEST, manifest.dump(told))
+    sync_folder(path)
+    # Once more, as a run that was thought dead may have committed one in the meantime.
+    serial = _next_serial(path.parent)
+    committed = path.parent / manifest.committed_name(serial, told.step)
+    path.rename(committed)
+    sync_folder(path.parent)
+    return committed
+
+
+def remove(path: Path) -> None:
+    """Delete a checkpoint, committed or not; what cannot be deleted is left to the next cleaning.
+
+    It is renamed first, so that a kill in the middle leaves no checkpoint that looks whole and is not.
+    """
+    trash = path.parent / manifest.trash_name(path.name.lstrip("."), token=secrets.token_hex(4))
+    with contextlib.suppress(OSError):
+        path.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+
+def remove_stale(folder: Path) -> None:
+    """Delete what runs that are dead have left in a folder."""
+    host, now_s = socket.gethostname(), time.time()
+    for path in folder.iterdir():
+        if not path.name.startswith(".") or not path.is_dir():
+            continue
+        if manifest.is_stale(path.name, host=host, is_alive=is_alive, age_s=now_s - last_change_s(path)):
+            remove(path)
+
+
+def last_change_s(path: Path) -> float:
+    """Return when something was last written in a folder, in seconds of the clock; 0 if it is gone."""
+    try:
+        return max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
+    except OSError:
+        return 0.0
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this machine is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def sync_folder(path: Path) -> None:
+    """Make what a folder lists survive a crash of the machine."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return how much more can be written; None if that is not known."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    return None

@@ -1,0 +1,86 @@
+"""Writes the model of a checkpoint as one file that needs nothing of ours to be read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.train.checkpoint import folder, manifest, read
+from paceline.train.checkpoint.manifest import MODEL, Saved
+
+SAFETENSORS = ".safetensors"
+
+
+def export(path: Path, outfile: Path) -> list[str]:
+    """Write the model of a checkpoint to one file, under the keys of its own ``state_dict``.
+
+    Args:
+        path: A checkpoint's folder, or a run's, meaning its latest.
+        outfile: The file; of safetensors if it is named so, else what ``torch.save`` writes.
+
+    Returns:
+        The keys that were written.
+
+    Raises:
+        UsageError: There is no checkpoint, or no model in it, or one that safetensors cannot hold.
+        RunError: It is damaged.
+        SetupError: safetensors is not installed, or the file cannot be written.
+    """
+    saved = read.describe(folder.resolve(path))
+    values = _read_model(saved)
+    temporary = outfile.with_name(f".{outfile.name}.{secrets.token_hex(4)}")
+    try:
+        if outfile.suffix == SAFETENSORS:
+            _save_safetensors(values, temporary)
+        else:
+            with temporary.open("wb") as file:
+                torch.save(values, file)
+        os.replace(temporary, outfile)
+    except OSError as error:
+        raise _not_written(outfile, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return list(values)
+
+
+def _read_model(saved: Saved) -> dict[str, Any]:
+    names = [name for name in [*saved.tensors, *sorted(saved.objects)] if manifest.is_of_model(name)]
+    if not names:
+        what = "there is no model in this checkpoint"
+        raise UsageError(Finding("checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"))
+    read.check_files(saved, rank=0, world_size=1, where="")
+    values = read.read(saved, {}, names)
+    # Of several models the second keeps its number: model.1/weight.
+    return {name.removeprefix(MODEL): values[name] for name in names}
+
+
+def _save_safetensors(values: dict[str, Any], path: Path) -> None:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError as error:
+        what, fix = "safetensors is not installed", "pip install 'paceline[safetensors]', or export to a .pt file"
+        raise SetupError(Finding("module-not-found", what, evidence=(str(error),), fix=fix)) from error
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    if others := sorted(set(values) - set(tensors)):
+        raise _not_tensors(others)
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _not_tensors(names: list[str]) -> UsageError:
+    what = f"safetensors holds tensors only, and the model has other state: {', '.join(names)}"
+    return UsageError(Finding("option-contradicted", what, where="OUTFILE", fix="export to a .pt file"))
+
+
+def _not_written(outfile: Path, error: OSError) -> SetupError:
+    what = f"{outfile} cannot be written"
+    fix = "paceline checkpoint export PATH OUTFILE, with a file that this user may write"
+    return SetupError(Finding("folder-not-writable", what, where=str(outfile), evidence=(str(error),), fix=fix))

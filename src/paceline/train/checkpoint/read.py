@@ -1,0 +1,134 @@
+"""Reads a checkpoint: what is in it, whether it is as it was written, and its values."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.serialization import default_restore_location
+
+from paceline.train.checkpoint import findings, folder, manifest, shares
+from paceline.train.checkpoint.damage import damages
+from paceline.train.checkpoint.manifest import Saved, TensorInfo
+
+METADATA = ".metadata"  # DCP's index of the other files
+_CPU = torch.device("cpu")
+
+
+def describe(path: Path) -> Saved:
+    """Return what the checkpoint in the folder ``path`` holds.
+
+    Raises:
+        RunError: It is damaged.
+    """
+    told = folder.read_manifest(path)
+    # It is a pickle, so it is not even opened if it is not the one that was written.
+    if lines := damages(path, told.files, [METADATA]):
+        raise findings.damaged(path, lines).error()
+    entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    tensors = {name: _info(entry) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    return Saved(
+        path=path,
+        step=told.step,
+        epoch=told.epoch,
+        metric=told.metric,
+        mode=told.mode,
+        world_size=told.world_size,
+        time_ns=told.time_ns,
+        tensors=tensors,
+        objects=frozenset(entries) - frozenset(tensors),
+        files=told.files,
+        run=told.run,
+    )
+
+
+def info(tensor: torch.Tensor) -> TensorInfo:
+    """Return what a tensor is like; of a sharded one the whole."""
+    return TensorInfo(tuple(tensor.shape), _name(tensor.dtype))
+
+
+def _info(entry: TensorStorageMetadata) -> TensorInfo:
+    return TensorInfo(tuple(entry.size), _name(entry.properties.dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def read(
+    saved: Saved, into: Mapping[str, torch.Tensor], others: Sequence[str], *, device: torch.device = _CPU
+) -> dict[str, Any]:
+    """Read values of a checkpoint; not a collective.
+
+    Args:
+        saved: The checkpoint.
+        into: Tensors to fill, plain or sharded, on any device.
+        others: Names of what else to return.
+        device: Where tensors inside of objects go that were on a GPU.
+
+    Returns:
+        ``others``: tensors on the CPU, and objects.
+    """
+    fresh: dict[str, Any] = {name: _empty(saved.tensors.get(name)) for name in others}
+    planner = _Planner({**into, **fresh}, device)
+    reader = FileSystemReader(saved.path)
+    metadata: Metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=False)
+    planner.set_up_planner(planner.state_dict, metadata)
+    with torch.no_grad():
+        reader.read_data(planner.create_local_plan(), planner).wait()
+    return {name: planner.state_dict[name] for name in others}
+
+
+class _Planner(DefaultLoadPlanner):
+    """Reads a flat state; objects replace what stands under their name."""
+
+    def __init__(self, state: dict[str, Any], device: torch.device) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.state_dict = state
+        self._device = str(device)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        loaded = torch.load(value, map_location=self._place, weights_only=False)
+        self.state_dict[read_item.dest_index.fqn] = loaded
+
+    def _place(self, storage: Any, location: str) -> Any:
+        # By itself torch wants the GPU of the rank that saved, which this machine may not have.
+        return storage if location == "cpu" else default_restore_location(storage, self._device)
+
+
+def _empty(tensor: TensorInfo | None) -> torch.Tensor | None:
+    return None if tensor is None else torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+
+
+def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None) -> None:
+    """Compare a checkpoint with what it is to be loaded into, see ``manifest.compare``.
+
+    Raises:
+        UsageError: It is of another model.
+    """
+    if lines := manifest.compare(saved, {name: info(tensor) for name, tensor in into.items()}, beside):
+        raise findings.other_model(saved, lines).error()
+
+
+def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None:
+    """Check that all files are there, and that this rank's share of them is as it was written.
+
+    Raises:
+        RunError: They are not.
+        SetupError: This rank does not see the folder.
+    """
+    if not saved.path.is_dir():
+        raise findings.not_shared(saved.path, blind=[where]).error()
+    lines = manifest.check_sizes(saved.files, folder.file_sizes(saved.path, saved.files))
+    if not lines:
+        lines = damages(saved.path, saved.files, shares.share_files(saved.files, rank, world_size))
+    if lines:
+        raise findings.damaged(saved.path, lines).error()

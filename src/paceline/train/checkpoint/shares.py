@@ -1,0 +1,55 @@
+"""Who writes, reads and checks what: every rank comes to the same answer by itself. Pure, and without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from paceline.train.checkpoint.manifest import FileInfo, Saved
+
+_RANK = re.compile(r"rank/(\d+)/")
+
+
+def rank_of(name: str) -> int | None:
+    """Return the one rank that an entry of the state belongs to; None if it is the same on all."""
+    match = _RANK.match(name)
+    return int(match[1]) if match else None
+
+
+def names_for(saved: Saved, rank: int) -> list[str]:
+    """Return the names that a rank loads: all but those that belong to other ranks."""
+    return [name for name in [*saved.tensors, *sorted(saved.objects)] if rank_of(name) in (None, rank)]
+
+
+def share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Return the rank that writes each entry, such that all write about the same number of bytes.
+
+    The largest is placed first, with the rank that has least. Every rank comes to the same answer.
+    """
+    loads = [0] * num_ranks
+    owners = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += sizes[name]
+    return owners
+
+
+def share_files(files: Mapping[str, FileInfo], rank: int, num_ranks: int) -> list[str]:
+    """Return the files that a rank reads to check them; together the ranks check all."""
+    owners = share_out({name: file.num_bytes for name, file in files.items()}, num_ranks)
+    return sorted(name for name, owner in owners.items() if owner == rank)
+
+
+def differences(names: Sequence[Sequence[str]]) -> list[str]:
+    """Return what ranks hold that others do not, or hold in another shape.
+
+    Args:
+        names: What each rank holds.
+    """
+    everything = sorted({name for held in names for name in held})
+    held_by = {name: [rank for rank, held in enumerate(names) if name in set(held)] for name in everything}
+    return [
+        f"{name}: on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} only"
+        for name, ranks in held_by.items()
+        if len(ranks) < len(names)
+    ]

@@ -1,0 +1,85 @@
+"""Checkpoints as a table, for people and for programs. Pure, and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.train.checkpoint import manifest
+from paceline.train.checkpoint.manifest import Committed
+
+_COLUMNS = ("name", "step", "epoch", "metric", "ranks", "size", "age", "")
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def describe(checkpoints: Sequence[Committed], *, now_ns: int) -> list[dict[str, Any]]:
+    """Return each checkpoint as plain data, as ``--json`` prints it, the latest last."""
+    best = manifest.find_best(checkpoints)
+    latest = checkpoints[-1] if checkpoints else None
+    return [
+        {
+            "name": each.path.name,
+            "path": str(each.path),
+            "step": each.manifest.step,
+            "epoch": each.manifest.epoch,
+            "metric": each.manifest.metric,
+            "mode": each.manifest.mode,
+            "world_size": each.manifest.world_size,
+            "bytes": each.manifest.num_bytes,
+            "time_ns": each.manifest.time_ns,
+            "age_s": round((now_ns - each.manifest.time_ns) / 1e9, 1),
+            "torch": each.manifest.torch,
+            "latest": each is latest,
+            "best": each is best,
+        }
+        for each in checkpoints
+    ]
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what ``describe`` told as a table."""
+    lines = [_COLUMNS, *(_cells(row) for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    return "\n".join(_align(line, widths) for line in lines)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["name"],
+        str(row["step"]),
+        str(row["epoch"]),
+        "-" if row["metric"] is None else f"{row['metric']:.6g}",
+        str(row["world_size"]),
+        render_bytes(row["bytes"]),
+        render_age(row["age_s"]),
+        ", ".join(mark for mark in ("latest", "best") if row[mark]),
+    )
+
+
+def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
+    last = len(cells) - 1
+    texts = (
+        cell.ljust(width) if place in (0, last) else cell.rjust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join(texts).rstrip()
+
+
+def render_bytes(count: int) -> str:
+    """Return a number of bytes with three digits: ``1.25 GB``."""
+    if count < 1000:
+        return f"{count} B"
+    value, unit = float(count), "B"
+    for unit in ("kB", "MB", "GB", "TB", "PB"):  # noqa: B007 -- the last one is used below
+        value /= 1000
+        if value < 999.5:
+            break
+    return f"{value:.3g} {unit}"
+
+
+def render_age(age_s: float) -> str:
+    """Return an age in its greatest unit: ``3 min``."""
+    for unit, seconds in _UNITS:
+        if age_s >= seconds:
+            return f"{age_s // seconds:.0f} {unit}"
+    return "now"

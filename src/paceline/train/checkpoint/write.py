@@ -1,0 +1,264 @@
+"""Writes a checkpoint: what each rank brings, what rank 0 decides, who writes what, and the commit.
+
+The parts of ``torch.distributed.checkpoint`` are called one by one and not through its ``save``: failures
+reach all ranks as findings, checksums travel with the results, and what is the same on all ranks is divided
+before it is copied, so that each rank copies its own share only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+
+from paceline.train.checkpoint import findings, folder, manifest, shares
+from paceline.train.checkpoint.exchange import Exchange
+from paceline.train.checkpoint.files import CheckedFiles, without_inner_checksums
+from paceline.train.checkpoint.manifest import FileInfo, Manifest
+
+Copy = Callable[[Mapping[str, torch.Tensor]], tuple[dict[str, torch.Tensor], Callable[[], None]]]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints are kept after one is committed."""
+
+    last: int
+    best: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a rank brings to a checkpoint.
+
+    Attributes:
+        names: Name, type and shape of all that has to be the same on all ranks.
+        planner: Knows the rank's share, and the memory that it is written from.
+        plan: The rank's share, as DCP describes it.
+        ready: To be called before that memory is read.
+    """
+
+    names: tuple[str, ...]
+    planner: _Planner
+    plan: SavePlan
+    ready: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank tells rank 0 of its draft."""
+
+    digest: bytes
+    plan: SavePlan
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a rank has written."""
+
+    results: list[WriteResult]
+    files: dict[str, FileInfo]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What rank 0 tells a rank to do."""
+
+    path: Path
+    plan: SavePlan
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans with the tensors themselves and writes from copies of them, which know nothing of shards."""
+
+    def __init__(self, copies: Mapping[str, Any]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._copies = copies
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self._copies[index.fqn]
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        return object  # what is no tensor is bytes already
+
+
+def draft(state: Mapping[str, Any], *, rank: int, world_size: int, where: str, copy: Copy) -> Draft:
+    """Return this rank's share of a state, copied.
+
+    Args:
+        state: Name to tensor or picklable object.
+        rank: This rank.
+        world_size: Number of ranks.
+        where: This rank, in words.
+        copy: Copies tensors, or hands them through.
+    """
+    share = _choose_share(state, rank, world_size)
+    tensors = {name: _local(value) for name, value in share.items() if isinstance(value, torch.Tensor)}
+    copies, ready = copy(tensors)
+    objects = {name: _pickle(name, value, where) for name, value in share.items() if name not in tensors}
+    planner = _Planner({**copies, **objects})
+    planner.set_up_planner({**share, **objects}, is_coordinator=rank == 0)
+    plan = planner.create_local_plan()
+    planner.state_dict = {}  # the live tensors are not to be held until the end of the writing
+    return Draft(_describe(state), planner, plan, ready)
+
+
+def _choose_share(state: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
+    shared = {
+        name: value.nbytes if isinstance(value, torch.Tensor) else 0
+        for name, value in state.items()
+        if not isinstance(value, DTensor) and shares.rank_of(name) is None
+    }
+    owners = shares.share_out(shared, world_size)
+    # A sharded tensor is at home on all ranks; DCP divides what several of them hold alike.
+    return {
+        name: value
+        for name, value in state.items()
+        if owners.get(name, rank) == rank and shares.rank_of(name) in (None, rank)
+    }
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return (value.to_local() if isinstance(value, DTensor) else value).detach()
+
+
+def _pickle(name: str, value: Any, where: str) -> io.BytesIO:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+    except Exception as error:  # pickling calls whatever the object defines
+        raise findings.not_picklable(name, error, where=where).error() from error
+    return buffer
+
+
+def _describe(state: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} {value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else name
+        for name, value in sorted(state.items())
+        if shares.rank_of(name) is None
+    )
+
+
+def write(
+    make_draft: Callable[[], Draft],
+    to: Path,
+    told: Manifest,
+    *,
+    keep: Keep,
+    exchange: Exchange,
+    guard: Callable[[], None] = lambda: None,
+) -> None:
+    """Write a checkpoint, commit it, and delete those that are not to be kept; a collective.
+
+    Args:
+        make_draft: Returns what this rank brings, or raises what the others have to hear.
+        to: The folder of checkpoints.
+        told: What the manifest says, but for the files.
+        keep: Which checkpoints stay.
+        exchange: The ranks.
+        guard: Called on rank 0 before the commit; raises if the folder belongs to another run now.
+    """
+    work = _Work(to, told, exchange, guard)
+    try:
+        order = exchange.decide(lambda: work.offer(make_draft()), work.plan)
+        if order is None:
+            names = exchange.gather(lambda: make_draft().names)
+            raise findings.different_states(exchange.where, shares.differences(names)).error()
+        exchange.decide(lambda: work.write(order), work.commit)
+    finally:
+        work.clean()
+    if exchange.is_main:
+        committed = folder.list_committed(to, is_strict=False)
+        doomed = manifest.choose_doomed(committed, run=told.run, keep_last=keep.last, keep_best=keep.best)
+        for each in doomed:
+            folder.remove(each.path)
+
+
+class _Work:
+    """The writing of one checkpoint; ``plan``, ``commit`` and ``clean`` are rank 0's."""
+
+    def __init__(self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]) -> None:
+        self._guard = guard
+        self._to = to
+        self._told = told
+        self._exchange = exchange
+        self._files = CheckedFiles()
+        self._path: Path | None = None
+        self._metadata = Metadata({})
+
+    def offer(self, draft: Draft) -> _Offer:
+        self._draft = draft
+        return _Offer(hash_names(draft.names), draft.plan)
+
+    def plan(self, offers: list[_Offer]) -> list[_Order | None]:
+        if len({offer.digest for offer in offers}) > 1:
+            return [None] * len(offers)
+        plans, self._metadata = self._draft.planner.create_global_plan([offer.plan for offer in offers])
+        with self._explained(needed_bytes=0):
+            self._path = folder.begin(self._to, step=self._told.step)
+        plans = self._writer(self._path).prepare_global_plan(plans)
+        return [_Order(self._path, plan) for plan in plans]
+
+    def write(self, order: _Order) -> _Written:
+        plan = self._draft.planner.finish_plan(order.plan)
+        self._draft.ready()
+        with self._explained(needed_bytes=_num_bytes(plan)), without_inner_checksums():
+            done = self._writer(order.path).write_data(plan, self._draft.planner)
+            return _Written(done.wait(), self._files.written)
+
+    def commit(self, written: list[_Written]) -> list[None]:
+        assert self._path is not None
+        with self._explained(needed_bytes=0):
+            self._writer(self._path).finish(self._metadata, [each.results for each in written])
+            files = {**self._files.written}
+            for each in written:
+                files.update(each.files)
+            self._guard()
+            seconds = round((time.time_ns() - self._told.time_ns) / 1e9, 3)
+            folder.commit(self._path, replace(self._told, files=files, seconds=seconds))
+        return [None] * len(written)
+
+    def clean(self) -> None:
+        if self._path is not None and self._path.exists():
+            folder.remove(self._path)  # was not committed
+
+    def _writer(self, path: Path) -> FileSystemWriter:
+        # The files sync themselves when they are closed; what is to be written is on the CPU already.
+        writer = FileSystemWriter(path, sync_files=False, per_thread_copy_ahead=0)
+        writer.fs = self._files
+        writer.set_up_storage_writer(self._exchange.is_main)
+        return writer
+
+    @contextlib.contextmanager
+    def _explained(self, *, needed_bytes: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = self._exchange.where
+            failure = findings.of_os_error(
+                error, folder=self._to, where=where, needed_bytes=needed_bytes, free_bytes=folder.free_bytes(self._to)
+            )
+            raise failure.error() from error
+
+
+def hash_names(names: tuple[str, ...]) -> bytes:
+    """Return what is equal on two ranks if their names are."""
+    return hashlib.sha256("\n".join(names).encode()).digest()
+
+
+def _num_bytes(plan: SavePlan) -> int:
+    return sum(item.tensor_storage_size() or 0 for item in plan.items)

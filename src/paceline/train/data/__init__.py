@@ -1,0 +1,28 @@
+"""Data: the order of an epoch, each rank's share of a batch, and the loader."""
+
+from paceline.train.data.arguments import adopted
+from paceline.train.data.batch import parts_of_batch, rebuilt
+from paceline.train.data.loader import Loader
+from paceline.train.data.order import derive
+from paceline.train.data.samples import random_state, seed_all, set_random_state
+from paceline.train.data.shard import Rows, Shard, in_order
+from paceline.train.data.surroundings import Surroundings
+from paceline.train.data.tally import Iteration, Tally, not_of_samples
+
+__all__ = [
+    "Iteration",
+    "Loader",
+    "Rows",
+    "Shard",
+    "Surroundings",
+    "Tally",
+    "adopted",
+    "derive",
+    "in_order",
+    "not_of_samples",
+    "parts_of_batch",
+    "random_state",
+    "rebuilt",
+    "seed_all",
+    "set_random_state",
+]

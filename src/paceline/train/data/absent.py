@@ -1,0 +1,123 @@
+"""What a rank gets of a batch in which it has no row: another rank's row, an empty batch, or nothing.
+
+Each step of training needs every rank, since gradients are averaged, and many models cannot compute with zero rows. So
+the rank computes a row of another rank, and its gradient counts zero times. An evaluation needs no other rank, so the
+batch is left out there. The choice is a pure function, because it must not differ between ranks in the same position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import Finding, UsageError
+from paceline.train.data.batch import can_be_emptied, without_rows
+from paceline.world import World
+
+BORROW, EMPTY, LEAVE_OUT = "borrow", "empty", "leave out"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known where a rank has no row of a batch.
+
+    Attributes:
+        with_grad: Whether autograd is enabled.
+        is_first: Whether this is the first batch of the loop.
+        has_trained: Whether a backward was called in this loop.
+        may_train: Whether this loop could be one of training, as far as other loops and the optimizers say.
+        in_training_mode: Whether a model of the session is in training mode; None without a model.
+        body_meets: Whether the loop's body calls other ranks (``session.gather`` and the like).
+        forward_meets: Whether every forward needs all ranks, as with fsdp.
+        is_beside: Whether another loop of the same kind continues, as in a loop over ``zip``.
+        takes_any: Whether the caller takes another rank's row in an evaluation too, and leaves it out of its results.
+    """
+
+    with_grad: bool
+    is_first: bool
+    has_trained: bool
+    may_train: bool
+    in_training_mode: bool | None
+    body_meets: bool = False
+    forward_meets: bool = False
+    is_beside: bool = False
+    takes_any: bool = False
+
+
+def choose(situation: Situation) -> str:
+    """Return what a rank without a row gets: ``BORROW``, ``EMPTY`` or ``LEAVE_OUT``."""
+    begins_training = situation.is_first and situation.may_train and situation.in_training_mode is True
+    if situation.has_trained or (situation.with_grad and begins_training):
+        # A loss over batches of two loaders is a sum in most cases, to which zero rows add nothing.
+        return EMPTY if situation.is_beside else BORROW
+    if situation.forward_meets and situation.takes_any:
+        return BORROW
+    evaluates = not situation.with_grad or situation.in_training_mode is False
+    if not evaluates:
+        return EMPTY  # with autograd and without a sign of training: nobody knows, and no row may count twice
+    is_needed = situation.body_meets or situation.forward_meets
+    # Rows are often concatenated after the loop, and an empty list cannot be.
+    return EMPTY if is_needed or situation.is_first or situation.is_beside else LEAVE_OUT
+
+
+def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
+    """Return a batch with zero rows; None where its type is unknown, so that the batch is to be left out.
+
+    Args:
+        batch: A batch of real samples.
+        situation: Where the rank stands.
+        num_rows: How many samples those are.
+
+    Raises:
+        UsageError: Its type is unknown, and the other ranks wait for this one in the loop's body.
+    """
+    if can_be_emptied(batch, num_rows=num_rows):
+        return without_rows(batch, num_rows=num_rows)
+    if situation.has_trained or situation.body_meets or situation.forward_meets:
+        raise _cannot_take_part(batch)
+    return None
+
+
+def _cannot_take_part(batch: Any) -> UsageError:
+    return UsageError(
+        Finding(
+            "rows-too-few",
+            f"this rank has no row of a batch, and a {type(batch).__name__} without rows cannot be made",
+            where="a loop over session.loader(...) that calls the other ranks",
+            why="the other ranks wait for this one in the loop's body, and a sample of theirs must not count twice",
+            fix='call session.gather and session.reduce after the loop, or session.loader(..., last="drop")',
+        )
+    )
+
+
+def batch_size_for(length: int, batch_size: int, world_size: int, *, least: int = 2) -> int | None:
+    """Return the batch size nearest to ``batch_size`` at which every rank has ``least`` rows of every batch.
+
+    Args:
+        length: Samples of the epoch.
+        batch_size: Samples of a global batch now.
+        world_size: Number of ranks.
+        least: Rows that a rank needs.
+
+    Returns:
+        None if there are too few samples for that.
+    """
+    needed = least * world_size
+    most = min(length, max(needed, 2 * batch_size) + needed)
+    sizes = [size for size in range(needed, most + 1) if not 0 < length % size < needed]
+    return min(sizes, key=lambda size: abs(size - batch_size), default=None)
+
+
+def advice(length: int | None, batch_size: int, world: World) -> str:
+    """Return the batch size with which every rank has two rows of every batch, as a line to paste.
+
+    Args:
+        length: Samples of the epoch; None if it is not known, or the last batch is dropped already.
+        batch_size: Samples of a global batch now.
+        world: The ranks.
+    """
+    better = None if length is None else batch_size_for(length, batch_size, world.world_size)
+    if better is None:
+        return 'session.loader(..., last="drop"), with two samples of a batch for each rank'
+    drop = 'session.loader(..., last="drop"), or ' if batch_size >= 2 * world.world_size else ""
+    return f"{drop}session.loader(..., batch_size={better}): every rank has two rows of every batch"

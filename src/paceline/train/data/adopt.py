@@ -1,0 +1,246 @@
+"""What can be shared out among ranks: a dataset, a user's sampler, or the parts of a user's own DataLoader."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+)
+
+from paceline.errors import Finding, UsageError
+from paceline.train.data.likeness import MOST_SAMPLES, mark_of, shared_twice
+
+# What a stream asks for when it shares itself out among ranks; of workers it is told that there is one.
+_OWN_SHARES = ("get_rank", "RANK", "world_size", "num_replicas")
+
+
+def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return a user's DataLoader as arguments for ours.
+
+    Its batches are made again from its own dataset, sampler and collation: those parts decide what it yields.
+
+    Raises:
+        UsageError: It does something else, or shares out its samples already.
+    """
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise _refusal(
+            f"{type(loader).__name__} makes batches in its own __iter__, which cannot be shared out",
+            fix="session.loader(your_loader.dataset, batch_size=..., shuffle=...)",
+        )
+    parts: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "collate_fn": loader.collate_fn if loader.batch_size is not None or loader.batch_sampler else None,
+        "worker_init_fn": loader.worker_init_fn,
+        "timeout": loader.timeout,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    if loader.num_workers:
+        parts["prefetch_factor"] = loader.prefetch_factor
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.batch_size is None:
+            raise _refusal(
+                "this DataLoader has no batch size (its stream makes the batches), so they cannot be divided",
+                fix="session.loader(stream_of_samples, batch_size=64)",
+            )
+        return {**parts, "batch_size": loader.batch_size, "last": "drop" if loader.drop_last else "exact"}
+    batches = loader.batch_sampler
+    if type(batches) is BatchSampler:
+        parts |= {"batch_size": batches.batch_size, "last": "drop" if batches.drop_last else "exact"}
+        parts |= _order_of(batches.sampler, loader.dataset)
+    elif batches is not None:
+        parts["batch_sampler"] = batches
+    else:
+        raise _refusal(
+            "this DataLoader has no batch size, so that its batches cannot be divided",
+            fix="session.loader(your_loader.dataset, batch_size=...)",
+        )
+    return parts
+
+
+def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
+    if type(sampler) in (SequentialSampler, RandomSampler) and _is_of_all(sampler, dataset):
+        if type(sampler) is SequentialSampler:
+            return {"shuffle": False}
+        if not sampler.replacement and sampler.generator is None:
+            return {"shuffle": True}  # in our order, which any world size and a resume can repeat
+    return {"sampler": sampler}
+
+
+def _is_of_all(sampler: Any, dataset: Any) -> bool:
+    """Return whether a sampler yields as many as the dataset has; its own source may be shorter."""
+    source = sampler.data_source
+    alike = source is dataset or (hasattr(dataset, "__len__") and len(source) == len(dataset))
+    return alike and len(sampler) == len(source)
+
+
+def check_sampler(sampler: Any) -> None:
+    """Refuse a sampler that shares out by itself.
+
+    Raises:
+        UsageError: It is a ``DistributedSampler``, or one like it.
+    """
+    if sampler is not None and not hasattr(sampler, "__len__"):
+        raise _refusal(
+            f"{type(sampler).__name__} has no length, and might have no end",
+            fix="def __len__(self): return number_of_samples, or an IterableDataset",
+        )
+    inner = getattr(sampler, "sampler", None)
+    for each in (sampler, inner):
+        if isinstance(each, DistributedSampler) or hasattr(each, "num_replicas"):
+            raise _refusal(
+                f"{type(each).__name__} gives each rank its own samples, which would be shared out a second time",
+                fix="session.loader(dataset, batch_size=..., shuffle=True): no sampler and no set_epoch is needed",
+            )
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse what is neither a dataset of samples by number nor a stream.
+
+    Raises:
+        UsageError: It cannot be shared out.
+    """
+    if isinstance(dataset, IterableDataset):
+        return
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        raise _refusal_of_mapping(dataset)
+    if not hasattr(dataset, "__getitem__"):
+        raise _refusal(
+            f"{type(dataset).__name__} can only be read in sequence, and is no torch IterableDataset",
+            fix="session.loader(list(dataset), batch_size=...), or write a Dataset with __len__ and __getitem__",
+        )
+    if not hasattr(dataset, "__len__"):
+        raise _refusal(f"{type(dataset).__name__} has no length", fix="def __len__(self): return number_of_samples")
+
+
+def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
+    """Return the refusal of a dict by names, such as that of the splits of a dataset."""
+    names = [repr(name) for name in dataset]
+    first = names[0] if names else "'train'"
+    return UsageError(
+        Finding(
+            "data-not-shardable",
+            f"a {type(dataset).__name__} with {', '.join(names[:4]) or 'nothing'} is not a dataset: "
+            "it has no sample number 0",
+            where="session.loader(...)",
+            why="samples are asked for by number, from 0 to len(dataset) - 1",
+            fix=f"session.loader(data[{first}], batch_size=...), one loader for each",
+        )
+    )
+
+
+def check_stream(stream: Any) -> None:
+    """Refuse a stream that seems to share itself out, as long as nobody has said so.
+
+    Raises:
+        UsageError: Its ``__iter__`` asks for the rank.
+    """
+    try:
+        source = inspect.getsource(type(stream).__iter__)
+    except (OSError, TypeError):
+        return  # a class of a notebook or of C: taken at its word, as a whole stream
+    asked = [word for word in _OWN_SHARES if word in source]
+    if asked:
+        name = type(stream).__name__
+        raise _refusal(
+            f"{name}.__iter__ looks as if it shared itself out (it uses {asked[0]})",
+            fix=f"session.loader({name}(...), per_rank_batch_size=..., sharded=True) if each rank reads its own "
+            "part, sharded=False if all read the same",
+        )
+
+
+def check_library(stream: Any, *, world_size: int) -> None:
+    """Refuse a stream that a library has shared out already, as long as nobody has said so.
+
+    Known are ``datasets.distributed.split_dataset_by_node`` and webdataset's ``split_by_node``.
+
+    Raises:
+        UsageError: Each rank would get its part of a part.
+    """
+    by = _shared_by(stream) if world_size > 1 else None
+    if by is not None:
+        raise shared_twice(
+            f"{by} has given each rank its part of this stream already",
+            fix="session.loader(stream, per_rank_batch_size=..., sharded=True), or the whole stream, without that "
+            "split: session.loader(stream, batch_size=...) gives each rank its rows",
+        )
+
+
+def _shared_by(stream: Any) -> str | None:
+    split = getattr(stream, "_distributed", None)
+    if getattr(split, "world_size", 1) > 1:
+        return "split_dataset_by_node"
+    for stage in getattr(stream, "pipeline", None) or ():
+        if getattr(stage, "__name__", "") == "split_by_node":
+            return "split_by_node"
+        inner = _shared_by(stage) if hasattr(stage, "pipeline") else None
+        if inner is not None:
+            return inner
+    return None
+
+
+def fingerprint(dataset: Any) -> tuple[Any, ...]:
+    """Return what can be told of a dataset without reading it: equal for equal ones, and mostly not for others."""
+    if isinstance(dataset, Subset):
+        indices = hashlib.blake2b(array("q", map(int, dataset.indices)).tobytes(), digest_size=8).hexdigest()
+        return (len(dataset), indices, fingerprint(dataset.dataset))
+    if type(dataset) is TensorDataset and len(dataset):
+        edges = [str(tensor[place].tolist()) for tensor in dataset.tensors for place in (0, -1)]
+        return (len(dataset), hashlib.blake2b("".join(edges).encode(), digest_size=8).hexdigest())
+    if isinstance(dataset, ConcatDataset):
+        return tuple(fingerprint(part) for part in dataset.datasets)
+    length = len(dataset) if hasattr(dataset, "__len__") else -1
+    return (length, *(mark_of(entries) for entries in _entries_of(dataset, length)))
+
+
+def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
+    """Return some entries of what a dataset holds for each sample: names of files, columns of a table."""
+    if length <= 0:
+        return []
+    if type(dataset) in (list, tuple):
+        return [[dataset[place] for place in (0, length // 2, length - 1)]]
+    places = range(0, length, max(1, length // MOST_SAMPLES))
+    if type(dataset).__module__.partition(".")[0] == "datasets" and hasattr(dataset, "_data"):
+        return [_rows_of_table(dataset, [0, length // 2, length - 1])]
+    lists = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, list | tuple)]
+    entries = [[value[place] for place in places] for value in lists if len(value) == length]
+    return [each for each in entries if all(map(_is_name, each))]
+
+
+def _rows_of_table(dataset: Any, places: list[int]) -> list[Any]:
+    """Return rows of a Hugging Face dataset as they are stored, without its transforms, which may draw."""
+    indices = dataset._indices
+    stored = places if indices is None else [indices.column(0)[place].as_py() for place in places]
+    return [dataset._data.slice(place, 1).to_pydict() for place in stored]
+
+
+def _is_name(entry: Any) -> bool:
+    if isinstance(entry, list | tuple):  # a file and its class
+        return bool(entry) and _is_name(entry[0])
+    return isinstance(entry, str | os.PathLike)
+
+
+def _refusal(what: str, *, fix: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "data-not-shardable",
+            what,
+            where="session.loader(...)",
+            why="every rank would see all samples, or none would know which are its own",
+            fix=fix,
+        )
+    )

@@ -1,0 +1,94 @@
+"""What a loader is asked for: batch sizes, options that exclude each other, a user's own DataLoader taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.train.data.adopt import parts_of
+from paceline.train.data.shard import LAST
+
+
+def check_options(
+    is_stream: bool, *, shuffle: bool, sampler: Any, batch_sampler: Any, last: str, sharded: bool | None
+) -> None:
+    """Refuse options that are bad or exclude each other.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if last not in LAST:
+        near = closest(str(last), LAST) or "exact"
+        what = f"last={last!r} is not one of {', '.join(LAST)}"
+        raise UsageError(Finding("option-invalid", what, where="session.loader(...)", fix=f'last="{near}"'))
+    if shuffle and sampler is not None:
+        raise contradiction("shuffle=True and a sampler both decide the order")
+    if is_stream and (shuffle or sampler is not None or batch_sampler is not None):
+        raise contradiction("a stream decides its order by itself: no shuffle, sampler or batch_sampler")
+    if not is_stream and sharded is not None:
+        raise contradiction("sharded= is for streams; a dataset with a length is shared out by its indices")
+    if batch_sampler is not None and last == "drop":
+        raise contradiction('a batch_sampler decides its batches by itself, short ones too: no last="drop"')
+
+
+def contradiction(what: str) -> UsageError:
+    """Return what is raised where options exclude each other."""
+    return UsageError(Finding("option-contradicted", what, where="session.loader(...)"))
+
+
+def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: int) -> int:
+    """Return the samples of a batch, all ranks together.
+
+    Raises:
+        UsageError: Neither or both are given, or one is bad.
+    """
+    if (batch_size is None) == (per_rank is None):
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "batch_size and per_rank_batch_size "
+                + ("are both given" if batch_size is not None else "are both missing")
+                + ": exactly one is needed",
+                where="session.loader(...)",
+                fix="session.loader(dataset, batch_size=64): samples of a step, all ranks together",
+            )
+        )
+    name, value = ("batch_size", batch_size) if per_rank is None else ("per_rank_batch_size", per_rank)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"{name}={value!r} is not a positive int",
+                where="session.loader(...)",
+                fix=f"session.loader(dataset, {name}=64)",
+            )
+        )
+    return value if per_rank is None else value * world_size
+
+
+def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the dataset and arguments of a loader, of a user's own DataLoader if one is given.
+
+    Args:
+        given: A dataset or a DataLoader.
+        arguments: Those that were given to ``Session.loader`` and are not None.
+        per_rank: Whether the DataLoader's batch size counts for each rank.
+    """
+    if not isinstance(given, DataLoader):
+        if per_rank:
+            raise contradiction("per_rank=True is for a DataLoader; of a dataset, give per_rank_batch_size=")
+        return given, arguments
+    parts = parts_of(given)
+    twice: Sequence[str] = sorted(
+        {"batch_size", "per_rank_batch_size", "shuffle", "sampler", "batch_sampler"} & set(arguments)
+    )
+    if twice:
+        raise contradiction(f"the DataLoader decides {twice[0]} already")
+    if per_rank and "batch_sampler" in parts:
+        raise contradiction("the DataLoader's batch_sampler decides the global batches: no per_rank=True")
+    if per_rank:
+        parts["per_rank_batch_size"] = parts.pop("batch_size")
+    return given.dataset, {**parts, **arguments}

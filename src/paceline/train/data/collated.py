@@ -1,0 +1,195 @@
+"""Whether the rows of a batch are its samples: what ``collate_fn`` and ignored labels do to a loss's weight.
+
+A loss is weighted by samples. That is right as long as it is a mean over samples, or over something of which every
+sample has as many: crops, or tokens without padding. Where it is not, only the user knows the weight.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import default_collate
+
+from paceline.train.data.batch import parts_of_batch
+
+IGNORED = -100  # ignore_index of torch's losses, and of transformers' labels
+MOST_LABELS = 1 << 20  # of a batch that are counted; beyond it, counting would show
+
+
+class Unit(NamedTuple):
+    """Something of which a sample has another number than one.
+
+    Attributes:
+        what: Rows, or labels, with where they come from; to be printed.
+        per_sample: How many a sample has; None if samples of one batch differ.
+    """
+
+    what: str
+    per_sample: int | None
+
+
+class Counted:
+    """A collate function that says beside each batch what of it is not one a sample.
+
+    Args:
+        collate: The user's own function, or torch's.
+        of_rows: Whether it may change the number of rows, as torch's does not.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], *, of_rows: bool) -> None:
+        self._collate, self._of_rows = collate, of_rows
+        self._num_fields = 0  # of a batch that is a list, once it is known not to be a list of samples
+
+    def __call__(self, samples: Any) -> tuple[Any, Unit | None]:
+        batch = self._collate(samples)
+        if not self._of_rows:
+            return batch, unit_of(batch, 0)
+        self._num_fields = self._num_fields or _num_fields(batch, len(samples))
+        is_of_fields = isinstance(batch, list) and len(batch) == self._num_fields
+        return batch, unit_of(tuple(batch) if is_of_fields else batch, len(samples))
+
+
+class Units:
+    """The units of a loader's batches so far, over all ranks.
+
+    Args:
+        first_of: Returns the value under a key that a rank has set first.
+        matter: Whether weights can matter: with several ranks, or with accumulation.
+    """
+
+    def __init__(self, first_of: Callable[[str, str], str], *, matter: bool) -> None:
+        self._first_of, self._matter = first_of, matter
+        self._usual: dict[str, int] = {}
+        self.is_counted = False  # whether the collate function says units beside batches
+
+    def counted(self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[torch.Tensor] = ()) -> Any:
+        """Return a collate function that says units, if they can matter.
+
+        Args:
+            collate: The user's own; None for torch's.
+            only_labels: Tensors of a dataset whose batches are looked up in one piece, and so need no collation.
+        """
+        if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
+            return collate
+        self.is_counted = True
+        return Counted(as_it_is if only_labels else collate or default_collate, of_rows=collate is not None)
+
+    def see(self, unit: Unit | None, num_rows: int) -> str:
+        """Return what is wrong with weighting by samples; nothing as long as every sample has as many.
+
+        Args:
+            unit: Of a batch.
+            num_rows: Samples of this rank in it; what was borrowed has no weight.
+        """
+        if unit is None or not num_rows:
+            return ""
+        if unit.per_sample is None:
+            return f"{unit.what} are not the same number for each sample"
+        usual = self._usual.get(unit.what)
+        if usual is None:
+            usual = self._usual[unit.what] = int(self._first_of(f"unit/{unit.what}", str(unit.per_sample)))
+        if unit.per_sample == usual:
+            return ""
+        return f"{unit.what} are {unit.per_sample} a sample here, and {usual} in another batch"
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return a batch that was made in one piece."""
+    return batch
+
+
+def _may_ignore(labels: torch.Tensor) -> bool:
+    """Return whether a tensor holds labels of which a loss ignores some."""
+    return labels.dtype == torch.int64 and labels.numel() > 0 and int(labels.min()) == IGNORED
+
+
+def unit_of(batch: Any, num_samples: int) -> Unit | None:
+    """Return what of a batch is not one a sample; None if nothing is.
+
+    Args:
+        batch: What the collate function made.
+        num_samples: Of how many samples; 0 where the number of rows cannot differ.
+    """
+    rows = _rows(batch, num_samples) if num_samples else None
+    return rows or _labels(batch)
+
+
+def _num_fields(batch: Any, num_samples: int) -> int:
+    """Return how many fields a batch has that is a list, as default_collate makes them; 0 if that is not certain.
+
+    Two fields of two samples look like a list of two samples; two fields of one sample do not.
+    """
+    if not isinstance(batch, list) or len(batch) == num_samples or not all(map(_is_array, batch)):
+        return 0
+    return len(batch) if all(len(part.shape) and part.shape[0] == num_samples for part in batch) else 0
+
+
+def _rows(batch: Any, num_samples: int) -> Unit | None:
+    shapes = list(_shapes(batch))
+    if None in shapes:
+        return None  # an object that nobody can look into
+    known = [shape for shape in shapes if shape is not None]
+    lengths = {shape[0] for shape in known}
+    if num_samples in lengths or _is_time_first(known, num_samples):
+        return None
+    if not lengths:
+        return None
+    what = f"the rows that collate_fn made ({', '.join(map(str, sorted(lengths)))} of {num_samples} samples)"
+    (length, *others) = lengths
+    if others or not length or length % num_samples:
+        return Unit(what, None)
+    return Unit("the rows that collate_fn made", length // num_samples)
+
+
+def _is_time_first(shapes: list[tuple[int, ...]], num_samples: int) -> bool:
+    """Return whether samples are the second size of all arrays, and not of one by chance."""
+    is_telling = len(shapes) > 1 or any(len(shape) > 2 for shape in shapes)
+    return is_telling and all(len(shape) > 1 and shape[1] == num_samples for shape in shapes)
+
+
+def _shapes(part: Any, *, is_batch: bool = True) -> Iterator[tuple[int, ...] | None]:
+    """Yield where rows may be: sizes of arrays, lengths of lists; None for an unknown object.
+
+    The length of a tuple that is the batch itself is the number of its fields.
+    """
+    if part is None or isinstance(part, str | bytes | int | float):
+        return
+    if _is_array(part):
+        if len(part.shape):
+            yield tuple(part.shape)
+        return
+    if isinstance(part, list | tuple) and not hasattr(part, "_fields") and not (is_batch and isinstance(part, tuple)):
+        yield (len(part),)
+    parts = list(parts_of_batch(part))
+    if not parts and not isinstance(part, Mapping | list | tuple):
+        yield None
+    for each in parts:
+        yield from _shapes(each, is_batch=False)
+
+
+def _labels(batch: Any, name: str = "") -> Unit | None:
+    """Return the labels that a loss counts, if some are ignored or they are those of tokens."""
+    if isinstance(batch, torch.Tensor):
+        return _counted(batch, of_tokens=name == "labels" and batch.dim() > 1)
+    named = batch.items() if isinstance(batch, Mapping) else (("", part) for part in parts_of_batch(batch))
+    found = (_labels(part, name) for name, part in named)
+    return next((unit for unit in found if unit is not None), None)
+
+
+def _counted(labels: torch.Tensor, *, of_tokens: bool) -> Unit | None:
+    if labels.dtype != torch.int64 or not labels.dim() or not 0 < labels.numel() <= MOST_LABELS:
+        return None
+    has_ignored = int(labels.min()) == IGNORED and bool((labels[labels < 0] == IGNORED).all())
+    if not has_ignored and not of_tokens:
+        return None
+    counts = (labels != IGNORED).flatten(1).sum(1) if labels.dim() > 1 else (labels != IGNORED)
+    alike = bool((counts == counts[0]).all())
+    return Unit(f"the labels other than {IGNORED}", int(counts[0]) if alike else None)
+
+
+def _is_array(part: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return isinstance(part, torch.Tensor) or (numpy is not None and isinstance(part, numpy.ndarray))

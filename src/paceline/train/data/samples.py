@@ -1,0 +1,246 @@
+"""Each sample's own randomness: a function of seed, epoch and index, wherever it is loaded."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_worker_info
+
+from paceline.train.data.order import derive
+
+WORKER_GRACE_S = 20.0  # for which a worker goes on after SIGTERM
+
+_MT19937_BYTES = 624 * 4 + 4  # its words, and the place in them
+_spare: list[Any] = []  # the generator that NumPy has while somebody else's state is kept
+
+Request = tuple[int, list[int]]  # number of the epoch, indices of samples
+
+
+def in_memory(dataset: Any) -> bool:
+    """Return whether reading a sample is only looking it up: nothing is drawn, decoded or waited for."""
+    if type(dataset) is Subset:  # a class derived from it may transform what it looks up
+        return in_memory(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(in_memory, dataset.datasets))
+    return type(dataset) in (TensorDataset, torch.Tensor, list, tuple, range)
+
+
+class Samples(Dataset[Any]):
+    """The dataset that is handed to torch: the user's, with the random state set before each sample.
+
+    It takes a whole batch's request at a time (``__getitems__``), because that is the only thing that reaches a
+    worker which outlives an epoch, and so the only way to tell it which epoch it is.
+
+    Most datasets draw nothing, and seeding costs some 20 µs a sample. So samples are loaded without at first, and
+    once more if that has moved a global generator; from then on each is seeded.
+
+    Args:
+        dataset: The user's dataset.
+        seed: Seed of the run.
+        stacked: Whether to return the batch of a ``TensorDataset`` in one piece, as the default collation makes it.
+    """
+
+    def __init__(self, dataset: Any, *, seed: int, stacked: bool) -> None:
+        self.dataset = dataset
+        self._seed, self._stacked = seed, stacked
+        self._in_memory, self._draws = in_memory(dataset), False
+        self._at_once = in_memory(dataset) or takes_batches(dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, request: Request) -> Any:
+        """Return the samples of a batch."""
+        epoch, indices = request
+        if self._stacked:
+            chosen = torch.tensor(indices)
+            return [tensor[chosen] for tensor in self.dataset.tensors]
+        if self._in_memory:
+            return self._load(indices)
+        with kept_state() as before:
+            if not self._draws:
+                samples = self._load(indices)
+                self._draws = has_drawn(before)
+                if not self._draws:
+                    return samples
+            return self._load_seeded(epoch, indices)
+
+    def _load(self, indices: list[int]) -> Any:
+        several = getattr(self.dataset, "__getitems__", None) if self._at_once else None
+        return several(indices) if several else [self.dataset[index] for index in indices]
+
+    def _load_seeded(self, epoch: int, indices: list[int]) -> Any:
+        if self._at_once:
+            seed_all(derive("samples", self._seed, epoch, indices[0]))
+            return self._load(indices)
+        samples = []
+        for index in indices:
+            seed_all(derive("sample", self._seed, epoch, index))
+            samples.append(self.dataset[index])
+        return samples
+
+
+def takes_batches(dataset: Any) -> bool:
+    """Return whether a dataset loads many samples at once by its own code; torch's ``Subset`` only hands on.
+
+    Of a class derived from it, only the methods of its own may be called: the other one of the two would pass them by.
+    If it has both, then because torch asks for ``__getitems__`` beside ``__getitem__``. That is mostly a loop, and one
+    by one each sample draws for itself.
+    """
+    if isinstance(dataset, Subset):
+        own_item, own_items = (
+            getattr(type(dataset), name) is not getattr(Subset, name) for name in ("__getitem__", "__getitems__")
+        )
+        return own_items if own_item != own_items else takes_batches(dataset.dataset)
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's (if it is in use) and torch's global generators; of torch's, that of the CPU."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of the global generators, those that ``seed_all`` seeds."""
+    numpy: Any = sys.modules.get("numpy.random")
+    state = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
+    return {**state, "numpy": numpy.get_state()} if numpy else state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Set the global generators to a state that ``random_state`` returned."""
+    random.setstate(state["python"])
+    torch.default_generator.set_state(state["torch"])
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy and "numpy" in state:
+        numpy.set_state(state["numpy"])
+
+
+class Fingerprint(NamedTuple):
+    """States of the global generators, to see whether somebody has drawn."""
+
+    python: Any
+    torch: bytes
+    numpy: bytes
+
+
+@contextmanager
+def kept_state() -> Iterator[Fingerprint]:
+    """Put the global random states back at the end, as if nothing had been drawn.
+
+    NumPy gets another generator meanwhile, because reading its state takes 40 to 80 µs. What that costs is the
+    second of a pair of Gaussian numbers, which it keeps for the next call and then draws anew.
+    """
+    numpy: Any = sys.modules.get("numpy.random")
+    users = numpy.get_bit_generator() if numpy else None
+    if numpy:
+        if not _spare:
+            _spare.append(numpy.MT19937(0))
+        numpy.set_bit_generator(_spare[0])
+    torch_state = torch.default_generator.get_state()
+    before = Fingerprint(random.getstate(), _torch_memory(torch_state), _numpy_memory())
+    try:
+        yield before
+    finally:
+        random.setstate(before.python)
+        torch.default_generator.set_state(torch_state)
+        if numpy:
+            numpy.set_bit_generator(users)
+
+
+def has_drawn(before: Fingerprint) -> bool:
+    """Return whether anybody has drawn since ``kept_state`` was entered."""
+    if _numpy_memory() != before.numpy or random.getstate() != before.python:
+        return True
+    return _torch_memory(torch.default_generator.get_state()) != before.torch
+
+
+def _torch_memory(state: torch.Tensor) -> bytes:
+    """Return the state of a generator of torch's as memory; also where NumPy is not installed."""
+    return ctypes.string_at(state.data_ptr(), state.nbytes)
+
+
+def _numpy_memory() -> bytes:
+    """Return the state of NumPy's generator as memory; empty as long as nothing has loaded it."""
+    numpy: Any = sys.modules.get("numpy.random")
+    return ctypes.string_at(numpy.get_bit_generator().ctypes.state_address, _MT19937_BYTES) if numpy else b""
+
+
+@contextmanager
+def seeded(*parts: object) -> Iterator[None]:
+    """Seed the global generators for a while; afterwards they are as before."""
+    with kept_state():
+        seed_all(derive(*parts))
+        yield
+
+
+def _outlive_signals() -> None:
+    """Let a worker go on where a signal is sent to all processes: its rank stops at the end of a step, with its help.
+
+    Schedulers, ``timeout`` and terminals do so. SIGTERM ends it after a while, as torch ends workers by it that do
+    not go by themselves.
+    """
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, WORKER_GRACE_S))
+
+
+def _renew_locks() -> None:
+    """Give fsspec a new lock, which Hugging Face's streams do where they see their worker: a forked one may be held."""
+    fsspec: Any = sys.modules.get("fsspec.asyn")
+    if fsspec is not None and hasattr(fsspec, "reset_lock"):
+        fsspec.reset_lock()
+
+
+class WorkerStart:
+    """What a worker does first: show the user's own dataset in ``get_worker_info``, and run their function.
+
+    The user's function is told that a stream's worker is the only one: we share out what it yields, and one that
+    shared itself out among workers too, as torch's documentation writes them, would lose the other workers' part. While
+    a stream is read it sees no worker at all; see ``stream.py``.
+    """
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self._user = user
+
+    def __call__(self, worker: int) -> None:
+        from torch.utils.data._utils import worker as loading
+
+        _outlive_signals()
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, Samples):
+            loading._worker_info = _changed(info, dataset=info.dataset.dataset)
+        elif info is not None:
+            stream: Any = info.dataset
+            stream.worker = (info.id, info.num_workers)
+            loading._worker_info = _changed(info, id=0, num_workers=1, dataset=stream.dataset)
+            worker = 0  # whose function may divide by it, or seed what all of them have to draw alike
+            _renew_locks()
+        if self._user is not None:
+            self._user(worker)
+
+
+def _changed(info: Any, **values: Any) -> Any:
+    """Return a copy of torch's worker info with other values.
+
+    No version of torch lets them be assigned, and it is a dataclass in the newer ones only.
+    """
+    new = copy.copy(info)
+    for name, value in values.items():
+        object.__setattr__(new, name, value)
+    return new

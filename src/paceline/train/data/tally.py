@@ -1,0 +1,324 @@
+"""Which batch a loss belongs to, and how far each loop has come: what loaders tell their session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline.errors import Finding, UsageError
+from paceline.train.data.shard import Rows, Shard
+
+
+@dataclass(eq=False, slots=True)
+class Iteration:
+    """One run through a loader, as the tally knows it.
+
+    Attributes:
+        shard: Returns the batches that it runs through, given how many samples it has served up to now; None for a
+            stream whose ranks each read something else.
+        rows: Those of the batch yielded last.
+        num_batches: Batches yielded since the last backward.
+        with_grad: Whether the last one was fetched with autograd enabled.
+        live: Whether the loop over the loader goes on.
+        trained: Whether a backward was called in it.
+        group_start: Samples of the epoch that were served before the group of the last batch.
+        end: Samples of the epoch that were served up to the last batch.
+        number: Number of the last batch, from 0.
+        own: Rows of this rank, of all batches up to now.
+        borrowed: Where this rank got rows of other ranks: their place behind the rows before them, and their number.
+        has_borrowed: Whether the last batch is such a one.
+        meets: Whether the loop's body has called other ranks.
+        odd: Why the rows of the last batch are not its weight; empty where they are.
+    """
+
+    shard: Callable[[int], Shard] | None = None
+    rows: Rows | None = None
+    num_batches: int = 0
+    with_grad: bool = True
+    live: bool = True
+    trained: bool = False
+    group_start: int = 0
+    end: int = 0
+    number: int = -1
+    own: int = 0
+    borrowed: list[tuple[int, int]] = field(default_factory=list)
+    has_borrowed: bool = False
+    meets: bool = False
+    odd: str = ""
+
+    def borrow(self, num_rows: int) -> None:
+        """Take down that the last batch is of another rank's rows."""
+        self.has_borrowed = True
+        self.borrowed.append((self.own + sum(number for _, number in self.borrowed), num_rows))
+
+    def own_of(self, num_rows: int) -> list[int] | None:
+        """Return which of the rows that a rank has collected are its own; None if all are.
+
+        Args:
+            num_rows: How many it has collected: of the last batch, or of all batches up to it.
+        """
+        if self.has_borrowed and num_rows == self.borrowed[-1][1]:
+            return []
+        if not self.borrowed or num_rows != self.own + sum(number for _, number in self.borrowed):
+            return None
+        others = {place for start, number in self.borrowed for place in range(start, start + number)}
+        return [place for place in range(num_rows) if place not in others]
+
+    def spans_of(self, sizes: list[int]) -> list[list[range]] | None:
+        """Return the positions of rows that ranks hold, if they are those of the last batch, or of all up to it.
+
+        Args:
+            sizes: How many rows each rank holds.
+        """
+        if self.shard is None or self.number < 0:
+            return None
+        shard = self.shard(self.end)
+        ranks = range(shard.world_size)
+        for batches in ([self.number], range(self.number + 1)):
+            spans = [[shard.positions_of(batch, rank) for batch in batches] for rank in ranks]
+            if [sum(map(len, of_rank)) for of_rank in spans] == sizes:
+                return spans
+        return None
+
+    def done(self) -> int:
+        """Return how many samples of the epoch need not be served again if the run went on from here.
+
+        A group that is not complete begins anew: the gradients of its first batches are in no checkpoint.
+        """
+        if self.rows is None:
+            return self.end
+        # Nobody knows of the first batch whether a backward will come; later ones of a loop without any wait for none.
+        waits_for_backward = self.num_batches > 0 and (self.trained or self.number == 0)
+        return self.end if self.rows.ends_group and not waits_for_backward else self.group_start
+
+
+class Watch(Protocol):
+    """Who hears of batches with one row or none on this rank."""
+
+    def watch(self, rows: Rows | None, advice: str) -> None:
+        """Such a batch comes; None: it is over."""
+
+    def borrow(self, advice: str, *, knows: bool) -> None:
+        """The rank computes another rank's row of it, which the caller may leave out of its sums."""
+
+    def compute_without(self, batch: Any, empty: Any) -> None:
+        """The rank gets it with zero rows, as ``empty``."""
+
+    def stop(self) -> None:
+        """The backward has begun."""
+
+
+class Tally:
+    """Which batch the next backward belongs to; shared by the loaders of a session.
+
+    A loop over a loader takes down each batch that it yields, and is no longer live when it ends: at the last
+    batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between two training
+    batches has therefore ended by the time of the next backward.
+
+    Attributes:
+        before_group: Called before the first batch of each group of a loop with autograd, where a step is complete;
+            with whether the loop begins, and whether it is one of training.
+        on_sync: Called with whether the next backward ends its group, if groups have more than one batch.
+        few_rows: Hears of batches with one row or none on this rank.
+        last: The loop that yielded a batch last.
+        is_uneven: Whether a rank was left out of all batches of some loop; all ranks know it.
+    """
+
+    def __init__(self) -> None:
+        self._iterations: list[Iteration] = []
+        self._rows: Rows | None = None
+        self.before_group: Callable[[bool, bool], None] | None = None
+        self.on_sync: Callable[[bool], None] | None = None
+        self.few_rows: Watch | None = None
+        self.last: Iteration | None = None
+        self.is_uneven = False
+        self.is_borrowed = False  # whether the last backward is of another rank's rows
+        self.is_again = False  # whether the last backward was another one of the same batch
+        self._trained: Iteration | None = None  # the loop that the last backward belonged to
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether there was a backward of any loop's batch."""
+        return self._trained is not None
+
+    def open(self, shard: Callable[[int], Shard] | None = None, *, start: int = 0) -> Iteration:
+        """Return the record of a loop that begins; its attributes say what the arguments are."""
+        self._iterations = [each for each in self._iterations if each.live or each.num_batches]
+        self._iterations.append(Iteration(shard, group_start=start, end=start))
+        return self._iterations[-1]
+
+    def close(self, iteration: Iteration) -> None:
+        """Take down that a loop has ended."""
+        iteration.live = False
+        if self.on_sync is not None:  # an evaluation may have been between two batches of a group
+            self.on_sync(self._ends_group())
+
+    def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
+        """Take down that a loop is about to yield a batch."""
+        before = iteration.rows
+        if before is None or before.ends_group:
+            iteration.group_start = iteration.end
+        iteration.end += rows.of_batch
+        iteration.number += 1
+        iteration.rows = rows
+        iteration.own += rows.of_rank
+        iteration.has_borrowed = False
+        iteration.num_batches += 1
+        iteration.with_grad = with_grad
+        self.last = iteration
+        if with_grad and self.on_sync is not None:
+            self.on_sync(self._ends_group())
+
+    def _ends_group(self) -> bool:
+        """Whether a group ends with the present batches: of several loops, as of a zip, if it does for one."""
+        rows = [each.rows for each in self._iterations if each.live and each.with_grad and each.rows]
+        return any(each.ends_group for each in rows) if rows else True
+
+    def meet(self) -> None:
+        """Take down that the body of each loop that goes on calls other ranks."""
+        for each in self._iterations:
+            each.meets |= each.live
+
+    def is_beside(self, iteration: Iteration, *, trained: bool) -> bool:
+        """Return whether another loop goes on, as in a loop over ``zip``; one that trains, or one that does not."""
+        others = [each for each in self._iterations if each is not iteration and each.live]
+        return any(each.trained == trained for each in others)
+
+    @property
+    def has_left_group(self) -> bool:
+        """Whether the loop of the last backward has ended, so that no more batches of its group will come."""
+        return self._trained is not None and not self._trained.live
+
+    def take(self, *, weighted: bool = False) -> Rows | None:
+        """Return the rows of the batch that a backward now belongs to, and start anew.
+
+        Args:
+            weighted: Whether the caller knows the weight, so that several loops may come into question: their rows
+                are then those of the first, and the group ends if it does for one of them.
+
+        Returns:
+            Those of the batch yielded since the last call; if there was none, those of the last call again (a
+            second loss of the same batch); None if nothing was ever yielded, or by evaluations only.
+
+        Raises:
+            UsageError: Several batches come into question.
+        """
+        since = [each for each in self._iterations if each.num_batches]
+        self.is_again = not since and self._rows is not None
+        if not since:
+            if not weighted:
+                _refuse_replay(self._trained)
+            return self._rows
+        if len(since) == 1 and since[0].live:
+            chosen: Iteration | None = since[0]
+        else:
+            chosen = _any_of(since) if weighted else _choose(since)
+        if chosen is not None:
+            _refuse_holes(chosen, weighted)
+            if chosen.odd and not weighted:
+                raise not_of_samples(chosen.odd)
+            for each in since if weighted else (chosen,):  # those of a zip are trained on together
+                each.trained |= each is chosen or (each.live and each.with_grad)
+            self._trained = chosen
+            self._rows = chosen.rows
+            together = [each for each in since if each.live and each.with_grad] if weighted else []
+            self.is_borrowed = _has_borrowed(together or [chosen])
+            if weighted and self._rows is not None and len(since) > 1:
+                self._rows = self._rows._replace(ends_group=self._ends_group())
+        for each in since:
+            each.num_batches = 0
+        return self._rows
+
+
+def _any_of(since: list[Iteration]) -> Iteration | None:
+    """Return the first loop that a weighted loss may be from; None if all were evaluations."""
+    found = [each for each in since if each.live and each.with_grad]
+    found = found or [each for each in since if each.live or each.with_grad]
+    return found[0] if found else None
+
+
+def _refuse_replay(trained: Iteration | None) -> None:
+    """A loss with no new batch belongs to the last one, but not if that was the end of a loop of several."""
+    if trained is not None and not trained.live and trained.number > 0:
+        raise _unknown_weight(
+            "no batch came from a loader since the loop over it has ended",
+            fix="session.backward(loss, weight=number_of_samples), or loop over the loader again: "
+            "itertools.cycle(loader) serves the first epoch's batches for ever",
+        )
+
+
+def _refuse_holes(chosen: Iteration, weighted: bool) -> None:
+    """A batch of a group without a backward: its samples are counted in, its gradient is missing."""
+    rows = chosen.rows
+    alone = rows is None or rows.of_group in (None, rows.of_batch)
+    if chosen.num_batches > 1 and not alone and not weighted:
+        raise _unknown_weight(
+            f"{chosen.num_batches - 1} of the last batches had no session.backward, inside a group of accumulated ones",
+            fix="session.backward(loss, weight=num_samples) on all batches, or backward(0 * loss) for one to leave out",
+        )
+
+
+def _choose(since: list[Iteration]) -> Iteration | None:
+    """Return which of the loops that yielded a batch the loss is from; None if all were evaluations."""
+    live = [each for each in since if each.live]
+    if len(live) == 1:
+        return live[0]
+    found = [each for each in live or since if each.with_grad]  # under no_grad evaluations advance
+    if not live and not found:
+        return None
+    if len(found) != 1:
+        raise _unknown_weight(
+            f"{len(since)} loaders yielded a batch since the last backward",
+            fix="session.backward(loss, weight=number_of_samples), or one backward for each batch before the next",
+        )
+    (one,) = found
+    if not one.live and one.num_batches > 1:
+        raise _unknown_weight(
+            f"a loader yielded {one.num_batches} batches since the last backward, and was left",
+            fix="call session.backward inside the loop over the loader; evaluate under torch.no_grad()",
+        )
+    return one
+
+
+def _has_borrowed(iterations: list[Iteration]) -> bool:
+    """Return whether a loss is of another rank's rows, which count nothing.
+
+    Raises:
+        UsageError: It is of such rows and of this rank's own.
+    """
+    borrowed = [each for each in iterations if each.has_borrowed]
+    if borrowed and len(borrowed) < len(iterations):
+        raise _unknown_weight(
+            "this rank has rows of one loader's batch and none of another's",
+            fix='session.loader(..., last="drop"), or batch sizes that leave every rank a row of each',
+        )
+    return bool(borrowed)
+
+
+def not_of_samples(odd: str) -> UsageError:
+    """Return the refusal of a loss that is a mean over something else than samples: ``odd`` says over what."""
+    return UsageError(
+        Finding(
+            "batch-weight-unknown",
+            f"{odd}, so the weight of this loss is not known",
+            where="session.backward(loss)",
+            why="a loss is weighted by its samples; a mean over something else, of which samples have different "
+            "numbers, would change with the number of ranks",
+            fix="session.backward(loss, weight=n) with what the loss is a mean over: n = (labels != -100).sum(), "
+            "class_weights[labels].sum() or len(rows); in a training_step: return {'loss': loss, 'weight': n}",
+        )
+    )
+
+
+def _unknown_weight(what: str, *, fix: str) -> UsageError:
+    return UsageError(
+        Finding(
+            "batch-weight-unknown",
+            f"{what}, so the batch of this loss is not known",
+            where="session.backward(loss)",
+            why="a rank's loss is weighted by its share of the batch; a wrong weight would change the result "
+            "with the number of ranks",
+            fix=fix,
+        )
+    )

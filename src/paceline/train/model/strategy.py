@@ -1,0 +1,283 @@
+"""How a model is made parallel: copies whose gradients are averaged (ddp), or shards (fsdp).
+
+torch's own wrappers do the work; here are their options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.train.model.blocks import blocks_of, has_forward
+from paceline.train.model.comm_hooks import PowerSGD, narrow_hook, powersgd_hook
+
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+
+
+@dataclass(frozen=True)
+class DDP:
+    """Every rank holds the model; gradients are averaged while backward runs.
+
+    Attributes:
+        bucket_cap_mb: Gradients that are reduced together, in MiB; torch's default (25) if None.
+        static_graph: Whether the same parameters take part in every step, which lets DDP skip the search.
+        gradient_as_bucket_view: Whether gradients live in the buckets, which saves their size in memory.
+        find_unused_parameters: Whether some parameters take no part in some steps.
+        comm_hook: What is sent: ``"none"`` the gradients as they are, ``"fp16"`` and ``"bf16"`` at half the size,
+            ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result a little.
+        powersgd_rank: Rank of these factors.
+        powersgd_start: Steps that send full gradients first; one at least.
+        sync_batchnorm: Whether batch norm takes its statistics from all ranks; on GPUs only.
+    """
+
+    bucket_cap_mb: int | None = None
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+    comm_hook: str = "none"
+    powersgd_rank: int = 1
+    powersgd_start: int = 10
+    sync_batchnorm: bool = False
+
+
+@dataclass(frozen=True)
+class FSDP:
+    """Every rank holds a shard of parameters, gradients and optimizer state (``fully_shard``).
+
+    Attributes:
+        layers: Classes of the modules that are gathered and freed one at a time; None: the entries of every
+            ``ModuleList`` that lies in no such entry, or else of a top-level ``Sequential``, without those that
+            share a parameter with another part of the model.
+        reshard_after_forward: Whether a layer is freed between forward and backward: less memory, more traffic.
+    """
+
+    layers: tuple[type[nn.Module], ...] | None = None
+    reshard_after_forward: bool = True
+
+
+Strategy = DDP | FSDP
+
+
+def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
+    """Return the strategy of a name, or the one that was given.
+
+    Raises:
+        UsageError: There is none of this name, or its options do not fit.
+    """
+    named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
+    chosen = named.get(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, DDP | FSDP):
+        near = closest(str(strategy), named) or "ddp"
+        what = f"strategy={strategy!r} is neither 'ddp' nor 'fsdp' nor one of paceline.DDP and paceline.FSDP"
+        raise UsageError(Finding("option-invalid", what, where="Session(strategy=...)", fix=f'strategy="{near}"'))
+    if isinstance(chosen, DDP):
+        _check(chosen, device)
+    return chosen
+
+
+def _check(options: DDP, device: torch.device) -> None:
+    if options.comm_hook not in COMM_HOOKS:
+        near = closest(str(options.comm_hook), COMM_HOOKS) or "bf16"
+        what = f"comm_hook={options.comm_hook!r} is not one of {', '.join(COMM_HOOKS)}"
+        raise UsageError(Finding("option-invalid", what, where="DDP(comm_hook=...)", fix=f'comm_hook="{near}"'))
+    for name, least, usual in (("bucket_cap_mb", 1, 25), ("powersgd_rank", 1, 1), ("powersgd_start", 0, 10)):
+        value = getattr(options, name)
+        is_left_open = value is None and name == "bucket_cap_mb"
+        if not is_left_open and (not isinstance(value, int) or value < least):
+            what = f"{name}={value!r} is not a whole number from {least} on"
+            raise UsageError(Finding("option-invalid", what, where=f"DDP({name}=...)", fix=f"{name}={usual}"))
+    if options.sync_batchnorm and device.type != "cuda":
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "torch synchronises batch norm on GPUs only, and this rank computes on the CPU",
+                where="DDP(sync_batchnorm=True)",
+                fix="leave it out, or use nn.GroupNorm or nn.LayerNorm, which need no other rank's rows",
+            )
+        )
+
+
+def check_whole(model: nn.Module) -> None:
+    """Refuse a model that is sharded already, which neither ddp nor fsdp can start from.
+
+    Raises:
+        UsageError: It is.
+    """
+    sharded = [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]
+    if sharded:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"{len(sharded)} parameters of the model are sharded already, {sharded[0]} first",
+                where="session.setup(model)",
+                why="fsdp shards a module for good, for the session that it was set up with first",
+                fix="make the model anew for a second session, and load what the first one saved: session.restore()",
+            )
+        )
+
+
+def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
+    """Return a plain ``DistributedDataParallel`` around a model; all ranks then have rank 0's parameters."""
+    if options.sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    wrapped = DistributedDataParallel(
+        model,
+        static_graph=options.static_graph,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        find_unused_parameters=options.find_unused_parameters,
+        bucket_cap_mb=options.bucket_cap_mb,
+    )
+    # DDP would synchronise buffers in the next forward, and so make a collective of an evaluation; we do it after
+    # backward. Set here, because the argument of this name also skips the start from rank 0's buffers, and is
+    # deprecated, while its successor is younger than the oldest torch we run on.
+    wrapped.broadcast_buffers = False
+    if options.comm_hook == "powersgd":
+        wrapped.register_comm_hook(PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook)
+    elif options.comm_hook != "none":
+        dtype = torch.float16 if options.comm_hook == "fp16" else torch.bfloat16
+        wrapped.register_comm_hook(None, narrow_hook(dtype))
+    return wrapped
+
+
+def shard(model: nn.Module, options: FSDP, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
+    """Shard a model in place; return what became of its parameters."""
+    from torch.distributed.fsdp import fully_shard  # takes most of a second, which only those pay who shard
+
+    _check_scalars(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in _layers(model, options.layers):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+    fully_shard(model, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+    shards = dict(model.named_parameters())
+    return {whole: shards[name] for whole, name in names.items()}
+
+
+def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Let an optimizer that was made before update the shards, with what it remembers of the parameters.
+
+    Raises:
+        UsageError: It cannot work on shards, or what it remembers cannot be cut into shards.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS) and _holds_shards(optimizer, shards):
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "LBFGS makes one vector of all gradients, of which a rank has shards only",
+                where="session.setup(model, optimizer)",
+                fix='strategy="ddp", or an optimizer that looks at each parameter by itself, such as AdamW',
+            )
+        )
+    for group in optimizer.param_groups:
+        for whole in group["params"]:
+            if whole in shards and whole in optimizer.state:
+                optimizer.state[shards[whole]] = _cut(optimizer.state.pop(whole), shards[whole], optimizer)
+        # In place, because some optimizers hold this list elsewhere too.
+        group["params"][:] = [shards.get(parameter, parameter) for parameter in group["params"]]
+
+
+def _holds_shards(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> bool:
+    sharded = {*shards, *shards.values()}
+    return any(parameter in sharded for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state of a parameter as that of its shard; each rank cuts its own."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(parameter, DTensor)
+    found = dict(state)
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            continue  # a count of steps is the same for each shard
+        if value.shape != parameter.shape:
+            raise UsageError(
+                Finding(
+                    "option-contradicted",
+                    f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for a parameter of "
+                    f"shape {list(parameter.shape)}, and nothing says how to cut it into shards",
+                    where="session.setup(model, optimizer)",
+                    fix='strategy="ddp", or an optimizer whose state has the shape of its parameters, such as AdamW',
+                )
+            )
+        found[name] = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return found
+
+
+def _check_scalars(model: nn.Module) -> None:
+    names = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if names:
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along their first",
+                where="session.setup(model)",
+                fix=f"{names[0]} = nn.Parameter(torch.zeros(1))",
+            )
+        )
+
+
+def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> list[nn.Module]:
+    """Return what is gathered on its own, inner layers first: an outer one takes what is left of its parameters."""
+    if classes is not None:
+        found = [each for each in model.modules() if isinstance(each, classes) and each is not model]
+        _check_layers(model, found)
+    else:
+        found = blocks_of(model) or (list(model.children()) if isinstance(model, nn.Sequential) else [])
+        # One at a time inside of a layer, too, a rank would wait for those that the others' rows did not reach.
+        inside = {part for each in found for part in each.modules() if part is not each}
+        apart = {place.layer for places in _ties(model, set(found) - inside) for place in places}
+        found = [each for each in found if each not in inside | apart]
+    used = [each for each in dict.fromkeys(found) if any(True for _ in each.parameters())]
+    return sorted(used, key=lambda each: sum(1 for _ in each.modules()))
+
+
+class _Place(NamedTuple):
+    """A name of a parameter, and the innermost layer that it lies in: the model if it is in none."""
+
+    name: str
+    layer: nn.Module
+
+
+def _ties(model: nn.Module, layers: set[nn.Module]) -> list[tuple[_Place, _Place]]:
+    """Return the parameters that lie in more than one layer: as shards they would be two, and one never trained."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    first: dict[nn.Parameter, _Place] = {}
+    ties = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        around = (modules[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1))
+        place = _Place(name, next((each for each in around if each in layers), model))
+        before = first.setdefault(parameter, place)
+        if before.layer is not place.layer:
+            ties.append((before, place))
+    return ties
+
+
+def _check_layers(model: nn.Module, layers: list[nn.Module]) -> None:
+    for each in layers:
+        if not has_forward(each):
+            what = f"{type(each).__name__} has no forward, before which it could be gathered"
+            fix = "layers=(YourBlock,): the class of what is in it"
+            raise UsageError(Finding("option-invalid", what, where="FSDP(layers=...)", fix=fix))
+    ties = _ties(model, set(layers))
+    if ties:
+        places = ties[0]
+        kinds = dict.fromkeys(type(each.layer).__name__ for each in places if each.layer is not model)
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                f"{places[0].name} and {places[1].name} are one parameter, and would be gathered with different layers",
+                where="FSDP(layers=...)",
+                why="each layer would have a copy of its own, and train only that",
+                fix=f"leave {' and '.join(kinds)} out of layers=",
+            )
+        )

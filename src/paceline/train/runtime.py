@@ -1,0 +1,344 @@
+"""The process group, the device, and the few collectives that the library needs.
+
+A pair of open and close around torch's default process group. In a world of one there is no group, and
+every collective is the identity.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import numbers
+import os
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline import env
+from paceline.errors import Finding, SetupError, UsageError
+from paceline.machine import nodeaddr
+from paceline.world import World
+
+_spared: list[bool] = []  # whether children are spared already
+_opened: list[dist.ProcessGroup | None] = []  # at most one: the group that is ours to close
+
+
+def actual_world(world: World) -> World:
+    """Return ``world``, or that of the default process group if the script has initialised one itself.
+
+    ``local_rank`` is kept if ``world`` has the size of that group. Otherwise the group is taken to be on
+    one node, as after ``torch.multiprocessing.spawn``.
+    """
+    if not dist.is_initialized() or _is_ours():
+        return world
+    reason = "the default process group was already initialised"
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == world.world_size:
+        return replace(world, rank=rank, reason=reason)
+    return World(rank, size, rank, size, launcher=world.launcher, reason=reason)
+
+
+def take_device(world: World) -> torch.device:
+    """Return this rank's device, and make it the current one: the GPU of its local rank, or the CPU.
+
+    Raises:
+        SetupError: There are GPUs, but fewer than ranks on this node.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    # Slurm can bind a GPU to each task; a task then sees its own only, as number 0.
+    index = 0 if world.launcher == "slurm" and num_gpus == 1 else world.local_rank
+    if index >= num_gpus and world.launcher == "slurm":
+        raise SetupError(
+            Finding(
+                "slurm-ntasks-mismatch",
+                f"Slurm started {world.local_world_size} tasks on this node, and {num_gpus} GPUs are visible to them",
+                where=f"rank {world.rank}, {world.reason}",
+                why="one task is one rank, and each rank needs a GPU of its own",
+                fix=f"#SBATCH --ntasks-per-node={num_gpus}, or #SBATCH --gpus-per-node={world.local_world_size}",
+            )
+        )
+    if index >= num_gpus:
+        raise SetupError(
+            Finding(
+                "gpus-fewer-than-processes",
+                f"local rank {world.local_rank} has no GPU of its own: {num_gpus} visible, "
+                f"{world.local_world_size} ranks on this node",
+                where=f"rank {world.rank}",
+                fix=f"start {num_gpus} ranks on a node; or, to use no GPU: export CUDA_VISIBLE_DEVICES=",
+            )
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def open_group(world: World, device: torch.device, *, timeout_s: float | None = None) -> None:
+    """Initialise torch's default process group, and close it at the end of a script that succeeds.
+
+    Does nothing in a world of one, or if there is a default group already; a group that was found is left
+    open. On GPUs the group also reduces CPU tensors, over gloo.
+
+    Args:
+        world: The ranks and where they meet.
+        device: Device of this rank.
+        timeout_s: Seconds after which a collective fails; torch's default if None (gloo 1800, NCCL 600).
+
+    Raises:
+        UsageError: ``timeout_s`` is not positive, or is given although the group already has its own.
+    """
+    _check_timeout(timeout_s)
+    _spare_children()
+    if world.world_size == 1 or dist.is_initialized():
+        return
+    on_gpu = device.type == "cuda"
+    # a node's name in Slurm need not resolve; a job script may have set MASTER_ADDR and RANK itself
+    of_slurm = world.launcher == "slurm" or (world.launcher == "torchrun" and env.read(env.JOB_ID))
+    head = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
+    address = f"[{head}]" if ":" in head else head
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
+        init_method=f"tcp://{address}:{world.master_port}",
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+        device_id=device if on_gpu else None,
+    )
+    _opened[:] = [dist.group.WORLD]
+    atexit.register(_close_at_exit)
+
+
+def _spare_children() -> None:
+    """Let forked children, as loader workers are, never collect garbage that they inherit.
+
+    A DDP that is garbage holds its process group, whose end waits for threads that a fork does not copy: the
+    worker would hang for good (seen with torch 2.13 and gloo). It also keeps inherited memory shared.
+    """
+    if not _spared and hasattr(os, "register_at_fork"):
+        _spared.append(True)
+        os.register_at_fork(after_in_child=gc.freeze)
+
+
+def close_group() -> None:
+    """Destroy the default process group if ``open_group`` made it; may be called again."""
+    if _is_ours():
+        dist.destroy_process_group()
+    _opened.clear()
+
+
+def sum_over_ranks(value: Any) -> Any:
+    """Return the sum of ``value`` over all ranks, of the same type.
+
+    Every rank must call this with the same structure.
+
+    Args:
+        value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on all ranks),
+            or a dict, list or tuple of them. A bool counts as the int 0 or 1. Tensors of booleans or of
+            narrow integers are summed and returned as int64, as by ``torch.sum``; others keep their dtype.
+
+    Raises:
+        UsageError: ``value`` is, or holds, something else.
+    """
+    if isinstance(value, torch.Tensor):
+        return _sum_tensor(value)
+    if isinstance(value, numbers.Integral):
+        return _sum_int(int(value))
+    if isinstance(value, numbers.Real):
+        return _sum_tensor(torch.tensor(float(value), dtype=torch.float64)).item()
+    if isinstance(value, Mapping):
+        # Ranks may have filled their dicts in different orders.
+        sums = {key: sum_over_ranks(value[key]) for key in sorted(value, key=repr)}
+        return {key: sums[key] for key in value}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(sum_over_ranks, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(sum_over_ranks, value))
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"{type(value).__name__} cannot be summed over ranks",
+            fix="hand reduce a number, a tensor, or a dict, list or tuple of them",
+        )
+    )
+
+
+def totals(values: list[int]) -> list[int]:
+    """Return the sums of each of a few small ints over all ranks, in one collective."""
+    return _reduced(values, dist.ReduceOp.SUM) if dist.is_initialized() else values
+
+
+def maxima(values: list[int]) -> list[int]:
+    """Return the greatest of each of a few small ints over all ranks, in one collective."""
+    return _reduced(values, dist.ReduceOp.MAX) if dist.is_initialized() else values
+
+
+def _reduced(values: list[int], how: Any) -> list[int]:
+    tensor = torch.tensor(values, device=_reducible(torch.device("cpu")))
+    dist.all_reduce(tensor, op=how)
+    return [int(each) for each in tensor.tolist()]
+
+
+def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Return the rows of all ranks, one rank's behind the other's, and how many each has.
+
+    Args:
+        tensor: Shape ``[rows, ...]``; the number of rows may differ between ranks, the rest only without rows.
+
+    Raises:
+        UsageError: Ranks hold rows of another shape or type; on all of them.
+    """
+    if not dist.is_initialized():
+        return tensor.detach(), [len(tensor)]
+    rank, size = dist.get_rank(), dist.get_world_size()
+    table = [0] * (2 * size)
+    table[rank], table[size + rank] = len(tensor), zlib.crc32(repr(_kind(tensor)).encode())
+    table = totals(table)
+    sizes, kinds = table[:size], table[size:]
+    if len(set(kinds)) > 1:
+        tensor = _as_the_others(tensor, sizes)
+    mine = tensor.detach().to(_reducible(tensor.device)).contiguous()
+    longest = max(sizes)
+    padded = mine.new_zeros((longest, *mine.shape[1:]))
+    padded[: len(mine)] = mine
+    # As bytes, because backends differ in the types that they move.
+    flat = padded.view(-1).view(torch.uint8) if padded.numel() else padded.new_zeros(0, dtype=torch.uint8)
+    parts = [torch.empty_like(flat) for _ in sizes]
+    dist.all_gather(parts, flat)
+    rows = [part.view(mine.dtype).view(padded.shape)[:size] for part, size in zip(parts, sizes, strict=True)]
+    return torch.cat(rows).to(tensor.device), sizes
+
+
+def _kind(tensor: torch.Tensor) -> tuple[list[int], torch.dtype, str]:
+    return list(tensor.shape[1:]), tensor.dtype, tensor.device.type
+
+
+def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Return a tensor without rows in the shape and type of those that have some, and others as they are."""
+    kinds: list[Any] = [None] * len(sizes)
+    dist.all_gather_object(kinds, _kind(tensor))
+    with_rows = [rank for rank, size in enumerate(sizes) if size] or [0]
+    shape, dtype, device = kinds[with_rows[0]]
+    strange = [rank for rank in with_rows if kinds[rank] != kinds[with_rows[0]]]
+    if strange:
+        held = [
+            "rank {}: rows of shape {}, {}, on {}".format(rank, *kinds[rank]) for rank in (with_rows[0], strange[0])
+        ]
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                "ranks gather rows that do not fit together",
+                where="session.gather(...)",
+                evidence=tuple(held),
+                fix="hand gather tensors that differ in nothing but the number of rows",
+            )
+        )
+    return tensor if len(tensor) else torch.empty((0, *shape), dtype=dtype, device=device)
+
+
+def store() -> Any:
+    """Return the store of the default process group."""
+    return dist.distributed_c10d._get_default_store()
+
+
+@torch.no_grad()
+def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
+    """Overwrite ``tensors`` on all ranks with those of rank 0, in one broadcast for each dtype and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for same in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        dist.broadcast(flat, src=0)
+        if dist.get_rank() == 0:
+            continue
+        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            # Through .data, because a second backward may still hold the buffer: batch norm saves its
+            # running statistics, and autograd would refuse a version that is newer than the saved one.
+            tensor.data.copy_(part.view_as(tensor))
+
+
+def bytes_of(rank: int, content: bytes) -> bytes:
+    """Return, on all ranks, the bytes that one of them has.
+
+    Args:
+        rank: Which one.
+        content: The bytes there; of no account on the others.
+    """
+    box: list[Any] = [content]
+    dist.broadcast_object_list(box, src=rank)
+    return bytes(box[0])
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def backends() -> dict[str, str]:
+    """Return the backend for each type of device, for example ``{"cpu": "gloo"}``; empty without a group."""
+    if not dist.is_initialized():
+        return {}
+    return dict(part.split(":", 1) for part in dist.get_backend_config().split(","))
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is None:
+        return
+    if not timeout_s > 0:
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"timeout_s={timeout_s} is not a positive number of seconds",
+                where="Session(timeout_s=...)",
+                fix="Session(timeout_s=1800)",
+            )
+        )
+    if dist.is_initialized():
+        raise UsageError(
+            Finding(
+                "option-contradicted",
+                "timeout_s has no effect: the default process group is open already, with its own",
+                where="Session(timeout_s=...)",
+                fix="give the timeout where it is opened: init_process_group(timeout=timedelta(...))",
+            )
+        )
+
+
+def _is_ours() -> bool:
+    # Not by a flag: the script may have destroyed our group and initialised another.
+    return dist.is_initialized() and dist.group.WORLD in _opened
+
+
+def _close_at_exit() -> None:
+    # After an uncaught exception collectives may be in flight, and destroying the group would wait for
+    # ranks that never come. The interpreter, and paceline's worker entry, then set sys.last_type.
+    if not hasattr(sys, "last_type"):
+        close_group()
+
+
+def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.int64 if not (tensor.is_floating_point() or tensor.is_complex()) else tensor.dtype
+    total = tensor.detach().to(_reducible(tensor.device), dtype, copy=True).contiguous()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total.to(tensor.device)
+
+
+def _sum_int(value: int) -> int:
+    # Two halves of 32 bits, because a sum of int64 overflows early: five time stamps in nanoseconds.
+    high, low = _sum_tensor(torch.tensor([value >> 32, value & 0xFFFFFFFF])).tolist()
+    return int((high << 32) + low)
+
+
+def _reducible(device: torch.device) -> torch.device:
+    """Return ``device``, or the current GPU if an adopted group cannot reduce tensors that are elsewhere."""
+    if not dist.is_initialized() or device.type in backends():
+        return device
+    return torch.device("cuda", torch.cuda.current_device())

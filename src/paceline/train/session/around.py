@@ -1,0 +1,50 @@
+"""What a loader needs of its session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from paceline import env
+from paceline.machine import cpus
+from paceline.train import runtime
+from paceline.train.data import Surroundings, Tally
+from paceline.train.session.gradients import Gradients
+from paceline.world import World
+
+
+def surroundings(gradients: Gradients, *, world: World, tally: Tally, seed: int, accumulate: int) -> Surroundings:
+    """Return the surroundings of one more loader."""
+    return Surroundings(
+        world=world,
+        device=gradients.device,
+        tally=tally,
+        seed=seed,
+        accumulate=accumulate,
+        cpus=cpus.of_ranks(world, granted=env.read(env.CPUS_PER_TASK) or ""),
+        total=runtime.totals,
+        first_of=_first_of(world),
+        in_training_mode=gradients.in_training_mode,
+        has_optimizer=lambda: bool(gradients.optimizers),
+        forward_meets=gradients.forward_meets,
+    )
+
+
+def _first_of(world: World) -> Callable[[str, str], str]:
+    """Return a function that leaves a value in the store if no rank has done so before, and returns the one there."""
+    if world.world_size == 1:
+        return lambda _, value: value
+    # Counted where the keys are: they outlive a session, and end with the store. By the line that makes the loader,
+    # because some ranks may make one that others do not.
+    place = f"paceline/loader/{_place()}"
+    number = runtime.store().add(f"{place}/{world.rank}", 1)
+    return lambda key, value: runtime.store().compare_set(f"{place}/{number}/{key}", "", value).decode()
+
+
+def _place() -> str:
+    """Return the line of the user's script that has led here."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "paceline":
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,30 @@
+"""The end of a script that used a Session: what is still being written is finished, or the script fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from paceline.errors import EXIT_FAILED, PacelineError
+from paceline.text import terminal
+from paceline.train import logging
+from paceline.train.checkpoint import Checkpoints
+
+
+def finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
+    """At the end of a script that succeeded: what is being written is written, or the script has failed."""
+    if hasattr(sys, "last_type"):
+        return
+    try:
+        checkpoints.close()
+        for logger in loggers:
+            logger.close()
+    except Exception as error:
+        text = error.finding.render() if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        terminal.show(text, sys.stderr)
+        get_error_handler().record_exception(error)  # for the launcher, also torchrun
+        sys.stdout.flush()
+        os._exit(EXIT_FAILED)  # an exception in an exit handler would leave the exit status at 0

@@ -1,0 +1,198 @@
+"""Batches of which a rank has one row or none: what its models cannot compute, and what may not leave it.
+
+All of this is in place for such a batch only, so that other steps cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import Finding, UsageError
+from paceline.text import terminal
+from paceline.train.data import Rows, parts_of_batch, rebuilt
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not SyncBatchNorm; the lazy ones derive
+_GATHERS = ("allgather", "_allgather_base")
+
+
+class FewRows:
+    """Watches the models of a session while a rank has few rows.
+
+    Args:
+        models: The user's own modules.
+        gathers_itself: Returns whether a forward gathers by itself, as with fsdp.
+        rank: This rank.
+    """
+
+    def __init__(self, models: list[nn.Module], gathers_itself: Callable[[], bool], *, rank: int) -> None:
+        self._models, self._gathers_itself, self._rank = models, gathers_itself, rank
+        self._has_told = False
+        self._undo: list[Callable[[], None]] = []
+
+    def watch(self, rows: Rows | None, advice: str) -> None:
+        """Watch a batch with few rows on this rank; None ends it.
+
+        Args:
+            rows: Those of the batch.
+            advice: What to do if it cannot be computed.
+        """
+        self.stop()
+        if rows is None or any(map(_is_compiled, self._models)):
+            return  # a hook would make the compiler start anew
+        for model in self._models:
+            for module in model.modules():
+                if isinstance(module, BATCH_NORMS):
+                    self._undo.append(module.register_forward_pre_hook(_Check(advice)).remove)
+
+    def borrow(self, advice: str, *, knows: bool) -> None:
+        """Refuse to let the other ranks have the row that this one has borrowed, up to its backward.
+
+        Args:
+            advice: What to do if they need it.
+            knows: Whether the caller leaves such rows out of its sums.
+        """
+        if not (knows or self._has_told):
+            self._has_told = True
+            self._say(
+                "this rank has no row of a batch and computes another rank's, which counts nothing in session.backward "
+                "and session.gather; leave it out of sums of your own: if loader.rows: ..."
+            )
+        if not self._gathers_itself():
+            self._undo += _patched_gathers(advice)
+
+    def compute_without(self, batch: Any, empty: Any) -> None:
+        """Let models that get an empty batch compute the real one, and return nothing of it.
+
+        Many cannot compute with zero rows. What was made of a part of the batch, and is not such a part itself, a model
+        gets as it is.
+        """
+        real = dict(_pairs(empty, batch))
+        if real:
+            for model in self._models:
+                swap = _Swap({id(part): (part, whole) for part, whole in real.items()})
+                self._undo.append(model.register_forward_pre_hook(swap.before, with_kwargs=True).remove)
+                self._undo.append(model.register_forward_hook(swap.after).remove)
+
+    def _say(self, text: str) -> None:
+        terminal.say(f"rank {self._rank}: {text}")
+
+    def stop(self) -> None:
+        """End the watch."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class _Check:
+    """A hook of a batch norm that says what torch only says in passing; it can be copied with its module."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+
+    def __call__(self, module: Any, inputs: tuple[Any, ...]) -> None:
+        if not inputs or not isinstance(inputs[0], torch.Tensor) or inputs[0].dim() < 2:
+            return
+        shape = inputs[0].shape
+        uses_batch = module.training or module.running_mean is None
+        if uses_batch and shape[0] * math.prod(shape[2:]) == 1:
+            raise UsageError(
+                Finding(
+                    "rows-too-few",
+                    f"{type(module).__name__} got one row, of which it cannot take a variance",
+                    where="the forward of the model, in training",
+                    why="this batch has one row or none on this rank",
+                    fix=self._advice,
+                )
+            )
+
+
+def _patched_gathers(advice: str) -> list[Callable[[], None]]:
+    if not torch.distributed.is_available():
+        return []
+    group_type: Any = torch.distributed.ProcessGroup
+    undo: list[Callable[[], None]] = []
+    for name in _GATHERS:
+        original = vars(group_type).get(name)
+        if original is not None:
+            setattr(group_type, name, _refusing(original, advice))
+            undo.append(lambda name=name, original=original: setattr(group_type, name, original))  # type: ignore[misc]
+    return undo
+
+
+def _refusing(original: Any, advice: str) -> Callable[..., Any]:
+    def gather(group: Any, *arguments: Any, **named: Any) -> Any:
+        if len(arguments) > 1 and _is_of_features(arguments[1]):
+            raise UsageError(
+                Finding(
+                    "rows-too-few",
+                    "this rank has no row of the batch, and what it gathers for all is another rank's row again",
+                    where="an all_gather between forward and backward",
+                    why="a loss over gathered rows would count that row twice",
+                    fix=advice,
+                )
+            )
+        return original.__get__(group, type(group))(*arguments, **named)
+
+    return gather
+
+
+def _is_of_features(inputs: Any) -> bool:
+    parts = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return any(isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel() > 1 for each in parts)
+
+
+class _Swap:
+    """Hooks of a model that gets an empty batch.
+
+    Args:
+        real: For each empty part, by its identity, itself and the one that it was made of.
+    """
+
+    def __init__(self, real: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._real, self._has_swapped = real, False
+
+    def before(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Put the real parts in, if all that is empty has one."""
+        empty = [each for each in _tensors([inputs, named]) if each.dim() and not len(each)]
+        self._has_swapped = bool(empty) and all(id(each) in self._real for each in empty)
+        return (self._full(inputs), self._full(named)) if self._has_swapped else None
+
+    def after(self, _: nn.Module, __: Any, outputs: Any) -> Any:
+        """Take the rows out."""
+        return _without_first(outputs) if self._has_swapped else None
+
+    def _full(self, part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return self._real[id(part)][1] if id(part) in self._real else part
+        return rebuilt(part, self._full)
+
+
+def _without_first(part: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        return part[:0] if part.dim() else part
+    return rebuilt(part, _without_first)
+
+
+def _tensors(part: Any) -> list[torch.Tensor]:
+    if isinstance(part, torch.Tensor):
+        return [part]
+    return [each for inner in parts_of_batch(part) for each in _tensors(inner)]
+
+
+def _pairs(empty: Any, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the tensors of an empty batch, each with the one that it was made of."""
+    if isinstance(empty, torch.Tensor) and isinstance(batch, torch.Tensor):
+        return [(empty, batch)] if empty.dim() and not len(empty) else []
+    parts = zip(parts_of_batch(empty), parts_of_batch(batch), strict=False)
+    return [pair for part, whole in parts for pair in _pairs(part, whole)]
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(
+        type(each).__name__ == "OptimizedModule" or getattr(each, "_compiled_call_impl", None) is not None
+        for each in model.modules()
+    )

@@ -1,0 +1,303 @@
+"""How far a training has come: epochs, loaders, what is registered; saved, restored, and stopped at a boundary."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from paceline import env
+from paceline.errors import EXIT_UNFINISHED, Finding, Notice, UsageError
+from paceline.train import runtime
+from paceline.train.checkpoint import Checkpoints, Saved, portable
+from paceline.train.data import Loader, derive, random_state, seed_all, set_random_state
+from paceline.train.session import restoring
+from paceline.train.session.gradients import Gradients
+from paceline.train.session.place import Place
+from paceline.train.session.stopping import Stop
+from paceline.world import World
+
+
+class Progress:
+    """Where a training stands, and what it takes to stand there again.
+
+    Args:
+        world: The ranks.
+        device: Of this rank.
+        seed: Of the run.
+        gradients: Models, optimizers and steps.
+        checkpoints: Where the state goes and comes from.
+        place: The run folder that they are in.
+        say: Prints a line on rank 0, once.
+        reseed: Seed of this rank's global generators from the first step on; None leaves them alone.
+
+    Attributes:
+        has_restored: Whether this training has gone on from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        device: torch.device,
+        seed: int,
+        gradients: Gradients,
+        checkpoints: Checkpoints,
+        place: Place,
+        say: Callable[[str], None],
+        reseed: int | None,
+    ) -> None:
+        self.has_restored = False
+        self.stop = Stop(runtime.maxima, alone=world.world_size == 1)
+        self._world, self._device, self._seed = world, device, seed
+        self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
+        self._reseed, self._place = reseed, place
+        self._uses_checkpoints = False
+        # Weakly, because a loader's workers end with it: at once if nobody else holds it, and only after seconds of
+        # waiting if the garbage collector finds it in a cycle, whose queues it closes first.
+        self._loaders: list[weakref.ref[Loader]] = []
+        self._registered: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}  # restored state, until its loader or its object is there
+        self._rates: dict[int, list[float]] = {}  # learning rates of each optimizer, as they were restored
+        # How the script keeps its checkpoints; nothing is deleted before it has said so.
+        self._keeping: dict[str, Any] = {"mode": "max", "keep_last": sys.maxsize, "keep_best": 0}
+        self._loops = self._epoch = 0  # calls of epochs(); epoch of the last one
+        self._in_epoch = False
+        self._before = (0, 0)  # training loops over loaders, and steps, before this epoch
+        self._resume_at = (0, 0)  # in which of these loops, and at which epoch of it
+
+    def add_loader(self, loader: Loader) -> None:
+        """Keep a loader's position; set it if a checkpoint has one for it.
+
+        Raises:
+            UsageError: It shuffles, and is made anew in each epoch: it would have the same order each time.
+        """
+        if self._in_epoch and loader.shuffles:
+            raise UsageError(
+                Finding(
+                    "same-order-each-epoch",
+                    "a loader that shuffles is made inside the epoch",
+                    where="session.loader(..., shuffle=True) in the body of session.epochs(...)",
+                    why="its own first epoch is all that it ever serves, in one and the same order",
+                    fix="make it before the loop over epochs: it reshuffles by itself",
+                )
+            )
+        if self._in_epoch:
+            return  # it has no position that outlives the epoch
+        self._hand_over(f"loader/{len(self._loaders)}", loader)
+        self._loaders.append(weakref.ref(loader))
+
+    def register(self, name: str, value: Any) -> None:
+        """Keep the state of an object; set it if a checkpoint has one for it.
+
+        Raises:
+            UsageError: Another one has this name, whose state would be lost.
+        """
+        if self._registered.get(name, value) is not value:
+            raise UsageError(
+                Finding(
+                    "option-contradicted",
+                    f"two objects are registered as {name}, and a checkpoint would hold the second one only",
+                    where=f"session.register({name}=...)",
+                    fix=f"session.register({name}=first, other_{name}=second)",
+                )
+            )
+        self._use_checkpoints()
+        self._registered[name] = value
+        if self._hand_over(f"registered/{name}", value):
+            self._put_rates_back(value)
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Yield epochs from where this training stands."""
+        loop, (at, epoch) = self._loops, self._resume_at
+        self._loops += 1
+        self._epoch = epoch if loop == at else num_epochs if loop < at else 0
+        if self._uses_checkpoints:
+            self._place.claim()
+        if self.has_restored and loop == at and 0 < num_epochs <= self._epoch:
+            self._say_all_done(num_epochs)
+        while self._epoch < num_epochs:
+            if self.stop.agreed(now=True):
+                self.leave()
+            self._in_epoch, self._before = True, (self._training_loops(), self._gradients.steps)
+            is_done = False
+            try:
+                yield self._epoch
+                is_done = True
+            finally:  # the loop over epochs may be left by break
+                self._epoch += is_done or self._is_epoch_done()
+                self._in_epoch = False
+
+    def save(self, *, metric: float | torch.Tensor | None, wait: bool, **keeping: Any) -> None:
+        """Save a checkpoint."""
+        self._use_checkpoints()
+        if not self._gradients.optimizers and not self._registered:
+            self._say("checkpoints hold no optimizer: hand it to session.setup(model, optimizer)")
+        self._keeping = keeping
+        self._write(metric=metric, wait=wait)
+
+    def restore(self, which: str | os.PathLike[str], *, damaged: str | None) -> bool:
+        """Go on from a checkpoint; return whether there is one."""
+        damaged = restoring.read_damaged(damaged or env.read(env.DAMAGED))
+        self._use_checkpoints()
+        if which == restoring.LATEST:
+            self._place.look()
+        found = restoring.find_whole(self._checkpoints, which, damaged, load=self._load, inform=self._place.inform)
+        if found is None:
+            self._place.say_what_is_beside()
+            return False
+        saved, state = found
+        self.has_restored = True
+        self._rates = {id(each): _rates_of(each) for each in self._gradients.optimizers}
+        self._take(state["session"])
+        self._take_random(state["random"] if state["world_size"] == self._world.world_size else None)
+        self._say(restoring.describe(saved, which))
+        return True
+
+    def _load(self, saved: Saved) -> dict[str, Any]:
+        return portable.load(self._checkpoints, saved, self._gradients.models, self._gradients.optimizers)
+
+    def _use_checkpoints(self) -> None:
+        self._uses_checkpoints = True
+        self.stop.arm()
+
+    def _say_all_done(self, num_epochs: int) -> None:
+        folder = self._place.run_dir.root
+        epochs = f"all {num_epochs} epochs are" if num_epochs > 1 else "the one epoch is"
+        again = "to train longer: more epochs; to start over: another run folder, or "
+        self._place.inform(Notice(f"{epochs} already done in {folder}", (), f"{again}rm -r {folder}"))
+
+    def at_boundary(self, begins: bool, is_of_training: bool) -> None:
+        """All ranks are here, and every step so far is complete.
+
+        Args:
+            begins: Whether a loop over a loader begins.
+            is_of_training: Whether that loop trains; nobody stops in an evaluation, whose result would be lost.
+        """
+        if begins:
+            self._gradients.check_frozen()
+        if self._reseed is not None:
+            # Not before training: models, also those made after the first setup, start alike on all ranks.
+            seed_device(self._reseed)
+            self._reseed = None
+        self._gradients.drop_unfinished()
+        if is_of_training and self.stop.agreed():
+            self.leave()
+
+    def leave(self) -> None:
+        """Save and end, on all ranks."""
+        step, by = self._gradients.steps, self.stop.asked_by or "asked on another rank"
+        self._say(f"stops after step {step} ({by}): saving a checkpoint")
+        self._write(metric=None, wait=True)
+        self._say(f"stopped after step {step} with a checkpoint")  # true only now that it is committed
+        raise SystemExit(EXIT_UNFINISHED)
+
+    def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
+        self._place.claim()
+        self._checkpoints.save(
+            self._state(),
+            step=self._gradients.steps,
+            epoch=self._epoch,
+            metric=metric,
+            wait=wait,
+            **self._keeping,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        scale = self._gradients.scale
+        own = {
+            "step": self._gradients.steps,
+            "epochs": (max(0, self._loops - 1), self._epoch + self._is_epoch_done()),
+            "scale": scale.state_dict() if scale else None,
+            **self._waiting,  # what nobody has asked for yet
+            **{f"loader/{number}": each.state_dict() for number, each in self._living().items()},
+            **{f"registered/{name}": portable.of_object(each) for name, each in self._registered.items()},
+        }
+        cuda = torch.cuda.get_rng_state() if self._device.type == "cuda" else None
+        random = {**random_state(), "cuda": cuda}
+        return portable.snapshot(self._gradients.models, self._gradients.optimizers, own, random, rank=self._world.rank)
+
+    def _training_loops(self) -> int:
+        return sum(each.training_loops for each in self._living().values())
+
+    def _living(self) -> dict[int, Loader]:
+        """Return the loaders that are still there, by number."""
+        return {number: each for number, loader in enumerate(self._loaders) if (each := loader()) is not None}
+
+    def _is_epoch_done(self) -> bool:
+        """Whether a run that goes on from here begins with the next epoch.
+
+        In the middle of a training loop the epoch is not over, and before the first one it has hardly begun.
+        """
+        under_way = any(each.under_way for each in self._living().values())
+        loops, steps = self._before
+        begun = not self._loaders or self._training_loops() > loops or self._gradients.steps > steps
+        return self._in_epoch and begun and not under_way
+
+    def _take(self, own: dict[str, Any]) -> None:
+        self._gradients.steps = own.pop("step")
+        self._resume_at = own.pop("epochs")
+        scale = own.pop("scale")
+        if self._gradients.scale is not None and scale:
+            self._gradients.scale.load_state_dict(scale)
+        self._waiting = own
+        for number, loader in self._living().items():
+            self._hand_over(f"loader/{number}", loader)
+        for name, value in self._registered.items():
+            self._hand_over(f"registered/{name}", value)
+
+    def _hand_over(self, name: str, to: Any) -> bool:
+        """Load restored state that waits for an object; return whether there was any."""
+        state = self._waiting.pop(name, None)
+        if state is not None:
+            portable.load_object(to, state)
+        return state is not None
+
+    def _put_rates_back(self, value: Any) -> None:
+        """Undo what a scheduler, if this is one, has done to the learning rates: it was made after the restore."""
+        optimizer = getattr(value, "optimizer", None)
+        if isinstance(optimizer, Optimizer):
+            rates = self._rates.get(id(optimizer)) or getattr(value, "_last_lr", None) or _rates_of(optimizer)
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+    def _take_random(self, random: dict[str, Any] | None) -> None:
+        self._reseed = None
+        if random is None:  # of another number of ranks: new ones, but the same each time
+            seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
+            return
+        set_random_state(random)
+        if random["cuda"] is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"])
+
+
+def _rates_of(optimizer: Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def read_seed(seed: Any) -> int:
+    """Return a seed as an int.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        return 0 if seed is None else operator.index(seed)
+    except TypeError:
+        what = f"seed={seed!r} is no int"
+        raise UsageError(Finding("option-invalid", what, where="Session(seed=...)", fix="Session(seed=0)")) from None
+
+
+def seed_device(seed: int) -> None:
+    """Seed the global generators, also those of GPUs."""
+    seed_all(seed)
+    torch.cuda.manual_seed_all(seed)  # does nothing where there is no GPU

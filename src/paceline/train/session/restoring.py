@@ -1,0 +1,106 @@
+"""Which checkpoint a Session continues from, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from paceline.errors import Finding, RunError, UsageError
+from paceline.train.checkpoint import Checkpoints, Saved
+
+LATEST, BEST = "latest", "best"
+REFUSE, SKIP = "refuse", "skip"
+_DAMAGED = "checkpoint-damaged"
+
+
+def read_damaged(value: str | None) -> str:
+    """Return what to do about a damaged checkpoint.
+
+    Raises:
+        UsageError: The value is neither ``"refuse"`` nor ``"skip"``.
+    """
+    if value is None or value in (REFUSE, SKIP):
+        return value or REFUSE
+    what = f"damaged={value!r} is neither 'refuse' nor 'skip'"
+    raise UsageError(
+        Finding("option-invalid", what, where="session.restore(...)", fix='session.restore("latest", damaged="skip")')
+    )
+
+
+def find_whole(
+    checkpoints: Checkpoints,
+    which: str | os.PathLike[str],
+    damaged: str,
+    *,
+    load: Callable[[Saved], dict[str, Any]],
+    inform: Callable[[Finding], None],
+) -> tuple[Saved, dict[str, Any]] | None:
+    """Find and load a checkpoint; return it with its values, None if there is none.
+
+    What is wrong is the same on all ranks, so that all look for an older one together.
+
+    Args:
+        checkpoints: Those of the run folder.
+        which: As for ``Session.restore``.
+        damaged: Whether a damaged latest one is refused or skipped.
+        load: Loads one.
+        inform: Prints a warning on rank 0.
+
+    Raises:
+        RunError: It is damaged and to be refused, or no older one is whole.
+    """
+    skipped: list[Finding] = []
+    while True:
+        try:
+            saved = checkpoints.find(which, without=[each.where for each in skipped])
+            if saved is None and skipped:
+                raise RunError(_none_left(skipped))
+            return None if saved is None else (saved, load(saved))
+        except RunError as error:
+            finding = error.finding
+            if finding.name != _DAMAGED or which != LATEST or any(each.where == finding.where for each in skipped):
+                raise
+            if damaged != SKIP:
+                raise RunError(_with_older(finding, checkpoints)) from error
+            skipped.append(finding)
+            inform(_skips(finding))
+
+
+def _skips(finding: Finding) -> Finding:
+    why = "the latest checkpoint that is whole is taken instead; the steps after it are made again"
+    return replace(finding, why=why, severity="warning", fix="look at the disk or file system that it is on")
+
+
+def _with_older(finding: Finding, checkpoints: Checkpoints) -> Finding:
+    older = checkpoints.find_whole_before(finding.where)
+    if older is None:
+        fix = "no older one is whole: start over in another run folder (--run-dir FOLDER, Session(run_dir=...))"
+        return replace(finding, fix=fix)
+    path, step = older
+    return replace(
+        finding,
+        evidence=(*finding.evidence, f"whole: {path}, step {step}"),
+        fix=f'session.restore("latest", damaged="skip"), or: export PACELINE_DAMAGED=skip; continues from {path.name}',
+    )
+
+
+def _none_left(skipped: list[Finding]) -> Finding:
+    return replace(
+        skipped[0],
+        what=f"all {len(skipped)} checkpoints are damaged" if len(skipped) > 1 else "the only checkpoint is damaged",
+        evidence=tuple(each.where for each in skipped),
+        fix="start over in another run folder: --run-dir FOLDER, Session(run_dir=...)",
+    )
+
+
+def describe(saved: Saved, which: str | os.PathLike[str]) -> str:
+    """Return the line that says what was loaded. Pure."""
+    ranks = f"{saved.world_size} rank{'s' * (saved.world_size != 1)}"
+    what = f"{saved.path}: step {saved.step}, saved by {ranks}"
+    if which == LATEST:
+        return f"resuming from {what}"
+    if which == BEST:
+        return f"loaded the best checkpoint {what}"
+    return f"loaded the checkpoint {what}"

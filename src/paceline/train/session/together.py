@@ -1,0 +1,133 @@
+"""What all ranks do together beside training: rows gathered in order, work done once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import Finding, UsageError
+from paceline.train import runtime
+from paceline.train.data import Iteration, in_order, rebuilt
+from paceline.train.session import once
+from paceline.world import World
+
+SCOPES = ("job", "node")
+
+
+def gather(value: Any, iteration: Iteration | None) -> Any:
+    """Return the rows of all ranks, in the order of the loop that they come from if they fit it.
+
+    Args:
+        value: Tensors of shape ``[rows, ...]`` in dicts, lists and tuples.
+        iteration: The loop.
+    """
+    if isinstance(value, dict):
+        # Ranks may have filled their dicts in different orders.
+        parts = {key: gather(value[key], iteration) for key in sorted(value, key=repr)}
+        found = copy.copy(value)
+        found.update(parts)
+        return found
+    if isinstance(value, list | tuple):
+        return rebuilt(value, lambda part: gather(part, iteration))
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        kind = "a tensor of shape []" if isinstance(value, torch.Tensor) else f"what is of type {type(value).__name__}"
+        raise UsageError(
+            Finding(
+                "option-invalid",
+                f"{kind} has no rows to gather",
+                where="session.gather(...)",
+                fix="hand gather tensors of shape [rows, ...]; session.reduce adds numbers up",
+            )
+        )
+    own = None if iteration is None else iteration.own_of(len(value))
+    if own is not None:  # what was borrowed of another rank comes from that one
+        value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
+    rows, sizes = runtime.all_rows(value)
+    spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
+    return rows if spans is None else rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
+
+
+def as_the_others(value: Any) -> Any:
+    """Return a number in the type that other ranks have: one that has run no step still has the 0 it began with.
+
+    A collective; dicts, lists and tuples are opened.
+    """
+    kinds: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(kinds, _kinds(value))
+    return _converted(value, kinds)
+
+
+def _kinds(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(0, dtype=value.dtype), list(value.shape)
+    if isinstance(value, dict):
+        return {key: _kinds(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_kinds(part) for part in value]
+    return 0.0 if isinstance(value, float) else 0
+
+
+def _converted(value: Any, kinds: list[Any]) -> Any:
+    if isinstance(value, dict):
+        own = {key: [each[key] for each in kinds if isinstance(each, dict) and key in each] for key in value}
+        return {key: _converted(part, own[key]) for key, part in value.items()}
+    if isinstance(value, list):
+        return [
+            _converted(part, [each[place] for each in kinds if isinstance(each, list) and place < len(each)])
+            for place, part in enumerate(value)
+        ]
+    if not isinstance(value, int | float):
+        return value
+    tensors = [each for each in kinds if isinstance(each, tuple)]
+    if tensors:
+        (like, shape), *_ = tensors
+        return torch.full(shape, value, dtype=like.dtype)
+    return float(value) if any(isinstance(each, float) for each in kinds) else value
+
+
+def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
+    """Run ``fn`` on one rank of the job or of each node; return its value on all.
+
+    Args:
+        fn: What to do.
+        scope: One of ``SCOPES``.
+        world: The ranks.
+    """
+    if scope not in SCOPES:
+        what = f"scope={scope!r} is neither 'job' nor 'node'"
+        raise UsageError(Finding("option-invalid", what, where="session.once(...)", fix='scope="node"'))
+    if world.world_size == 1:
+        return fn()
+    store, on_node = runtime.store(), scope == "node"
+    # Counted where the keys are: they outlive a session, and end with the store.
+    key = f"paceline/once/{store.add(f'paceline/once/calls/{world.rank}', 1)}"
+    works = (world.local_rank if on_node else world.rank) == 0
+    own = _node(world) if on_node else "job"
+    # Which ranks work follows from no number where ranks go round the nodes.
+    store.set(f"{key}/at/{world.rank}", json.dumps([own, works]))
+    once.arrive(store, key)
+    value, data = once.perform(fn, store, f"{key}/{world.rank}") if works else (None, b"")
+    workers = _workers(store, key, world) if on_node else {own: 0}
+    for rank in sorted({*workers.values()} - {world.rank}):
+        once.await_end(store, f"{key}/{rank}", rank=rank)
+    once.await_all(store, key, world_size=world.world_size)
+    pickles = {rank: runtime.bytes_of(rank, data) for rank in sorted(workers.values())}
+    return value if works else pickle.loads(pickles[workers[own]])
+
+
+def _workers(store: Any, key: str, world: World) -> dict[str, int]:
+    """Return the rank that works on each node, once all ranks have come."""
+    once.await_all(store, key, world_size=world.world_size)
+    places = [json.loads(store.get(f"{key}/at/{rank}")) for rank in range(world.world_size)]
+    return {node: rank for rank, (node, works) in enumerate(places) if works}
+
+
+def _node(world: World) -> str:
+    """Return a name that the ranks of a node share; not by its rank where the launcher tells of one node only."""
+    return f"node {world.node_rank}" if world.num_nodes > 1 else f"node from {world.rank - world.local_rank}"

@@ -1,0 +1,298 @@
+"""What was logged by name, and its exact means: over all rows of an epoch, on all ranks.
+
+A number is kept with the rows that it is the mean of. Ranks meet when a mean is asked for, once for all names.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.errors import Finding, UsageError
+from paceline.train.session import Session
+from paceline.train.trainer.ends import NO_END, End, mean_of_ends
+from paceline.train.trainer.meters import Place, found_at, place_of
+
+FOLD_AT = 64  # numbers that wait to be added up at once: one by one, each would cost several tensor operations
+
+
+class Sum:
+    """The sum of ``number * rows``, and of rows, in float64; a number over no rows counts nothing, even if NaN.
+
+    Args:
+        mean: Whether numbers are means over rows; otherwise they are sums already, and added up as they are.
+    """
+
+    def __init__(self, *, mean: bool) -> None:
+        self.mean = mean
+        self._waiting: list[tuple[Any, int]] = []
+        self._total: torch.Tensor | float = 0.0
+        self._rows = 0
+
+    def begin(self, total: float, rows: int) -> None:
+        """Begin with sums from before."""
+        self._total, self._rows = total, rows
+
+    def add(self, number: Any, rows: int) -> None:
+        """Add one number."""
+        self._waiting.append((number, rows))
+        if len(self._waiting) >= FOLD_AT:
+            self.totals()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not self._waiting and not self._rows
+
+    def totals(self) -> tuple[torch.Tensor | float, int]:
+        """Return the two sums of this rank."""
+        waiting = [(number, rows) for number, rows in self._waiting if rows > 0]
+        self._waiting = []
+        if waiting:
+            numbers = torch.stack([torch.as_tensor(number, dtype=torch.float64) for number, _ in waiting])
+            weights = numbers.new_tensor([rows if self.mean else 1 for _, rows in waiting])
+            self._total = self._total + (numbers * weights).sum()
+            self._rows += sum(rows for _, rows in waiting)
+        return self._total, self._rows
+
+
+class Values(NamedTuple):
+    """Exact values of what was logged.
+
+    Attributes:
+        of_all: Under the name that was logged and, where it has a value of both kinds, with its ending.
+        for_loggers: Each under one name, without those that loggers are not to get.
+    """
+
+    of_all: dict[str, float]
+    for_loggers: dict[str, float]
+
+
+class Entry:
+    """A name that was logged, how, and its numbers.
+
+    Args:
+        on_step: Whether its last number is wanted at every few steps.
+        on_epoch: Whether its mean over the epoch is wanted.
+        prog_bar: Whether the progress bar shows it.
+        logger: Whether loggers get it.
+        mean: As for ``Sum``.
+        is_end: Whether it was logged after the last batch, one number for all rows of a rank.
+    """
+
+    def __init__(
+        self, *, on_step: bool, on_epoch: bool, prog_bar: bool, logger: bool, mean: bool, is_end: bool = False
+    ) -> None:
+        self.on_step, self.on_epoch, self.prog_bar, self.logger = on_step, on_epoch, prog_bar, logger
+        self._how = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar, "logger": logger, "mean": mean}
+        self.is_end = is_end
+        self.last: tuple[Any, int] | None = None
+        self.sum = Sum(mean=mean)
+        self.end: End | None = None
+        self.meter: Any = None  # an object that computes its own value, as those of torchmetrics
+
+    def add(self, value: Any, rows: int) -> None:
+        """Take down a number."""
+        if self.on_step:
+            self.last = (value, rows)
+        if self.on_epoch:
+            self.sum.add(value, rows)
+
+    @property
+    def how(self) -> dict[str, bool]:
+        """How it was logged, as arguments for another one."""
+        return {**self._how, "is_end": self.is_end}
+
+    @property
+    def takes_ends(self) -> bool:
+        """Whether a number that is logged after the last batch is a mean of its own, apart from those of batches."""
+        return self.on_epoch and self.sum.mean and self.sum.is_empty
+
+    def add_end(self, value: Any, rows: int) -> None:
+        """Take note of a number for all rows of this rank; the last one counts."""
+        self.is_end = True
+        is_tensor = isinstance(value, torch.Tensor)
+        is_whole = not value.is_floating_point() if is_tensor else isinstance(value, int)
+        self.end = End(float(value), rows, is_whole, is_tensor)
+
+
+class Metrics:
+    """The names logged in one epoch, or one evaluation.
+
+    Args:
+        session: Adds up over ranks.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.entries: dict[str, Entry] = {}
+        self.has_rows = True  # whether this rank has had any
+        self.ends: dict[str, list[End]] = {}  # what ranks logged after the last batch, by name
+
+    def of_step(self) -> Values:
+        """Return the values, over all ranks, of what was logged with ``on_step`` since the last call."""
+        names = sorted(name for name, entry in self.entries.items() if entry.last is not None)
+        sums = []
+        for name in names:
+            entry = self.entries[name]
+            sums.append(Sum(mean=entry.sum.mean))
+            sums[-1].add(*entry.last or (0.0, 0))
+            entry.last = None
+        return self._named(self._over_ranks(names, sums), ending="_step")
+
+    def of_epoch(self) -> Values:
+        """Return the values, over all rows and ranks, of what was logged with ``on_epoch`` so far."""
+        names, meters = self._epoch_names()
+        ends = [name for name in names if self.entries[name].is_end]
+        names = [name for name in names if name not in ends]
+        sums = [self.entries[name].sum for name in names]
+        values = self._over_ranks(names, sums, also=(*ends, *meters))
+        values |= self._ends_over_ranks(ends)
+        values |= self._computed(meters)
+        return self._named(values, ending="_epoch")
+
+    def end(self) -> None:
+        """Let objects that compute their own value begin anew."""
+        for entry in self.entries.values():
+            if entry.meter is not None:
+                entry.meter.reset()
+
+    def in_bar(self, values: Values) -> dict[str, float]:
+        """Return those of ``values`` that the progress bar shows."""
+        shown = [name for name, entry in self.entries.items() if entry.prog_bar and name in values.of_all]
+        return {name: values.of_all[name] for name in shown}
+
+    def names(self, parts: Sequence[tuple[str, Any]]) -> dict[str, tuple[dict[str, bool], Place | None]]:
+        """Return how each name was logged, and where its object is if it has one that computes its own value.
+
+        Args:
+            parts: Of the task, by name. What is none of them cannot be found on another rank, and is left out.
+        """
+        places = {name: place_of(entry.meter, parts) for name, entry in self.entries.items()}
+        return {
+            name: (entry.how, places[name])
+            for name, entry in self.entries.items()
+            if entry.meter is None or places[name] is not None
+        }
+
+    def take_names(
+        self, names: Mapping[str, tuple[dict[str, bool], Place | None]], parts: Sequence[tuple[str, Any]]
+    ) -> None:
+        """Take what ``names`` returned on another rank as logged here too, over no rows."""
+        for name, (how, place) in names.items():
+            entry = self.entries.setdefault(name, Entry(**how))
+            if place is not None:
+                entry.meter = found_at(place, parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums so far, over all ranks; those of objects that compute their own value are theirs to keep."""
+        names, _ = self._epoch_names()
+        names = [name for name in names if not self.entries[name].is_end]
+        totals = self._totals(names, [self.entries[name].sum for name in names])
+        return {name: (self.entries[name].how, *pair) for name, pair in zip(names, totals, strict=True)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from sums over all ranks: rank 0 holds them from now on."""
+        for name, (how, total, rows) in state.items():
+            entry = self.entries[name] = Entry(**how)
+            if self._session.is_main:
+                entry.sum.begin(total, rows)
+
+    def _epoch_names(self) -> tuple[list[str], dict[str, Any]]:
+        wanted = sorted(name for name, entry in self.entries.items() if entry.on_epoch)
+        meters = {name: entry.meter for name in wanted if (entry := self.entries[name]).meter is not None}
+        return [name for name in wanted if name not in meters], meters
+
+    def _named(self, values: Mapping[str, float], *, ending: str) -> Values:
+        found = Values({}, {})
+        for name, value in values.items():
+            entry = self.entries[name]
+            last_name = f"{name}{ending}" if entry.on_step and entry.on_epoch else name
+            found.of_all.update({name: value, last_name: value})
+            if entry.logger:
+                found.for_loggers[last_name] = value
+        return found
+
+    def _over_ranks(self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()) -> dict[str, float]:
+        totals = self._totals(names, sums, also=also)
+        return {
+            name: (total / rows if rows else math.nan) if each.mean else total
+            for name, each, (total, rows) in zip(names, sums, totals, strict=True)
+        }
+
+    def _computed(self, meters: Mapping[str, Any]) -> dict[str, float]:
+        """Return what objects compute; they meet those of other ranks themselves."""
+        with warnings.catch_warnings():
+            if not self.has_rows:  # the others have some, and nothing is wrong
+                warnings.filterwarnings("ignore", r"The ``compute`` method of metric \w+ was called before")
+            return {name: float(meter.compute()) for name, meter in meters.items()}
+
+    def _ends_over_ranks(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the values of what was logged after the last batch; ranks have been seen to log the same names."""
+        if not names:
+            return {}
+        mine = [self.entries[name].end or NO_END for name in names]
+        table = self._session.gather(torch.tensor([mine], dtype=torch.float64, device=self._session.device))
+        of_ranks = {
+            name: [End(value, int(rows), bool(whole), bool(tensor)) for value, rows, whole, tensor in column]
+            for name, column in zip(names, table.transpose(0, 1).tolist(), strict=True)
+        }
+        self.ends |= of_ranks
+        return {name: mean_of_ends(ends) for name, ends in of_ranks.items()}
+
+    def _totals(self, names: list[str], sums: list[Sum], *, also: tuple[str, ...] = ()) -> list[tuple[float, int]]:
+        self._check_names([*names, *also])
+        if not names:
+            return []
+        device = self._session.device
+        mine = [torch.as_tensor(part, dtype=torch.float64, device=device) for each in sums for part in each.totals()]
+        whole = self._session.reduce(torch.stack(mine)).tolist()
+        return [(total, int(rows)) for total, rows in zip(whole[::2], whole[1::2], strict=True)]
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        # Ranks with other names would add up other things, or hang. The sum of squares tells all of them at once.
+        session = self._session
+        if session.world_size == 1:
+            return
+        mine = zlib.crc32("\n".join(names).encode())
+        total, squares = session.reduce((mine, mine * mine))
+        if squares * session.world_size == total * total:
+            return
+        raise UsageError(
+            Finding(
+                "collective-mismatch",
+                f"rank {session.rank} logged other names than the other ranks: {', '.join(names) or 'none'}",
+                where=f"rank {session.rank}, self.log(...)",
+                why="a mean over all rows needs the rows of every rank",
+                fix="call self.log on every rank, with batch_size=0 where it has no value",
+            )
+        )
+
+
+def number_of(name: str, value: Any) -> Any:
+    """Return a number as it is kept: without graph, and apart from what may be changed in place.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        kept = value.detach().clone()
+        return kept.reshape(()) if kept.dim() else kept
+    if isinstance(value, int | float):
+        return value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of NumPy's
+        return value.item()
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"{name} is a {type(value).__name__}{shape} and not a number",
+            where=f"self.log({name!r}, ...)",
+            fix=f"self.log({name!r}, value.mean())" if shape else f"self.log({name!r}, float(value))",
+        )
+    )

@@ -1,0 +1,194 @@
+"""What a task and its data may derive from: ``Module`` and ``DataModule``. Neither is needed by the Trainer."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paceline.errors import Finding, UsageError
+
+if TYPE_CHECKING:
+    from paceline.train.trainer.trainer import Trainer
+
+
+class HParams(dict[str, Any]):
+    """A dict whose keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no hyperparameter {name!r}; there are {', '.join(self) or 'none'}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class Configured:
+    """Remembers the arguments that an object was made with."""
+
+    @property
+    def hparams(self) -> HParams:
+        """What ``save_hyperparameters`` collected, as ``hparams.lr`` or ``hparams["lr"]``."""
+        found: HParams = self.__dict__.setdefault("_hparams", HParams())
+        return found
+
+    def save_hyperparameters(
+        self,
+        *names: str | Mapping[str, Any] | Namespace | SimpleNamespace,
+        ignore: str | Iterable[str] = (),
+        logger: bool = True,
+    ) -> None:
+        """Take the arguments of the ``__init__`` that calls this as ``hparams``.
+
+        If that was called by the ``__init__`` of a derived class, its arguments are taken too.
+
+        Args:
+            *names: Only these arguments; a mapping or a namespace is taken as it is.
+            ignore: Arguments to leave out.
+            logger: Accepted for Lightning's sake; without effect.
+
+        Raises:
+            UsageError: There is no such argument, or what is given is none of these.
+        """
+        frame = inspect.currentframe()
+        found = _arguments(self, frame.f_back if frame else None)
+        wanted = [name for name in names if isinstance(name, str)]
+        mappings = [_mapping(name) for name in names if not isinstance(name, str)]
+        unknown = [name for name in wanted if name not in found]
+        if unknown:
+            raise UsageError(
+                Finding(
+                    "option-invalid",
+                    f"{', '.join(unknown)}: no argument of __init__; there are {', '.join(found) or 'none'}",
+                    where="save_hyperparameters(...)",
+                    fix="self.save_hyperparameters() takes all of them",
+                )
+            )
+        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
+        if not names or wanted:
+            self.hparams.update(
+                {key: found[key] for key in found if key not in left_out and (not wanted or key in wanted)}
+            )
+        for mapping in mappings:
+            self.hparams.update({key: value for key, value in mapping.items() if key not in left_out})
+
+
+def _mapping(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, Namespace | SimpleNamespace):
+        return vars(given)
+    if isinstance(given, Mapping):
+        return given
+    raise UsageError(
+        Finding(
+            "option-invalid",
+            f"what is of type {type(given).__name__} is no name of an argument, mapping or namespace",
+            where="save_hyperparameters(...)",
+            fix="self.save_hyperparameters(vars(config))",
+        )
+    )
+
+
+def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
+    """Return the arguments of all ``__init__`` of ``owner`` that are being called; the outermost win."""
+    found: dict[str, Any] = {}
+    while frame is not None and frame.f_code.co_name == "__init__":
+        names, _, kwargs, values = inspect.getargvalues(frame)
+        if not names or values[names[0]] is not owner:
+            break
+        found.update({name: values[name] for name in names[1:]})
+        found.update(values[kwargs] if kwargs else {})
+        frame = frame.f_back
+    return {name: value for name, value in found.items() if not name.startswith("__")}
+
+
+class Module(Configured, nn.Module):
+    """An ``nn.Module`` that can log, and knows the Trainer that runs it.
+
+    Write ``training_step(batch, batch_idx)`` (returns the loss, a mean over the batch's rows) and
+    ``configure_optimizers()``; ``validation_step`` and ``test_step`` if wanted.
+    """
+
+    _trainer: Trainer | None = None
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer that runs this module.
+
+        Raises:
+            UsageError: There is none yet.
+        """
+        if self._trainer is None:
+            raise UsageError(
+                Finding(
+                    "option-invalid",
+                    f"{type(self).__name__} has no trainer yet",
+                    where="self.trainer",
+                    fix="use it inside a method that the Trainer calls, from configure_optimizers on",
+                )
+            )
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        self._trainer = trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_trainer": None}  # a copy, or a pickle, is of the model and not of the run
+
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Log a number; ``Trainer.log`` has the options. Does nothing outside of a Trainer."""
+        if self._trainer is not None:
+            self._trainer.log(name, value, **options)
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Log several numbers with the same options."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    def print(self, *values: object) -> None:
+        """Print on rank 0 only."""
+        self.trainer.session.print(*values)
+
+    def optimizers(self) -> Any:
+        """Return the optimizer, or a list if ``configure_optimizers`` returned several."""
+        found = self.trainer.optimizers
+        return found[0] if len(found) == 1 else list(found)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters; the CPU if there are none."""
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the epoch, from 0."""
+        return 0 if self._trainer is None else self._trainer.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Steps of the optimizer so far."""
+        return 0 if self._trainer is None else self._trainer.global_step
+
+
+class DataModule(Configured):
+    """Data as the Trainer takes it; write the methods that are needed.
+
+    ``prepare_data`` runs once on each node, before the others; ``setup(stage)`` on every rank, with random numbers
+    that are the same on all of them; the others return a DataLoader, whose batch size is that of all ranks together.
+    """
+
+    trainer: Trainer | None = None
+
+    def prepare_data(self) -> None:
+        """Download and convert; nothing is to be kept in ``self``."""
+
+    def setup(self, stage: str) -> None:
+        """Make datasets; ``stage`` is ``"fit"``, ``"validate"`` or ``"test"``."""

@@ -1,0 +1,108 @@
+"""Takes what a task logs, and knows to which batch, and to which epoch or evaluation, it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.errors import Finding, UsageError
+from paceline.text import terminal
+from paceline.train.trainer.ends import differ, remarks
+from paceline.train.trainer.metrics import Entry, Metrics, number_of
+from paceline.train.trainer.options import one_of
+from paceline.train.trainer.progress import Progress
+
+
+class Recorder:
+    """Where ``log`` leads.
+
+    Attributes:
+        metrics: Those of the epoch or evaluation that is under way; None in between.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.metrics: Metrics | None = None
+        self._in_step = False  # a training batch is under way: its numbers are wanted as they are, not as a mean
+        self._rows: int | None = None
+        self._at_end = False  # the last batch is over: what is logged now is of all rows of this rank
+        self._progress = progress
+        self._remarked: set[tuple[str, bool]] = set()  # names that were looked at, and whether ranks differed
+
+    def begin_batch(self, rows: int | None, *, is_step: bool = False) -> None:
+        """Record that a batch is under way; None after the last.
+
+        Args:
+            rows: Samples of this rank in it, as its loader counts them. Where there are none, nothing that is logged
+                counts, whatever it is the mean of: the rank computes another rank's row, or an empty batch.
+            is_step: Whether it is one of training.
+        """
+        self._rows, self._in_step, self._at_end = rows, is_step, False
+
+    def end_batches(self, num_rows: int) -> None:
+        """Begin the end of an epoch or evaluation, in which this rank had ``num_rows`` rows."""
+        self._rows, self._in_step, self._at_end = num_rows, False, True
+
+    @contextmanager
+    def within(self, metrics: Metrics | None) -> Iterator[None]:
+        """Take what is logged inside to ``metrics``, also between two batches of something else; None refuses it."""
+        before = self.metrics, self._in_step, self._rows, self._at_end
+        self.metrics, self._in_step, self._rows, self._at_end = metrics, False, None, False
+        try:
+            yield
+        finally:
+            self.metrics, self._in_step, self._rows, self._at_end = before
+
+    def log(self, name: str, value: Any, *, batch_size: int | None, **how: Any) -> None:
+        """Take down a number; see ``Trainer.log``."""
+        if self.metrics is None:
+            raise _refusal(name, "nothing is under way that it could belong to", "log in a step or in on_..._epoch_end")
+        is_meter = not isinstance(value, torch.Tensor) and callable(getattr(value, "compute", None))
+        entry = self.metrics.entries.get(name)
+        if entry is None:
+            entry = self.metrics.entries[name] = _entry(name, in_step=self._in_step and not is_meter, **how)
+        if is_meter:
+            if not entry.on_epoch:
+                raise _refusal(name, f"a {type(value).__name__} has a value at the end of an epoch", "on_epoch=True")
+            entry.meter = value
+            return
+        number = number_of(name, value)
+        rows = 1 if self._rows is None else self._rows
+        if self._at_end and batch_size is None and entry.takes_ends:
+            entry.add_end(number, rows)
+        else:
+            entry.add(number, rows if batch_size is None or not rows else batch_size)
+        if entry.prog_bar and entry.on_step:
+            self._progress.shown[name] = number
+
+    def remark(self, metrics: Metrics, *, is_main: bool) -> None:
+        """Print on rank 0, once, what is to be said of numbers that were logged after the last batch."""
+        new = {name: ends for name, ends in metrics.ends.items() if (name, differ(ends)) not in self._remarked}
+        self._remarked.update((name, differ(ends)) for name, ends in new.items())
+        for remark in remarks(new) if is_main else ():
+            terminal.say(remark.render())
+
+
+def _entry(
+    name: str,
+    *,
+    in_step: bool,
+    on_step: bool | None,
+    on_epoch: bool | None,
+    prog_bar: bool,
+    logger: bool,
+    reduce_fx: Any,
+) -> Entry:
+    on_step = in_step if on_step is None else on_step
+    on_epoch = not in_step if on_epoch is None else on_epoch
+    if not on_epoch and not (on_step and in_step):
+        where = "" if in_step else " outside of training_step"
+        raise _refusal(name, f"on_step={on_step} and on_epoch={on_epoch} leave nothing to log{where}", "on_epoch=True")
+    fx = one_of("reduce_fx", getattr(reduce_fx, "__name__", reduce_fx), ("mean", "sum"))
+    return Entry(on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, mean=fx == "mean")
+
+
+def _refusal(name: str, what: str, fix: str) -> UsageError:
+    return UsageError(Finding("option-contradicted", what, where=f"self.log({name!r}, ...)", fix=fix))

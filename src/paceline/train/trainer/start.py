@@ -1,0 +1,100 @@
+"""``Trainer(devices=2)`` in ``python train.py``: the script starts anew, under ``paceline run``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from paceline import env, world
+from paceline.text import terminal
+from paceline.train.session import Session
+from paceline.train.trainer.options import contradiction
+
+
+def start_ranks(devices: int | None, num_nodes: int) -> None:
+    """Replace this process by ``paceline run`` of its script, if it was started alone and is to be several ranks.
+
+    Raises:
+        UsageError: It cannot: there is no script, or there are to be other nodes.
+    """
+    launched = env.read(env.RUN_TOKEN) is not None or _launcher() != "none"
+    if launched or dist.is_initialized() or (devices or 1) * num_nodes == 1:
+        return
+    if num_nodes > 1:
+        raise contradiction(
+            f"num_nodes={num_nodes}, and this process was started by itself: it cannot start other nodes",
+            where="Trainer(num_nodes=...)",
+            fix=f"srun --nodes {num_nodes} python script.py, or on each node: "
+            f"paceline run --nnodes {num_nodes} --rdzv-endpoint HOST:29500 script.py",
+        )
+    script = _script()
+    if script is None:
+        raise contradiction(
+            f"devices={devices}, and there is no script to start on each of them",
+            where="Trainer(devices=...)",
+            fix=f"put it into a function: paceline.launch(train, nproc_per_node={devices})",
+        )
+    ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a Slurm job that has more nodes
+    command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
+    shown = " ".join(["paceline", *command[3:]])
+    terminal.say(f"Trainer(devices={devices}) starts its ranks with: {shown}")
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
+
+
+def _launcher() -> str:
+    return world.from_environ(env.snapshot(), in_terminal=env.in_terminal()).launcher
+
+
+def _script() -> list[str] | None:
+    """Return the arguments of ``paceline run`` that name what this process runs; None if that is no file."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return ["-m", spec.name.removesuffix(".__main__")]
+    file = getattr(main, "__file__", None)
+    return [os.path.abspath(file)] if file and Path(file).is_file() else None
+
+
+def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
+    """Refuse a run that was started with another number of ranks than the Trainer asks for.
+
+    Raises:
+        UsageError: It was.
+    """
+    asked = (devices or 0) * num_nodes
+    if asked in (0, session.world_size):
+        return
+    raise contradiction(
+        f"devices={devices} and num_nodes={num_nodes} make {asked} ranks, "
+        f"and this run was started with {session.world_size}",
+        where="Trainer(devices=...)",
+        why="the number of ranks is decided where the run is started",
+        fix='Trainer(devices="auto"), or: '
+        + (
+            f"#SBATCH --nodes={num_nodes} --ntasks-per-node={devices}"
+            if _launcher() == "slurm"
+            else f"paceline run --nproc-per-node {devices} script.py"
+        ),
+    )
+
+
+def check_device(wanted: str, session: Session) -> None:
+    """Refuse ranks that are on another type of device than the Trainer asks for.
+
+    Raises:
+        UsageError: They are.
+    """
+    found = session.device.type
+    if wanted in ("", found):
+        return
+    if wanted == "cpu":
+        fix = "export CUDA_VISIBLE_DEVICES= (empty) hides the GPUs from this run"
+    else:
+        fix = 'Trainer(accelerator="auto"); to find out why torch sees no GPU: python -m torch.utils.collect_env'
+    raise contradiction(
+        f"the ranks of this run are on {found}, and {wanted} is asked for", where="Trainer(accelerator=...)", fix=fix
+    )

@@ -1,0 +1,489 @@
+"""The Trainer: what is asked for and what can be asked. The loop itself is in ``fitting``."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.optim import Optimizer
+
+from paceline import env
+from paceline.errors import Finding, UsageError
+from paceline.rundir.files import RunDir
+from paceline.text import terminal
+from paceline.train.logging import Logger
+from paceline.train.session import Session
+from paceline.train.trainer import optimizers, options
+from paceline.train.trainer.data import Data, is_data
+from paceline.train.trainer.fitting import Evaluation, Fit, length_of
+from paceline.train.trainer.hooks import Callback, Hooks, check_callbacks, check_data, check_task
+from paceline.train.trainer.progress import Display, Progress
+from paceline.train.trainer.recorder import Recorder
+from paceline.train.trainer.start import check_device, check_world, start_ranks
+from paceline.train.trainer.work import Work
+
+STAGES = {"validation": ("val", "validate"), "test": ("test", "test")}  # names that loaders, and setup, know them by
+
+_fitted: set[Path] = set()  # run folders that a fit of this process has worked in
+
+
+class Trainer:
+    """Runs a task, for those who don't want to write the loop; with any number of ranks the result is the same.
+
+        trainer = paceline.Trainer(max_epochs=10, precision="bf16-mixed", monitor="val_loss", patience=3)
+        trainer.fit(task, data)
+
+    A task is any object with ``training_step(batch, batch_idx)``, which returns the loss as a mean over the batch's
+    rows (or a dict with ``"loss"``), and ``configure_optimizers()``. It may have ``validation_step``, ``test_step``
+    and the methods of ``paceline.trainer.Callback``; ``paceline.Module`` adds ``log``. Data is any object with
+    ``train_dataloader``, ``val_dataloader``, ``test_dataloader``, ``prepare_data`` (called once on a node) and
+    ``setup(stage)`` (its random numbers are the same on all ranks and in all runs, a function of ``seed``), or it is
+    plain DataLoaders. Their batch size is that of all ranks together.
+
+    Args:
+        max_epochs: Epochs to train; no limit if None or -1, where ``max_steps`` is one.
+        max_steps: Optimizer steps to train; no limit if -1.
+        accelerator: ``"auto"``, ``"cpu"`` or ``"gpu"``: what the ranks must be on.
+        devices: Ranks on a node; ``"auto"`` (or -1) takes them as they were started. A script that was started by
+            ``python script.py`` starts itself anew under ``paceline run``.
+        num_nodes: Nodes that the run must have been started on.
+        strategy: As for ``Session``, and so ``precision``, in Lightning's spellings too, and ``seed``.
+        precision: As above.
+        accumulate_grad_batches: Batches of an optimizer step.
+        gradient_clip_val: Norm, or value, that gradients are clipped to.
+        gradient_clip_algorithm: ``"norm"`` or ``"value"``.
+        log_every_n_steps: At every how many steps loggers get what was logged with ``on_step``; ranks meet for it.
+        val_check_interval: Validate after so many batches, or such a fraction of them, too; always after the epoch.
+        check_val_every_n_epoch: Validate in every n-th epoch only.
+        num_sanity_val_steps: Batches to validate with before training, whose results are thrown away.
+        limit_train_batches: Train on so many batches, or such a fraction of them, of each epoch.
+        limit_val_batches: As above, to validate with; 0 for no validation.
+        limit_test_batches: As above, to test with.
+        callbacks: Objects with some of the methods of ``paceline.trainer.Callback``.
+        logger: True for ``metrics.csv`` in the run folder, False for none, or as ``Session(loggers=...)``.
+        enable_progress_bar: Whether to show a bar, on a terminal, and a line for each epoch.
+        enable_checkpointing: Whether to save after each epoch: the last two, and the best.
+        monitor: Metric that decides which checkpoint is best, and when to stop.
+        mode: ``"min"`` if less of it is better, ``"max"`` if more is.
+        patience: Epochs with a validation without improvement after which to stop; None: never.
+        min_delta: What counts as improvement.
+        save_top_k: How many of the best checkpoints are kept.
+        resume: Whether to go on from the latest checkpoint in the run folder; None: if that is the folder of a
+            ``paceline run``, which is a new one unless it is asked to go on in another; a second ``fit`` of the
+            process does not go on there unless it is told to.
+        per_rank_batch_size: Whether batch sizes of DataLoaders are those of each rank.
+        run_dir: As for ``Session``.
+        default_root_dir: Lightning's name of ``run_dir``.
+        seed: As for ``Session``.
+        **unknown: Refused, with what to write.
+
+    Raises:
+        UsageError: An argument is unknown, bad, or contradicts how the run was started.
+
+    Attributes:
+        session: The Session that it stands on.
+        callback_metrics: What was logged last, by name: exact means as tensors.
+        should_stop: Set it to end the training after the epoch; one rank is enough.
+        console: Where progress is shown, rich's console of stderr.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_epochs: int | None = None,
+        max_steps: int = -1,
+        accelerator: str = "auto",
+        devices: int | str = "auto",
+        num_nodes: int = 1,
+        strategy: Any = "ddp",
+        precision: str | int = "32-true",
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
+        log_every_n_steps: int = 50,
+        val_check_interval: int | float | None = None,
+        check_val_every_n_epoch: int = 1,
+        num_sanity_val_steps: int = 0,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        callbacks: Callback | Sequence[Any] = (),
+        logger: bool | str | Logger | Sequence[Logger | str] = True,
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        monitor: str | None = None,
+        mode: str = "min",
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        save_top_k: int = 1,
+        resume: bool | None = None,
+        per_rank_batch_size: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
+        default_root_dir: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        **unknown: Any,
+    ) -> None:
+        options.refuse_unknown(unknown, set(inspect.signature(Trainer).parameters) - {"unknown"})
+        self._plan = options.Plan(
+            max_epochs=max_epochs,
+            max_steps=max_steps,
+            accumulate_grad_batches=accumulate_grad_batches,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+            log_every_n_steps=log_every_n_steps,
+            val_check_interval=val_check_interval,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=num_sanity_val_steps,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            enable_checkpointing=enable_checkpointing,
+            monitor=monitor,
+            mode=mode,
+            patience=patience,
+            min_delta=min_delta,
+            save_top_k=save_top_k,
+        )
+        self._callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        check_callbacks(self._callbacks)
+        device_type = options.read_accelerator(accelerator)
+        num_ranks = options.read_devices(devices)
+        start_ranks(num_ranks, options.count("num_nodes", num_nodes))
+        self._for_session = {
+            "precision": options.read_precision(precision),
+            "accumulate": accumulate_grad_batches,
+            "strategy": "ddp" if strategy == "auto" else strategy,
+            "seed": seed,
+            "run_dir": _shared(options.either("run_dir", run_dir, "default_root_dir", default_root_dir)),
+            "loggers": _loggers(logger),
+        }
+        self.session = Session(**self._for_session)
+        check_world(num_ranks, num_nodes, self.session)
+        check_device(device_type, self.session)
+        self._seed, self._per_rank, self._resume = seed or 0, per_rank_batch_size, resume
+        self._with_bar, self.console = enable_progress_bar, Console(stderr=True)
+        self._progress = Progress()
+        self._recorder = Recorder(self._progress)
+        self._work: Work | None = None
+        self._data: Data | None = None
+        self.optimizers: list[Optimizer] = []
+        self.num_training_batches: int | None = None
+        self.current_epoch = 0
+        self.should_stop = False
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+
+    # What can be asked
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far."""
+        return self.session.step
+
+    @property
+    def global_rank(self) -> int:
+        """Rank of this process."""
+        return self.session.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Rank on this node."""
+        return self.session.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.session.world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return self.session.is_main
+
+    @property
+    def max_epochs(self) -> int | None:
+        """As it was asked for."""
+        return self._plan.max_epochs
+
+    @property
+    def max_steps(self) -> int:
+        """As it was asked for."""
+        return self._plan.max_steps
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Optimizer steps of the whole ``fit``, for a scheduler; ``inf`` if nobody knows."""
+        steps = self._plan.steps(self.num_training_batches)
+        return steps if math.isinf(steps) else int(steps)
+
+    # What can be done
+
+    def fit(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Train a task.
+
+        Args:
+            model: The task.
+            train_dataloaders: A DataLoader or a dataset's loader, or the data object.
+            val_dataloaders: What to validate with, if there is no data object.
+            datamodule: The data object.
+            ckpt_path: A checkpoint to go on from: ``"last"``, ``"best"`` or a path. Otherwise see ``resume``.
+
+        Raises:
+            UsageError: The task or the data does not fit, or there is no such checkpoint.
+        """
+        check_task(model, "training_step", "configure_optimizers")
+        self._plan.check_has_end()
+        data = self._take_up(model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders)
+        if self._work is not None:  # another fit is another run: neither steps nor models of the one before
+            self.session = self._another_session()
+        data.prepare(self.session, "fit", seed=self._seed)
+        train = self._loader(data, "train")
+        val = self._loader(data, "val") if callable(getattr(model, "validation_step", None)) else None
+        self.num_training_batches = self._plan.train_batches(length_of(train))
+        self.optimizers, schedules = optimizers.read(model.configure_optimizers())
+        self.should_stop, self.callback_metrics = False, {}
+        self._work = Work(model, self.session, self.optimizers)
+        evaluation = self._evaluation(self._work)
+        fit = Fit(evaluation, self._plan, train=train, val=val, schedules=schedules)
+        evaluation.hooks.call("on_fit_start")
+        self.session.register(trainer=fit, **optimizers.with_state(schedules))
+        self._restore_for_fit(ckpt_path)
+        fit.run()
+        evaluation.hooks.call("on_fit_end")
+
+    def validate(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+    ) -> list[dict[str, float]]:
+        """Return the exact means of what ``validation_step`` logs over all samples, in a list of one.
+
+        Args:
+            model: The task; that of the last ``fit`` if None, as the best checkpoint has it if there is a ``monitor``.
+            dataloaders: A DataLoader, or the data object; that of the last ``fit`` if None.
+            ckpt_path: A checkpoint to evaluate instead: ``"last"``, ``"best"`` or a path.
+            verbose: Whether to show the means.
+            datamodule: The data object.
+
+        Raises:
+            UsageError: There is no task, no data or no such checkpoint, or they do not fit.
+        """
+        return self._evaluate("validation", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
+
+    def test(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | os.PathLike[str] | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+    ) -> list[dict[str, float]]:
+        """Return the exact means of what ``test_step`` logs over all samples; as ``validate``."""
+        return self._evaluate("test", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        prog_bar: bool = False,
+        logger: bool = True,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        batch_size: int | None = None,
+        **without_effect: Any,
+    ) -> None:
+        """Log a number, from inside a step or a hook of the epoch's end. Call it on all ranks.
+
+        Args:
+            name: Its name.
+            value: A number, a tensor with one element, or an object with ``compute`` and ``reset`` (torchmetrics),
+                whose value is that of the epoch.
+            prog_bar: Whether the progress bar shows it.
+            logger: Whether loggers get it.
+            on_step: Whether loggers get the number of every ``log_every_n_steps``-th step, over all ranks; the default
+                in ``training_step``. (The progress bar shows rank 0's own at once.)
+            on_epoch: Whether loggers get the mean over all rows of the epoch; the default elsewhere. With both, the
+                names end in ``_step`` and ``_epoch``.
+            reduce_fx: ``"mean"``, or ``"sum"`` for numbers that are sums.
+            batch_size: Rows that the number is the mean of; found in the batch if None.
+            **without_effect: Lightning's ``sync_dist`` and others: means are always exact.
+
+        Raises:
+            UsageError: It is no number, or nothing is under way that it could belong to.
+        """
+        if without_effect:
+            options.refuse_unknown_log(without_effect)
+        self._recorder.log(
+            name,
+            value,
+            batch_size=batch_size,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+        )
+
+    def take(self, values: Mapping[str, float]) -> None:
+        """Put exact values where callbacks find them."""
+        self.callback_metrics.update({name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})
+
+    # How
+
+    def _take_up(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
+        """Introduce task and data to this trainer."""
+        if is_data(first):
+            loaders = {stage: None if loader is first else loader for stage, loader in loaders.items()}
+            datamodule = options.either("the second argument", first, "datamodule", datamodule)
+        if datamodule is not None and any(loader is not None for loader in loaders.values()):
+            raise options.contradiction(
+                "a data object and loaders are both given",
+                where="Trainer",
+                fix="trainer.fit(task, data), or trainer.fit(task, train_loader, val_loader)",
+            )
+        check_data(datamodule)
+        for each in (task, datamodule):
+            if each is not None:
+                with contextlib.suppress(AttributeError):  # it has slots, and does without
+                    each.trainer = self
+        self._data = Data(task, datamodule, loaders)
+        return self._data
+
+    def _loader(self, data: Data, stage: str, *, evaluates: bool = False) -> Any:
+        loader = data.loader(self.session, stage, per_rank=self._per_rank, evaluates=evaluates)
+        if loader is None and stage != "val":
+            raise UsageError(
+                Finding(
+                    "option-invalid",
+                    f"there is no loader for {stage}",
+                    where=f"trainer.{'fit' if stage == 'train' else stage}(...)",
+                    fix=f"def {stage}_dataloader(self): return DataLoader(...), or hand over a DataLoader",
+                )
+            )
+        return loader
+
+    def _evaluation(self, work: Work) -> Evaluation:
+        display = Display(self._progress, self.console, enabled=self._with_bar and self.session.is_main)
+        return Evaluation(self, work, self._recorder, display, Hooks(self, work.task, self._callbacks))
+
+    def _restore_for_fit(self, ckpt_path: str | os.PathLike[str] | None) -> None:
+        folder, known = self.session.run_dir.root, self.session.run_dir.root.resolve() in _fitted
+        _fitted.add(folder.resolve())
+        of_launcher = env.read(env.RUN_DIR) is not None and self._for_session["run_dir"] is None
+        if ckpt_path is not None:
+            self._restore(ckpt_path)
+        elif of_launcher if self._resume is None else self._resume:
+            if known and self._resume is None:
+                self._refuse_to_go_on()
+            self.session.restore("latest")
+        elif self.session.is_main and self._has_checkpoints():
+            terminal.say(f"starts over beside the checkpoints in {folder}; resume=True continues from them")
+
+    def _refuse_to_go_on(self) -> None:
+        """Refuse a second fit that would go on where the first has ended, and so train nothing."""
+        session = self.session
+        if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 looks for all
+            raise options.contradiction(
+                f"this process has fitted in {session.run_dir.root} before, and would continue from its checkpoints",
+                where="trainer.fit(...)",
+                why="a second fit would begin with the weights and the epoch that the first has come to",
+                fix="another Trainer for another training (it has its own folder), or Trainer(resume=True)",
+            )
+
+    def _has_checkpoints(self) -> bool:
+        return any(self.session.run_dir.checkpoints.glob("[0-9]*"))
+
+    def _restore(self, ckpt_path: str | os.PathLike[str]) -> None:
+        if not self.session.restore("latest" if ckpt_path == "last" else ckpt_path):
+            raise UsageError(
+                Finding(
+                    "checkpoint-missing",
+                    f"there is no checkpoint in {self.session.run_dir.checkpoints}",
+                    where=f"ckpt_path={os.fspath(ckpt_path)!r}",
+                    fix="give the path of one, or leave ckpt_path out",
+                )
+            )
+
+    def _evaluate(
+        self,
+        stage: str,
+        model: Any,
+        ckpt_path: str | os.PathLike[str] | None,
+        verbose: bool,
+        *,
+        given: Any,
+        datamodule: Any,
+    ) -> list[dict[str, float]]:
+        if model is None and self._work is not None:
+            model = self._work.task
+            ckpt_path = ckpt_path or ("best" if self._plan.saves_best else None)
+        check_task(model, f"{stage}_step")
+        data, (loader_stage, data_stage) = self._data, STAGES[stage]
+        if given is not None or datamodule is not None or data is None or not self._knows(model):
+            data = self._take_up(model, given, datamodule, **{loader_stage: given})
+        if self._work is None or not self._knows(model):
+            if self._work is not None:
+                self.session = self._another_session()
+            self._work = Work(model, self.session)
+        data.prepare(self.session, data_stage, seed=self._seed)
+        if ckpt_path is not None:
+            # by its folder, so that it is said to be loaded: nothing is resumed here
+            self._restore(self.session.run_dir.checkpoints if ckpt_path == "last" else ckpt_path)
+        loader = self._loader(data, loader_stage, evaluates=True)
+        limit = getattr(self._plan, f"limit_{loader_stage}_batches")
+        batches = options.num_batches(f"limit_{loader_stage}_batches", limit, length_of(loader))
+        evaluation = self._evaluation(self._work)
+        with evaluation.display.bar():
+            values = evaluation.run(stage, loader, limit=batches).for_loggers
+        self.session.log(values)
+        if verbose:
+            evaluation.display.line(stage, values)
+        return [values]
+
+    def _another_session(self) -> Session:
+        """Return a new Session in the same run folder; ``_restore_for_fit`` sees to it that fits do not mix."""
+        return Session(**{**self._for_session, "run_dir": self.session.run_dir})
+
+    def _knows(self, model: Any) -> bool:
+        return self._work is not None and self._work.task is model
+
+
+def _shared(run_dir: Any) -> Any:
+    """Return a folder as Session takes one that several Sessions use: a Trainer decides itself what may continue."""
+    return None if run_dir is None else RunDir(Path(run_dir))
+
+
+def _loggers(logger: Any) -> Sequence[Logger | str]:
+    """Return the loggers for Session."""
+    if isinstance(logger, bool):
+        return ("csv",) if logger else ()
+    found = list(logger) if isinstance(logger, list | tuple) else [logger]
+    for each in found:
+        if not isinstance(each, str) and not (
+            callable(getattr(each, "log", None)) and callable(getattr(each, "close", None))
+        ):
+            raise options.invalid(
+                "logger",
+                type(each).__name__,
+                "a name, or something with log(values, step) and close()",
+                fix='Trainer(logger="tensorboard")',
+            )
+    return found

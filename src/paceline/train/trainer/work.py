@@ -1,0 +1,124 @@
+"""A task that was set up: the module that ranks share, and how its methods are called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from paceline.train.session import Session
+from paceline.train.trainer.meters import kept_state, put_back
+
+
+class Parts(nn.Module):
+    """The modules that a task holds as attributes, if it is no module itself, under the names that they have there."""
+
+    def __init__(self, task: Any) -> None:
+        super().__init__()
+        for name, value in vars(task).items():
+            if isinstance(value, nn.Module):
+                self.add_module(name, value)
+
+
+class Work:
+    """A task that was set up.
+
+    DDP, FSDP and Session's precision act on the ``forward`` of the module that they were given. A task does its work
+    in ``training_step``, which may call ``self(x)``, or ``self.net(x)``, or both. So the wrapped module is called, and
+    what runs in place of its ``forward`` is ``training_step``; inside, ``forward`` is the task's own again. (A forward
+    hook on the task itself is therefore called around both, as under Lightning.)
+
+    Args:
+        task: The user's object.
+        session: Where it was set up.
+        optimizers: Those that update it.
+
+    Attributes:
+        module: The task itself, or what it holds.
+        is_sharded: Whether each rank has a part of it, so that every forward needs all ranks.
+    """
+
+    def __init__(self, task: Any, session: Session, optimizers: Sequence[Optimizer] = ()) -> None:
+        self.task = task
+        self.module = task if isinstance(task, nn.Module) else Parts(task)
+        ready: Any = session.setup(self.module, *optimizers)
+        self._wrapped: nn.Module = ready[0] if optimizers else ready
+        self.is_sharded = any(hasattr(each, "device_mesh") for each in self._wrapped.parameters())
+        self._methods: dict[str, Callable[..., Any]] = {}
+
+    def train(self, batch: Any, batch_idx: int) -> Any:
+        """Return what ``training_step`` returns, with the ranks' gradients tied together."""
+        return self._call(self._wrapped, "training_step", batch, batch_idx)
+
+    def evaluate(self, step: str, batch: Any, batch_idx: int) -> Any:
+        """Return what ``validation_step`` or ``test_step`` returns; without DDP, as evaluation meets no other rank."""
+        return self._call(self.module, step, batch, batch_idx)
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the task's modules and attributes by name."""
+        yield from self.module.named_modules()
+        yield from vars(self.task).items()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Switch to evaluation; afterwards every module is in the mode that it was in."""
+        modes = [(each, each.training) for each in self.module.modules()]
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for each, mode in modes:
+                each.training = mode
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Keep out of metrics, and of lists that a task fills, what a step does with another rank's row."""
+        metrics = [each for _, each in self.parts() if hasattr(each, "metric_state")]
+        states = [(each, kept_state(each)) for each in metrics]
+        lists = [(each, len(each)) for each in vars(self.task).values() if isinstance(each, list)]
+        try:
+            yield
+        finally:
+            for metric, state in states:
+                put_back(metric, state)
+            for each, length in lists:
+                del each[length:]
+
+    def _call(self, wrapped: nn.Module, name: str, batch: Any, batch_idx: int) -> Any:
+        method = self._methods.get(name) or self._look_up(name)
+        # In the instance's dict and not by setattr: nn.Module's takes microseconds, and a forward that somebody has
+        # put there has to come back as it was.
+        attributes = self.module.__dict__
+        before = attributes.get("forward")
+
+        def restore() -> None:
+            if before is None:
+                attributes.pop("forward", None)
+            else:
+                attributes["forward"] = before
+
+        def forward(*inputs: Any) -> Any:
+            restore()
+            return method(*inputs)
+
+        attributes["forward"] = forward
+        try:
+            return wrapped(batch, batch_idx)
+        finally:
+            restore()
+
+    def _look_up(self, name: str) -> Callable[..., Any]:
+        """Return a method of the task, which may do without the number of the batch."""
+        given = getattr(self.task, name)
+        try:
+            inspect.signature(given).bind("batch", 0)
+            self._methods[name] = given
+        except TypeError:
+            self._methods[name] = lambda batch, _: given(batch)
+        return self._methods[name]

@@ -1,8 +1,0 @@
-"""The Trainer: the loop for those who don't want to write one, on Session's public members only."""
-
-from paceline.trainer.hooks import Callback as Callback
-from paceline.trainer.module import DataModule as DataModule
-from paceline.trainer.module import Module as Module
-from paceline.trainer.trainer import Trainer as Trainer
-
-__all__ = ["Callback", "DataModule", "Module", "Trainer"]

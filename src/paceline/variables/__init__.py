@@ -1,8 +1,0 @@
-"""The variables that NCCL, torch, gloo and libfabric read, by version, and what is folklore."""
-
-from __future__ import annotations
-
-from paceline.variables.gather import gather_settings
-from paceline.variables.judge import judge_settings
-
-__all__ = ["gather_settings", "judge_settings"]
