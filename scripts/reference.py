@@ -15,7 +15,8 @@ from pathlib import Path
 
 from paceline import env
 from paceline.codes import CODES
-from paceline.diagnose import catalogue
+from paceline.diagnose.catalogue.page import Page
+from paceline.diagnose.catalogue.shelf import page as page_of
 from paceline.launch.plan.option_table import OPTIONS, Option
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -71,7 +72,7 @@ def findings_page() -> str:
     """Return the page of findings."""
     contents, parts = [], []
     for area, pairs in groupby(sorted(CODES.items(), key=lambda pair: _place(pair[1])), key=lambda pair: pair[1][:3]):
-        pages = [catalogue.page(name) for name, _ in pairs]
+        pages = [page_of(name) for name, _ in pairs]
         contents += [f"**{area}: {AREAS[area]}**", *_table(("code", "name", "what it says"), map(_finding_row, pages))]
         parts += [f"## {area}: {AREAS[area]}", *(part for page in pages for part in _finding(page))]
     return _page(
@@ -85,13 +86,13 @@ def findings_page() -> str:
     )
 
 
-def _finding_row(page: catalogue.Page) -> tuple[str, str, str]:
+def _finding_row(page: Page) -> tuple[str, str, str]:
     what = " ".join(page.what.split())
     first = re.split(r"(?<=[.:]) +(?=[A-Z`])", what, maxsplit=1)[0].rstrip(":")
     return f"`{page.code}`", f"[`{page.name}`](#{page.name})", _escaped(first)
 
 
-def _finding(page: catalogue.Page) -> Iterator[str]:
+def _finding(page: Page) -> Iterator[str]:
     yield f"### {page.name}"
     yield f"`{page.code}`"
     for title, text in page.sections():

@@ -25,7 +25,7 @@ INSIDE = {
 
 
 def part(module: str, depth: int = 1) -> str:
-    """``paceline.machine.host`` is in the part ``machine``; at depth 2, ``paceline.launch.plan.ports`` is in ``plan``."""
+    """``paceline.launch.plan.ports`` is in the part ``launch``, and at depth 2 in ``plan``."""
     return f"{module}..".split(".")[depth]
 
 
@@ -97,5 +97,39 @@ def test_inside_a_package_the_file_is_imported_and_not_the_door(sources):
     assert [
         f"{place} imports {imported}"
         for place, importer, imported in inner_imports(sources)
-        if imported.count(".") == 1 and importer.startswith(f"{imported}.")
+        if imported != "paceline" and importer.startswith(f"{imported}.")
     ] == []
+
+
+def exports(source):
+    """The names in ``__all__`` of a package's door."""
+    for node in source.tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            yield from (element.value for element in node.value.elts)
+
+
+def test_what_a_package_exports_is_used_outside_it(sources):
+    modules = {source.module for source in sources}
+    doors = {source.module: set(exports(source)) for source in sources if source.path.endswith("/__init__.py")}
+    for source in sources:
+        names = dict(imported_names(source.tree, modules))
+        for door, unused in doors.items():
+            if not source.module.startswith(f"{door}.") and source.module != door:
+                unused -= names.get(door, set())
+    assert {door: sorted(unused) for door, unused in doors.items() if unused} == {}
+
+
+def imported_names(tree, modules):
+    """``(module, names)`` that a file takes from modules: imported by name, or as attributes of the module."""
+    names = {}
+    objects = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names.setdefault(node.module, set()).update(alias.name for alias in node.names)
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in modules:
+                    objects[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in objects:
+            names.setdefault(objects[node.value.id], set()).add(node.attr)
+    return names.items()

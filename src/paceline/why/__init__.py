@@ -17,7 +17,7 @@ from paceline.why import gather, processes, signalled
 from paceline.why.gather import Way
 from paceline.why.report import Report, make
 
-__all__ = ["Report", "collect", "why"]
+__all__ = ["collect", "why"]
 
 
 def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:

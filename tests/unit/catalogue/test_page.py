@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from paceline.diagnose import catalogue
-from paceline.diagnose.catalogue import PageError
+from paceline.diagnose.catalogue import shelf
+from paceline.diagnose.catalogue.page import PageError, parse
 
 TEXT = """# port-in-use
 
@@ -37,7 +37,7 @@ paceline run --master-port 29501 train.py
 
 
 def test_a_text_is_parsed_into_its_sections():
-    page = catalogue.parse(TEXT, "port-in-use")
+    page = parse(TEXT, "port-in-use")
     assert (page.name, page.code) == ("port-in-use", "NET001")
     assert page.why == "Two stores cannot share a port."
     assert page.fix.splitlines()[-2:] == ["paceline run --master-port 29501 train.py", "```"]
@@ -45,13 +45,13 @@ def test_a_text_is_parsed_into_its_sections():
 
 
 def test_a_page_is_plain_data_as_json():
-    content = json.loads(json.dumps(catalogue.parse(TEXT, "port-in-use").to_json()))
+    content = json.loads(json.dumps(parse(TEXT, "port-in-use").to_json()))
     assert list(content) == ["code", "name", "what", "why", "fix", "wrong", "references"]
     assert content["wrong"].startswith("- Never")
 
 
 def test_a_page_is_rendered_for_a_terminal():
-    assert catalogue.parse(TEXT, "port-in-use").render().splitlines() == [
+    assert parse(TEXT, "port-in-use").render().splitlines() == [
         "NET001 port-in-use",
         "",
         "What",
@@ -94,14 +94,14 @@ def test_a_page_is_rendered_for_a_terminal():
 def test_a_text_that_does_not_keep_the_form_is_refused(old, new, reason):
     assert old in TEXT
     with pytest.raises(PageError, match=re.escape(reason)):
-        catalogue.parse(TEXT.replace(old, new), "port-in-use")
+        parse(TEXT.replace(old, new), "port-in-use")
 
 
 def test_a_page_of_an_unknown_name_is_refused():
     with pytest.raises(PageError, match="no finding has this name"):
-        catalogue.parse(TEXT, "port-is-in-use")
+        parse(TEXT, "port-is-in-use")
     with pytest.raises(KeyError):
-        catalogue.page("port-is-in-use")
+        shelf.page("port-is-in-use")
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_a_page_of_an_unknown_name_is_refused():
     ],
 )
 def test_a_word_finds_its_page(word):
-    page = catalogue.find(word)
-    assert page == catalogue.page("port-in-use")
+    page = shelf.find(word)
+    assert page == shelf.page("port-in-use")
 
 
 @pytest.mark.parametrize(
     "word", ["", "-", "nonsense", "NET999", "NET001 NET002", "port-in-use.log", "runs/port-in-use", "port in use"]
 )
 def test_another_word_finds_nothing(word):
-    assert catalogue.find(word) is None
+    assert shelf.find(word) is None

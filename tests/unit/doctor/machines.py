@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.diagnose.doctor import Facts
+from paceline.diagnose.doctor.facts import Facts
 
 FOLDER = Path(__file__).parents[2] / "facts"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.diagnose.doctor import judge
+from paceline.diagnose.doctor.checks.judge import judge
 from paceline.diagnose.doctor.facts import Leftover
 from paceline.diagnose.doctor.facts_gpu import Driver, GpuProcess, MigSlice, NvLink, Xid
 from unit.doctor.machines import found, hosted, limited, machine, with_gpu

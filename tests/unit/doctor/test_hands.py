@@ -12,9 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.diagnose import doctor
+from paceline.diagnose.doctor import examine
+from paceline.diagnose.doctor.checks.judge import judge
 from paceline.diagnose.doctor.collectors import files, gather, host, kernel_log, limits, network, patience, pci, peers
+from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
+from paceline.diagnose.doctor.report import Report
 from paceline.errors import Finding
 
 
@@ -26,31 +29,31 @@ def write(path, text):
 # This machine
 def test_this_machine_is_examined_quickly_and_without_harm():
     begin = time.monotonic()
-    report = doctor.examine()
+    report = examine()
     assert time.monotonic() - begin < (30 if report.facts.gpus else 10)
     assert report.facts.limits.cpus >= 1
     assert report.facts.software.torch
-    assert doctor.Facts.from_json(json.loads(json.dumps(report.to_json()))["facts"]) == report.facts
-    assert doctor.judge(report.facts) == report.findings
+    assert Facts.from_json(json.loads(json.dumps(report.to_json()))["facts"]) == report.facts
+    assert judge(report.facts) == report.findings
     assert report.render()
     assert report.exit_status == int(any(each.severity == "error" for each in report.findings))
 
 
 def test_the_exit_status_is_that_of_errors_alone():
     hint = Finding("persistence-off", "no", severity="hint")
-    assert doctor.Report([hint], doctor.Facts()).exit_status == 0
-    assert doctor.Report([hint, replace(hint, severity="error")], doctor.Facts()).exit_status == 1
+    assert Report([hint], Facts()).exit_status == 0
+    assert Report([hint, replace(hint, severity="error")], Facts()).exit_status == 1
 
 
 def test_facts_of_nothing_can_be_judged_and_printed():
-    report = doctor.Report(doctor.judge(doctor.Facts()), doctor.Facts())
+    report = Report(judge(Facts()), Facts())
     assert report.findings == []
     assert "No findings." in report.render()
 
 
 def test_what_another_version_writes_is_left_out():
     values = {"host": {"name": "a", "moon": 1}, "tides": [], "gpus": [{"index": 0, "wings": 2}]}
-    facts = doctor.Facts.from_json(values)
+    facts = Facts.from_json(values)
     assert (facts.host.name, facts.gpus) == ("a", (Gpu(0),))
 
 
@@ -70,7 +73,7 @@ def test_what_another_version_writes_is_left_out():
 )
 def test_what_are_no_facts_is_refused(values):
     with pytest.raises(ValueError, match="Facts"):
-        doctor.Facts.from_json(values)
+        Facts.from_json(values)
 
 
 # Patience

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.diagnose.doctor import Facts, Report, judge
+from paceline.diagnose.doctor.checks.judge import judge
+from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_network import Gid
+from paceline.diagnose.doctor.report import Report
 from unit.doctor.machines import found, hosted, limited, machine, names, raw, with_pairs
 
 EXPECTED = {

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.diagnose.lint import lint
 from paceline.diagnose.lint.job import judge
-from paceline.diagnose.lint.python import judge as judge_script
+from paceline.diagnose.lint.python.judging import judge as judge_script
 from paceline.diagnose.lint.site import Site, describe
 
 INNER = """#!/bin/bash

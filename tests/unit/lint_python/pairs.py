@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.diagnose.lint.python import judge
+from paceline.diagnose.lint.python.judging import judge
 
 
 def found(source: str) -> set[str]:

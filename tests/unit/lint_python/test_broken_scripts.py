@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.diagnose.lint.python import judge
+from paceline.diagnose.lint.python.judging import judge
 
 RIGHT = Path(__file__).parent / "right"
 BROKEN = [

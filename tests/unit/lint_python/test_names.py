@@ -4,7 +4,7 @@
 
 import pytest
 
-from paceline.diagnose.lint.python import judge
+from paceline.diagnose.lint.python.judging import judge
 from unit.lint_python.pairs import found, severity
 from unit.lint_python.sources import ACCELERATE, FABRIC, LIGHTNING, RAW
 

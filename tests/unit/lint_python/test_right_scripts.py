@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.diagnose.lint.python import judge
+from paceline.diagnose.lint.python.judging import judge
 
 RIGHT = sorted((Path(__file__).parent / "right").glob("*.py"))
 

@@ -5,9 +5,6 @@ Hands gather facts and judges make findings of them, so that a machine can also 
 
 from __future__ import annotations
 
-from paceline.diagnose.doctor.checks.judge import judge
-from paceline.diagnose.doctor.collectors.gather import gather
-from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.report import Report, examine
+from paceline.diagnose.doctor.report import examine
 
-__all__ = ["Facts", "Report", "examine", "gather", "judge"]
+__all__ = ["examine"]

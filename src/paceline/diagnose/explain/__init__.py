@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from paceline.diagnose.explain.answer import Answer
 
-__all__ = ["Answer", "explain", "judge"]
+__all__ = ["explain"]
 
 
 def explain(subject: str) -> Answer:

@@ -11,7 +11,7 @@ from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.report import Judged, Report
 from paceline.errors import Finding
 
-__all__ = ["Report", "lint", "sbatch_option", "sbatch_options"]
+__all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> Report:

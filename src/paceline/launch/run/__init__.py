@@ -5,6 +5,6 @@ conductor   the launcher's main thread: listens to signals and to how the node d
 node        its other thread: this node meets the others, and keeps its ranks
 """
 
-from paceline.launch.run.start import conduct, run
+from paceline.launch.run.start import run
 
-__all__ = ["conduct", "run"]
+__all__ = ["run"]

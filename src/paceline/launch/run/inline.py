@@ -131,10 +131,10 @@ def _be_launcher(asked: options.Options, decided: plan.Plan, function: Callable[
         system.die_with_parent(signal.SIGTERM)
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))  # until the launcher takes signals
         atexit._clear()  # the caller's handlers are the caller's to run
-        from paceline.launch import run
+        from paceline.launch.run import start
 
         task = RankTask(local_rank=0, kind=FUNCTION, target=asked.script, method="fork")
-        report = run.conduct(asked, decided, task, lambda: _call(function, sink))
+        report = start.conduct(asked, decided, task, lambda: _call(function, sink))
         status = report.exit_status
         if os.getpid() == launcher:
             _send(sink, ("report", (status, report.findings)))

@@ -32,10 +32,10 @@ from paceline.launch.run import starter
 from paceline.launch.run.console import Console
 from paceline.machine import host, torch_requirements
 from paceline.machine.cpus import usable_cpus
+from paceline.machine.slurm_commands import ask
 from paceline.rundir import identity, lease
 from paceline.rundir.files import RUNS, RunDir, append_event, new_run_id, shown, write_whole
 from paceline.rundir.identity import Training
-from paceline.machine.slurm_commands import ask
 
 _SINFO_S = 10.0
 
@@ -79,10 +79,9 @@ class Node:
         torch_requirements.require()  # where ranks are not forks, the launcher imports torch here for the first time
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
-        from paceline.launch.run import logs
         from paceline.launch.rendezvous import handler as rendezvous
         from paceline.launch.run import agent as agents
-        from paceline.launch.run import ranks
+        from paceline.launch.run import logs, ranks
 
         if not self._options.placed.left_to_head(self._options.node_rank):
             for finding in (*self._options.warnings, *self._plan.warnings):

@@ -13,18 +13,14 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.damage import verify as verify
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import resolve as resolve
-    from paceline.train.checkpoint.manifest import Committed as Committed
     from paceline.train.checkpoint.manifest import Saved as Saved
-    from paceline.train.checkpoint.manifest import TensorInfo as TensorInfo
     from paceline.train.checkpoint.onefile import export as export
     from paceline.train.checkpoint.table import describe as describe
     from paceline.train.checkpoint.table import render as render
 
 _HOMES = {
     "Checkpoints": "checkpoints",
-    "Committed": "manifest",
     "Saved": "manifest",
-    "TensorInfo": "manifest",
     "describe": "table",
     "export": "onefile",
     "list_of": "folder",
@@ -37,9 +33,7 @@ _WITH_TORCH = ("Checkpoints", "export")
 
 __all__ = [
     "Checkpoints",
-    "Committed",
     "Saved",
-    "TensorInfo",
     "describe",
     "export",
     "list_of",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from paceline.errors import Finding
 
-__all__ = ["judge"]
-
 
 def judge(source: str, name: str) -> list[Finding]:
     """Return what is wrong with a job script.

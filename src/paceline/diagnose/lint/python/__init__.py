@@ -1,5 +1,5 @@
 """Mistakes in training scripts, found by the syntax tree: nothing of the script is imported or run."""
 
-from paceline.diagnose.lint.python.judging import examine, judge
+from paceline.diagnose.lint.python.judging import examine
 
-__all__ = ["examine", "judge"]
+__all__ = ["examine"]
