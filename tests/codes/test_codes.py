@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline import catalogue
 from paceline.codes import CODES
+from paceline.diagnose.catalogue import shelf
 from paceline.errors import PacelineError
 
 HERE = Path(__file__).parent
@@ -39,18 +39,19 @@ def at(name, monkeypatch):
 def findings(path):
     """What is found in an example, by whoever judges its kind; the likeliest first."""
     if path.suffix == ".log":
-        from paceline import explain
+        from paceline.diagnose import explain
 
         try:
             return list(explain.explain(path.name).findings)
         except PacelineError as error:  # it cannot be read
             return [error.finding]
     if path.suffix == ".json":
-        from paceline import doctor
+        from paceline.diagnose.doctor.checks.judge import judge
+        from paceline.diagnose.doctor.facts import Facts
 
-        return list(doctor.judge(doctor.Facts.from_json(json.loads(path.read_text()))))
+        return list(judge(Facts.from_json(json.loads(path.read_text()))))
     assert path.suffix in (".sbatch", ".sh", ".py"), f"nobody judges {path.name}"
-    from paceline import lint
+    from paceline.diagnose import lint
 
     return list(lint.lint([path.name]).findings)
 
@@ -67,14 +68,14 @@ def test_no_folder_is_left_over():
 
 
 def test_no_page_is_left_over():
-    texts = Path(catalogue.__file__).with_name("texts")
+    texts = shelf.TEXTS
     assert {path.stem for path in texts.iterdir()} <= set(CODES)
 
 
 @pytest.mark.parametrize("name", CODES)
 def test_every_code_has_a_page(name):
-    page = catalogue.page(name)
-    assert page == catalogue.find(page.code)
+    page = shelf.page(name)
+    assert page == shelf.find(page.code)
     long = [title for title, text in page.sections() if len(text.splitlines()) > MOST_LINES]
     assert long == []
     assert [reference for reference in page.references if not REFERENCE.match(reference)] == []

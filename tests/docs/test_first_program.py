@@ -1,6 +1,6 @@
 """A new environment with nothing but what pyproject.toml declares diagnoses; with torch it runs the README's program.
 
-tests/unit/test_torch_requirements.py has the same questions for this environment, with torch hidden.
+tests/unit/machine/test_torch_requirements.py has the same questions for this environment, with torch hidden.
 """
 
 from __future__ import annotations
