@@ -135,7 +135,7 @@ def test_an_owner_elsewhere_that_gives_signs_is_left_alone(take, tmp_path):
 
 def other_process(folder):
     """A process that owns a folder until it is ended."""
-    text = "from paceline import lease; import time; from pathlib import Path\n"
+    text = "from paceline.rundir import lease; import time; from pathlib import Path\n"
     text += (
         f"lease.take(Path({str(folder)!r}), lease.this_process(), say=print); print('up', flush=True); time.sleep(60)"
     )
