@@ -45,7 +45,7 @@ TIMEOUT = timedelta(seconds=120)
 
 def record(num_nodes: int) -> Facts:
     """Return the facts of this machine, in the form of a node of the run."""
-    options = Options(script=__file__, min_nodes=num_nodes, max_nodes=num_nodes)
+    options = Options(script=__file__, nnodes=(num_nodes, num_nodes))
     made = plan.make(options, host.gather(None), environ={}, source="")
     return node_facts.gather(options, made, node=0, address="10.0.0.0", port=29000)
 

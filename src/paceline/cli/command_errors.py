@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from paceline.errors import EXIT_MISUSE, Finding, PacelineError, UsageError, closest
-from paceline.launch.plan import options as launch
+from paceline.launch.plan import parsing
 from paceline.text import terminal
 
 _TOGETHER_S = 1.0  # so far apart do the tasks of a step come here
@@ -32,7 +32,7 @@ def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
         near = closest(typed, [form for parameter in error.ctx.command.params for form in parameter.opts])
         what, fix = f"{path} has no option {typed}", f"{path} {near}" if near else f"{path} --help"
         return UsageError(Finding("option-unknown", what, where="command line", fix=fix))
-    return launch.unknown_option(typed)
+    return parsing.unknown_option(typed)
 
 
 def misused(error: click.ClickException) -> UsageError:

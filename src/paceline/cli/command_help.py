@@ -6,61 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-# Headings and the options under them, by name; what stands nowhere comes last, under "Further options".
-GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "run": {
-        "Ranks and nodes": ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone"),
-        "Elastic rendezvous": ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr", "max_restarts"),
-        "What is started": (
-            "module",
-            "no_python",
-            "run_path",
-            "start_method",
-            "accelerate_config",
-            "numa_binding",
-            "virtual_local_rank",
-        ),
-        "Before the start": ("check", "check_only", "no_check", "roll_call_timeout", "no_slurm", "secret_file"),
-        "While it runs": (
-            "hang_timeout",
-            "on_hang",
-            "node_timeout",
-            "check_finite",
-            "check_replicas",
-            "no_probe",
-            "nccl_debug",
-        ),
-        "Stopping": ("max_time", "grace_s", "shutdown_timeout", "signals_to_handle"),
-        "Output": (
-            "run_dir",
-            "json",
-            "tee",
-            "redirects",
-            "local_ranks_filter",
-            "log_dir",
-            "role",
-            "duplicate_stdout_filters",
-            "duplicate_stderr_filters",
-        ),
-    },
-    "submit": {
-        "What is asked of Slurm": (
-            "nodes",
-            "gpus_per_node",
-            "cpus_per_gpu",
-            "cpus_per_node",
-            "mem",
-            "time",
-            "account",
-            "partition",
-            "job_name",
-            "sbatch",
-            "profile",
-        ),
-        "When a job stops or a node is lost": ("requeue", "no_requeue", "on_node_loss"),
-        "Submitting": ("run_dir", "dry_run", "follow", "json"),
-    },
-}
+from paceline.launch.plan.option import Option
+from paceline.launch.plan.options import OPTIONS
+from paceline.slurm.option_table import OWN
+
+
+def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
+    """Return headings and the options under them, by name; options without a group come last, under ``FURTHER``."""
+    groups: dict[str, list[str]] = {}
+    for option in options:
+        if option.group:
+            groups.setdefault(option.group, []).append(option.name)
+    return groups
+
+
+GROUPS: Mapping[str, Mapping[str, Sequence[str]]] = {"run": _in_groups(OPTIONS), "submit": _in_groups(OWN)}
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {

@@ -18,10 +18,10 @@ from click.core import ParameterSource
 from paceline import __version__, env
 from paceline.cli import command_errors, command_help
 from paceline.errors import EXIT_OK, PacelineError
-from paceline.launch.plan import command_line, preferences
-from paceline.launch.plan import options as launch
+from paceline.launch.plan import command_line, parsing, preferences
 from paceline.launch.plan import slurm_step as slurm_place
-from paceline.launch.plan.option_table import OPTIONS, Option
+from paceline.launch.plan.option import Option
+from paceline.launch.plan.options import OPTIONS
 from paceline.machine import nodeaddr
 from paceline.slurm.option_table import HANDED, OWN
 from paceline.text import terminal
@@ -90,13 +90,13 @@ def _run(**typed: Any) -> Deed:
     )
     decided = {**placed.values, **inherited, **given}
     configured = _configured(given.get("accelerate_config"), decided)
-    asked = launch.parse(
+    asked = parsing.parse(
         typed["script"],
         tuple(typed["arguments"]),
         typed=given,
         inherited={**configured, **inherited},
         placed=placed,
-        preferences=preferences.read(env.snapshot()),
+        preferred=preferences.read(env.snapshot()),
     )
 
     def deed() -> int:

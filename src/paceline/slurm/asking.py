@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launch.plan import options as launch
+from paceline.launch.plan import option_values
 from paceline.slurm.option_table import INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.text.quoting import CONTROL
 
@@ -116,7 +116,7 @@ def _mem(name: str, text: str) -> None:
 def _time(name: str, text: str) -> None:
     if UNLIMITED.fullmatch(text):
         return
-    if not launch.seconds_of(text, bare_s=60) > 0:
+    if not option_values.seconds_of(text, bare_s=60) > 0:
         rule = "is a time above 0: 90m, 2h, minutes, or as sbatch has it, 1-12:00:00"
         parts = re.fullmatch(r"([0-9]+) ?h(?:ours?)? ?([0-9]+)(?: ?m\w*)?", text)
         raise invalid(name, text, rule, f"--time {parts[1]}:{int(parts[2]):02d}:00" if parts else "--time 2h")

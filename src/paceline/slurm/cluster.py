@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.launch.plan.options import seconds_of
+from paceline.launch.plan.option_values import seconds_of
 
 PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
 # Each partition with each kind of node that it has: --exact, or sinfo would print "16+" for several kinds.

@@ -5,35 +5,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.launch.plan.option_table import OPTIONS, Option
+from paceline.launch.plan.option import Option
+from paceline.launch.plan.options import OPTIONS
 
 ON_NODE_LOSS = ("requeue", "fail")
 
+ASKED = "What is asked of Slurm"
+LOSS = "When a job stops or a node is lost"
+SUBMITTING = "Submitting"
+
 # Short forms are sbatch's; what they mean there, they mean here.
 OWN: tuple[Option, ...] = (
-    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N"),
-    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N"),
-    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N"),
-    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N"),
-    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE"),
-    Option("time", "how long the job may take: 90m, 2h, or as sbatch has it, 1-12:00:00", short="-t", metavar="TIME"),
-    Option("account", "who pays", short="-A", metavar="NAME"),
-    Option("partition", "where the job waits; default the cluster's own choice", short="-p", metavar="NAME"),
-    Option("job_name", "default the script's name", short="-J", metavar="NAME"),
-    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME"),
-    Option("sbatch", "any other option of sbatch: --sbatch --constraint=a100", many=True, metavar="OPTION"),
-    Option("requeue", "queue the job again when it stopped unfinished (this is the default)", flag=True),
-    Option("no_requeue", "never queue the job again", flag=True),
+    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N", group=ASKED),
+    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N", group=ASKED),
+    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N", group=ASKED),
+    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=ASKED),
+    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=ASKED),
+    Option(
+        "time",
+        "how long the job may take: 90m, 2h, or as sbatch has it, 1-12:00:00",
+        short="-t",
+        metavar="TIME",
+        group=ASKED,
+    ),
+    Option("account", "who pays", short="-A", metavar="NAME", group=ASKED),
+    Option(
+        "partition",
+        "where the job waits; default the cluster's own choice",
+        short="-p",
+        metavar="NAME",
+        group=ASKED,
+    ),
+    Option("job_name", "default the script's name", short="-J", metavar="NAME", group=ASKED),
+    Option(
+        "sbatch",
+        "any other option of sbatch: --sbatch --constraint=a100",
+        many=True,
+        metavar="OPTION",
+        group=ASKED,
+    ),
+    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME", group=ASKED),
+    Option(
+        "requeue",
+        "queue the job again when it stopped unfinished (this is the default)",
+        flag=True,
+        group=LOSS,
+    ),
+    Option("no_requeue", "never queue the job again", flag=True, group=LOSS),
     Option(
         "on_node_loss",
         "requeue: a job that lost a node goes on from its last checkpoint; fail: it ends",
         "requeue",
         metavar="|".join(ON_NODE_LOSS),
+        group=LOSS,
     ),
-    Option("run_dir", "folder of this run, default paceline-runs/<time>-<script>", metavar="DIR"),
-    Option("dry_run", "print the job script and submit nothing; needs no Slurm", flag=True),
-    Option("follow", "wait for the job and show its output, to its end", flag=True),
-    Option("json", "print what was submitted as JSON to stdout", flag=True),
+    Option(
+        "run_dir",
+        "folder of this run, default paceline-runs/<time>-<script>",
+        metavar="DIR",
+        group=SUBMITTING,
+    ),
+    Option("dry_run", "print the job script and submit nothing; needs no Slurm", flag=True, group=SUBMITTING),
+    Option("follow", "wait for the job and show its output, to its end", flag=True, group=SUBMITTING),
+    Option("json", "print what was submitted as JSON to stdout", flag=True, group=SUBMITTING),
 )
 
 # What Slurm decides, what the two commands mean differently, and what starts nothing.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launch.plan import options as launch
+from paceline.launch.plan import parsing
 from paceline.slurm import asking
 from paceline.slurm.option_table import HANDED, OWN
 from paceline.text.quoting import CONTROL
@@ -235,8 +235,10 @@ class _Reader:
                 raise self._invalid("run", key, f"{key} is a text or a number", f'{key} = "..."')
             elif value is not False:
                 run[name] = value if value is True else str(value)
-                self._checked("run", key, lambda one: launch.parse("x", (), typed=one, inherited={}), {name: run[name]})
-        self._checked("run", "", lambda all_: launch.parse("x", (), typed=all_, inherited={}), run)
+                self._checked(
+                    "run", key, lambda one: parsing.parse("x", (), typed=one, inherited={}), {name: run[name]}
+                )
+        self._checked("run", "", lambda all_: parsing.parse("x", (), typed=all_, inherited={}), run)
         return {"run": run, "prefix": prefix}
 
     def _prefix(self, value: Any) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from math import ceil
 from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launch.plan import options as launch
+from paceline.launch.plan import option_values, parsing
+from paceline.launch.plan.options import Options
 from paceline.slurm import asking
 from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.profile import Profile
@@ -102,7 +103,7 @@ class Request:
         """Return the request of a script that saves at a signal: it is handed on to the ranks, unless others were."""
         if signal not in NOTICES or "signals_to_handle" in dict(self.handed):
             return self
-        handled = ",".join((*launch.Options.signals_to_handle, signal))
+        handled = ",".join((*Options.signals_to_handle, signal))
         return replace(self, handed=(*self.handed, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
@@ -122,9 +123,9 @@ class Request:
         return [each for each in listed if each[1]] + list(self.sbatch)
 
     @property
-    def options(self) -> launch.Options:
+    def options(self) -> Options:
         """Return what ``paceline run`` is asked for inside the job, as far as it is known before."""
-        return launch.parse(
+        return parsing.parse(
             self.script,
             self.script_args,
             typed={name: value or True for name, value in self.handed},
@@ -148,7 +149,7 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
     _refuse_contradictions(typed)
     raw = {**_defaults(profile, typed), **typed}
     handed = _handed(profile, typed)
-    options = launch.parse(script, tuple(script_args), typed=handed, inherited={})
+    options = parsing.parse(script, tuple(script_args), typed=handed, inherited={})
     gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
     ranks = str(handed.get("nproc_per_node", ""))
@@ -242,7 +243,7 @@ def _time(text: str) -> tuple[int | None, bool]:
         return None, False
     if asking.UNLIMITED.fullmatch(text):
         return None, True
-    return ceil(launch.seconds_of(text, bare_s=60)), False
+    return ceil(option_values.seconds_of(text, bare_s=60)), False
 
 
 def _grace(asked: int | None, time_s: int | None) -> int:

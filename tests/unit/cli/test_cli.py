@@ -10,7 +10,7 @@ import pytest
 from paceline import __version__
 from paceline.cli import main as module
 from paceline.launch import run as running
-from paceline.launch.plan.option_table import OPTIONS
+from paceline.launch.plan.options import OPTIONS
 
 
 @pytest.fixture

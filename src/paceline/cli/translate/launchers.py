@@ -10,7 +10,7 @@ from typing import Any
 from paceline.diagnose.lint.job.launcher_options import FABRIC
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
-from paceline.launch.plan.option_table import MEETING
+from paceline.launch.plan.options import MEETING
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"

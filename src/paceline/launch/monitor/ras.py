@@ -10,7 +10,7 @@ import re
 import socket
 import time
 
-from paceline.launch.plan.options import split_endpoint
+from paceline.launch.plan.option_values import split_endpoint
 
 DEFAULT = "localhost:28028"
 _ANSWER_S = 3.0  # RAS itself waits for peers that do not answer, five seconds at most

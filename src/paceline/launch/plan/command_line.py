@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.launch.plan.option_table import OPTIONS, Option
+from paceline.launch.plan.option import Option
+from paceline.launch.plan.options import OPTIONS
 
 _FORMS = {form: option for option in OPTIONS for form in (option.long, f"--{option.name}", option.short) if form}
 

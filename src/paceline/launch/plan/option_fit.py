@@ -9,17 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.launch.plan.option_table import DEFAULT_C10D_PORT, OPTIONS, RDZV_BACKENDS
+from paceline.launch.plan.option import contradiction, invalid, is_true, long_form
+from paceline.launch.plan.options import DEFAULT_C10D_PORT, OPTIONS, RDZV_BACKENDS, Options
 
-if TYPE_CHECKING:
-    from paceline.launch.plan.options import Options
-
-NEEDS_PROBE = {"hang_timeout", "on_hang", "check_finite", "check_replicas"}
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_LONG = {option.name: option.long for option in OPTIONS}
+NEEDS_PROBE = {option.name for option in OPTIONS if option.needs_probe}
 
 # Settings of --rdzv-conf that torch reads as whole numbers, and those that it takes as they are.
 _NUMBERS = {
@@ -50,7 +46,7 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
     if is_true(raw.get("no_probe")):
         needs_probe = NEEDS_PROBE & set(typed)
         if needs_probe:
-            raise contradiction(_LONG[min(needs_probe)], "--no-probe", "it rests on what the probe counts")
+            raise contradiction(long_form(min(needs_probe)), "--no-probe", "it rests on what the probe counts")
     if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
         raise contradiction("--grace-s", "--shutdown-timeout", "they are two names of one time")
 
@@ -105,7 +101,9 @@ class _Fit:
     def warn(self, name: str, why: str, *, fix: str = "") -> None:
         """Add a warning that an option has no effect, where it was typed."""
         if name in self._typed:
-            self.warnings.append(_warning(f"{_LONG[name]} has no effect: {why}", fix or f"remove {_LONG[name]}"))
+            self.warnings.append(
+                _warning(f"{long_form(name)} has no effect: {why}", fix or f"remove {long_form(name)}")
+            )
 
 
 def _settle_program(fit: _Fit) -> None:
@@ -121,7 +119,7 @@ def _settle_standalone(fit: _Fit) -> None:
         raise contradiction("--standalone", "--nnodes", "standalone means one node")
     if fit.options.max_nodes > 1:
         fit.warn("nnodes", "--standalone means one node")
-        fit.options = replace(fit.options, max_nodes=1)
+        fit.options = replace(fit.options, nnodes=(1, 1))
     if fit.options.rdzv_backend == "c10d":  # the backend that standalone means
         fit.options = replace(fit.options, rdzv_backend="static")
     for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port"):
@@ -138,7 +136,7 @@ def _settle_static(fit: _Fit, given: Collection[str]) -> None:
                 f"--nnodes {most}, or for a range --rdzv-backend c10d --rdzv-endpoint HEAD:{DEFAULT_C10D_PORT}",
             )
         )
-        fit.options = options = replace(options, min_nodes=most)
+        fit.options = options = replace(options, nnodes=(most, most))
     if options.rdzv_endpoint:
         for name in ("master_addr", "master_port"):
             if not _agrees(options, name):
@@ -220,29 +218,6 @@ def _unread(key: str, value: str, backend: str) -> Finding:
         near = "join_timeout"
     what = f"--rdzv-conf {key}={value} has no effect: {backend} has no setting {key}"
     return _warning(what, f"--rdzv-conf {near}={bare_value}" if near else f"remove {key}={value}")
-
-
-def is_true(value: Any) -> bool:
-    """Return whether a flag is set, as typed or as torchrun's variables give it."""
-    return value not in (False, None, "", "0", 0)
-
-
-def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
-    """Return the error for a value that an option does not take."""
-    shown = f"{_LONG[name]} {value}".rstrip()
-    return UsageError(Finding("option-invalid", f"{shown}: {_LONG[name]} {rule}", where="command line", fix=fix))
-
-
-def contradiction(one: str, other: str, why: str) -> UsageError:
-    """Return the error for two options that cannot work together."""
-    return UsageError(
-        Finding(
-            "option-contradicted",
-            f"{one} and {other} exclude each other: {why}",
-            where="command line",
-            fix=f"leave out {one} or {other}",
-        )
-    )
 
 
 def _warning(what: str, fix: str) -> Finding:

@@ -13,8 +13,8 @@ from typing import Any
 from paceline import deadlines, env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.launch.plan import early_variables
-from paceline.launch.plan.option_table import DEFAULT_C10D_PORT, DEFAULT_PORT
-from paceline.launch.plan.options import Options, split_endpoint
+from paceline.launch.plan.option_values import split_endpoint
+from paceline.launch.plan.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options
 from paceline.machine.host import HostFacts
 
 # The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.

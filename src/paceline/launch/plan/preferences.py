@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, UsageError, closest
+from paceline.launch.plan.options import OPTIONS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,11 +22,9 @@ else:
 
 # Option -> its variable and the type of its value in the file.
 _KEYS: Mapping[str, tuple[str, type]] = {
-    "no_probe": (env.NO_PROBE, bool),
-    "start_method": (env.START_METHOD, str),
-    "on_hang": (env.ON_HANG, str),
-    "hang_timeout": (env.HANG_TIMEOUT, float),
+    option.name: option.preference for option in OPTIONS if option.preference is not None
 }
+_NEEDS_PROBE = {option.name for option in OPTIONS if option.needs_probe}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 Preferences = Mapping[str, tuple[str, str]]  # option -> its value as typed, and where it comes from
@@ -105,19 +104,18 @@ def shown(path: Path) -> str:
     return str(path).replace(home, "~", 1) if home != "/" and str(path).startswith(home + "/") else str(path)
 
 
-def apply(preferences: Preferences, *, typed: Mapping[str, Any], needs_probe: set[str]) -> Preferences:
+def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
     """Return the preferences that the command line leaves in force.
 
     Args:
         preferences: What ``read`` returned.
         typed: Options of the command line.
-        needs_probe: Options that rest on the probe: whoever types one wants it.
     """
     left = {key: value for key, value in preferences.items() if key not in typed}
-    if needs_probe & set(typed):
+    if _NEEDS_PROBE & set(typed):  # whoever types one of these wants the probe
         left.pop("no_probe", None)
     if "no_probe" in typed or left.get("no_probe", ("0", ""))[0] == "1":
-        left = {key: value for key, value in left.items() if key not in needs_probe}
+        left = {key: value for key, value in left.items() if key not in _NEEDS_PROBE}
     return left
 
 

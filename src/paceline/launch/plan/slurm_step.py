@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, UsageError
-from paceline.launch.plan.option_table import OPTIONS
+from paceline.launch.plan.options import OPTIONS
+from paceline.launch.plan.slurm_defaults import Placed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
 _NODE_OPTIONS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_id")
@@ -42,27 +43,6 @@ class Step:
     tasks: tuple[int, ...]
     task: int
     gpus: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Placed:
-    """What is taken from Slurm.
-
-    Attributes:
-        values: Options of ``paceline run`` that hold where the user gave none.
-        said: One phrase for the plan: what was taken, or what was seen and not used; empty outside Slurm.
-        num_gpus: GPUs that Slurm gave the step on this node; 0 where it gave none or no step is used.
-        one_voice: Whether all nodes print into one output, so that what all would say is for the head to say.
-    """
-
-    values: Mapping[str, str] = field(default_factory=dict)
-    said: str = ""
-    num_gpus: int = 0
-    one_voice: bool = False
-
-    def left_to_head(self, node_rank: int) -> bool:
-        """Whether a node keeps to itself what the head says for all."""
-        return self.one_voice and node_rank > 0
 
 
 def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:

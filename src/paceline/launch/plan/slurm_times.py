@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline import env
-from paceline.launch.plan.options import seconds_of
+from paceline.launch.plan.option_values import seconds_of
 
 _ANSWER_S = 10.0
 

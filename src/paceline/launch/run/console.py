@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import Notice
-from paceline.launch.plan.options import Options, streams_of
+from paceline.launch.plan.option_values import streams_of
+from paceline.launch.plan.options import Options
 from paceline.launch.run.log_file import DELETED, LogFile
 from paceline.launch.run.pump import Copy, Pump, begin_line, write
 from paceline.text import terminal

@@ -23,7 +23,8 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, PacelineError, RunError, SetupError
 from paceline.launch.in_rank import worker
-from paceline.launch.plan import options, plan, preferences
+from paceline.launch.plan import parsing, plan, preferences
+from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.machine import host, system, torch_requirements
 
@@ -63,7 +64,7 @@ def launch(
     """
     _refuse_unsafe_fork()
     torch_requirements.require_installed()
-    asked = options.parse(
+    asked = parsing.parse(
         getattr(fn, "__name__", "function"),
         (),
         typed={
@@ -72,7 +73,7 @@ def launch(
             **({"run_dir": os.fspath(run_dir)} if run_dir is not None else {}),
         },
         inherited={},
-        preferences={key: value for key, value in preferences.read(env.snapshot()).items() if key != "start_method"},
+        preferred={key: value for key, value in preferences.read(env.snapshot()).items() if key != "start_method"},
     )
     facts = host.gather(env.read(env.CUDA_DEVICES))
     decided = plan.make(asked, facts, environ=env.snapshot(), source="")
@@ -121,7 +122,7 @@ def _without_openmp(decided: plan.Plan) -> plan.Plan:
     return replace(decided, threads=plan.Choice(1, reason))
 
 
-def _be_launcher(asked: options.Options, decided: plan.Plan, function: Callable[[], Any], sink: int) -> NoReturn:
+def _be_launcher(asked: Options, decided: plan.Plan, function: Callable[[], Any], sink: int) -> NoReturn:
     """In the fork: conduct the run, in the ranks run the function; never returns into the caller's frames."""
     launcher = os.getpid()
     status = EXIT_FAILED

@@ -12,8 +12,8 @@ from paceline.cli import main as cli
 from paceline.cli.translate import translate
 from paceline.diagnose.lint.job.launcher_options import PACELINE
 from paceline.errors import UsageError
-from paceline.launch.plan import options as launch
-from paceline.launch.plan.option_table import OPTIONS
+from paceline.launch.plan import parsing
+from paceline.launch.plan.options import OPTIONS
 
 FSDP = """{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "mixed_precision": "bf16",
 "num_processes": 8, "num_machines": 2, "main_process_ip": "head"}"""
@@ -131,7 +131,7 @@ def accepted(line):
         name = "module" if word == "-m" else PACELINE.find(word.removeprefix("--"))
         assert name in known, line
         typed[name] = True if name in PACELINE.flags else words.pop(0)
-    launch.parse(words[0], (), typed=typed, inherited={})
+    parsing.parse(words[0], (), typed=typed, inherited={})
 
 
 @pytest.mark.parametrize(

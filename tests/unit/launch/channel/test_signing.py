@@ -21,7 +21,7 @@ from paceline.launch.channel.run_secret import SharedFile
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.slurm_step import Placed
+from paceline.launch.plan.slurm_defaults import Placed
 from paceline.launch.rendezvous import store
 from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.notes import Note, Notes
@@ -123,7 +123,7 @@ IDENTITY = {"token": "t", "host": "head", "run_name": "one", "run_id": "none", "
 
 
 def settings(**values):
-    return Options("train.py", min_nodes=2, max_nodes=2, **values)
+    return Options("train.py", nnodes=(2, 2), **values)
 
 
 def test_a_secret_is_read_from_a_file_that_others_cannot_read(tmp_path):
@@ -260,7 +260,7 @@ def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secr
     ],
 )
 def test_the_store_listens_at_one_address_where_all_know_it_by_that(head, one_voice, nodes, only):
-    options = Options("train.py", min_nodes=nodes, max_nodes=nodes, placed=Placed(one_voice=one_voice))
+    options = Options("train.py", nnodes=(nodes, nodes), placed=Placed(one_voice=one_voice))
     assert store.is_only_address(options, SimpleNamespace(host=head)) == only
 
 

@@ -15,7 +15,7 @@ from paceline.launch.outcome.resume import (
     after_stop,
     describe_short_grace,
 )
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 
 LAST = Checkpoint("runs/x/checkpoints/00007-step-450", 7, 450)
 LINE = "paceline run --run-dir runs/x train.py"

@@ -12,8 +12,8 @@ from paceline.launch.outcome import resume, saving
 from paceline.launch.outcome.resume import Again, Checkpoint
 from paceline.launch.plan import endpoint
 from paceline.launch.plan import plan as planning
-from paceline.launch.plan.options import parse
-from paceline.launch.plan.slurm_step import Placed
+from paceline.launch.plan.parsing import parse
+from paceline.launch.plan.slurm_defaults import Placed
 from paceline.machine import cpus, host, nodeaddr
 from paceline.train import runtime
 from paceline.world import World

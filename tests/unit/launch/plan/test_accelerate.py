@@ -12,7 +12,7 @@ from paceline.diagnose.lint.job.launcher_options import ACCELERATE
 from paceline.errors import UsageError
 from paceline.launch.plan.accelerate import choice, config_file
 from paceline.launch.plan.accelerate.settings import Settings, settle
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 from paceline.launch.run.configured import configure
 
 BF16 = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\n"

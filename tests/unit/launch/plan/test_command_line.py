@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from paceline.launch.plan.command_line import in_full
-from paceline.launch.plan.option_table import OPTIONS
+from paceline.launch.plan.options import OPTIONS
 
 
 @pytest.mark.parametrize(

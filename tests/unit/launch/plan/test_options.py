@@ -7,8 +7,9 @@ from torch.distributed.run import get_args_parser
 
 from paceline.errors import UsageError
 from paceline.launch.plan import options
-from paceline.launch.plan.option_table import OPTIONS
-from paceline.launch.plan.options import Options, parse, split_endpoint, streams_of, unknown_option
+from paceline.launch.plan.option_values import split_endpoint, streams_of
+from paceline.launch.plan.options import OPTIONS, Options
+from paceline.launch.plan.parsing import parse, unknown_option
 
 # torchrun's --print-completion starts nothing; completion is the business of the command line that is completed.
 NOT_OF_RUNS = ("help", "print_completion")
@@ -95,7 +96,7 @@ def test_every_option_has_a_help_line():
 @pytest.mark.parametrize(
     ("name", "text", "field", "value"),
     [
-        ("nnodes", "4", "max_nodes", 4),
+        ("nnodes", "4", "nnodes", (4, 4)),
         ("nproc_per_node", "8", "nproc_per_node", "8"),
         ("nproc_per_node", "auto", "nproc_per_node", "auto"),
         ("master_addr", "head", "master_addr", "head"),
@@ -321,10 +322,10 @@ C10D = {"rdzv_backend": "c10d", "rdzv_endpoint": "h:1", "nnodes": "2"}
             "remove --master-port",
             {"master_port": None},
         ),
-        ({"nnodes": "1:2"}, "means 2 nodes", "--nnodes 2, or", {"min_nodes": 2, "max_nodes": 2}),
+        ({"nnodes": "1:2"}, "means 2 nodes", "--nnodes 2, or", {"nnodes": (2, 2)}),
         ({"node_rank": "1"}, "there is one node", "--nnodes 2, or remove --node-rank", {"node_rank": 0}),
         ({"node_rank": "1", "nnodes": "2"}, "looks for the head on its own host", "--master-addr", {"node_rank": 1}),
-        ({"standalone": True, "nnodes": "1:2"}, "--nnodes has no effect", "remove --nnodes", {"max_nodes": 1}),
+        ({"standalone": True, "nnodes": "1:2"}, "--nnodes has no effect", "remove --nnodes", {"nnodes": (1, 1)}),
         ({"standalone": True, "master_port": "1"}, "--standalone chooses it", "remove", {"master_port": None}),
         ({"standalone": True, "rdzv_id": "7"}, "--rdzv-id has no effect", "remove --rdzv-id", {"rdzv_id": "none"}),
         ({"standalone": True, "rdzv_endpoint": "h:1"}, "--rdzv-endpoint has", "remove", {"rdzv_endpoint": ""}),
@@ -485,12 +486,10 @@ def test_what_was_typed_is_kept_and_what_was_inherited_is_not():
 
 def test_every_field_is_an_option():
     """So that a default exists once, and what is parsed cannot be forgotten."""
-    known = {option.name for option in OPTIONS} - {"nnodes", "grace_s"}
+    known = {option.name for option in OPTIONS} - {"grace_s"}
     assert set(options.Options.__dataclass_fields__) - known == {
         "script",
         "script_args",
-        "min_nodes",
-        "max_nodes",
         "typed",
         "placed",
         "preferred",

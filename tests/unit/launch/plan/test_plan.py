@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import SetupError, UsageError
 from paceline.launch.plan import plan as planning
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 from paceline.launch.plan.plan import Choice
 from paceline.machine.host import HostFacts
 

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.launch.plan import preferences
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 from paceline.launch.plan.plan import choose_hang
 
 
@@ -21,7 +21,7 @@ def read(tmp_path):
 
 
 def options(preferred, **typed):
-    return parse("train.py", (), typed=typed, inherited={}, preferences=preferred)
+    return parse("train.py", (), typed=typed, inherited={}, preferred=preferred)
 
 
 def test_without_a_file_there_is_nothing(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.errors import EXIT_FAILED, EXIT_MISUSE, RunError, UsageError
 from paceline.launch.plan import script
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.launch.plan import slurm_step as slurm
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 
 BATCH = {  # the job script of: sbatch --nodes=2 --ntasks-per-node=1 --gres=gpu:2 --cpus-per-task=8
     "SLURM_JOB_ID": "12",

@@ -10,12 +10,12 @@ from paceline import deadlines, env
 from paceline.errors import RunError, SetupError
 from paceline.launch.channel.knock import Knock
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.slurm_step import Placed
+from paceline.launch.plan.slurm_defaults import Placed
 from paceline.launch.rendezvous import store as stores
 from paceline.launch.rendezvous.notes import Note, Notes
 
-STATIC = Options("train.py", min_nodes=2, max_nodes=2, node_rank=1, master_addr="head")
-C10D = Options("train.py", min_nodes=2, max_nodes=2, rdzv_backend="c10d", rdzv_endpoint="head:29400")
+STATIC = Options("train.py", nnodes=(2, 2), node_rank=1, master_addr="head")
+C10D = Options("train.py", nnodes=(2, 2), rdzv_backend="c10d", rdzv_endpoint="head:29400")
 NOTE = Note("train.py", "none", 1, "host-b", 1, name="head", address="", port=29500, listens=False)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import Finding, UsageError
-from paceline.launch.plan import options
+from paceline.launch.plan import parsing
 from paceline.launch.run import checkup
 
 FULL = Finding("disk-full", "3 MB are left", where="/tmp")
@@ -46,10 +46,10 @@ def test_the_last_line_counts_the_nodes(nodes, last):
 
 def test_the_checks_alone_and_none_contradict_each_other():
     with pytest.raises(UsageError, match="--check-only"):
-        options.parse("", (), typed={"check_only": True, "no_check": True}, inherited={})
+        parsing.parse("", (), typed={"check_only": True, "no_check": True}, inherited={})
 
 
 def test_a_script_that_is_given_must_be_there():
-    asked = options.parse("not-there.py", (), typed={"check_only": True}, inherited={})
+    asked = parsing.parse("not-there.py", (), typed={"check_only": True}, inherited={})
     with pytest.raises(UsageError, match="there is no file not-there"):
         checkup.run(asked, lambda *_: pytest.fail("conducted"))

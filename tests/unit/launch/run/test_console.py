@@ -16,7 +16,7 @@ import time
 
 import pytest
 
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 from paceline.launch.run import log_file, pump
 from paceline.launch.run.console import Console, StreamPlan, fill_prefix, plan_streams
 

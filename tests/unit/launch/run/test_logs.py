@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from paceline.errors import UsageError
-from paceline.launch.plan.options import parse
+from paceline.launch.plan.parsing import parse
 from paceline.launch.run import logs
 from paceline.rundir.files import RunDir
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import Finding
 from paceline.launch.plan.accelerate.settings import HEAD, Settings
-from paceline.launch.plan.option_table import MEETING
+from paceline.launch.plan.options import MEETING
 from paceline.text.syntax import tree_of
 
 # The layout of a run and its devices are the command line's and the machine's, unless a configuration is named.

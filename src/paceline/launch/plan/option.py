@@ -1,0 +1,139 @@
+"""One option of a command line: name, help, default, parser and group, in one place.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from paceline.errors import Finding, UsageError
+
+Parser = Callable[["Option", str], Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the command line.
+
+    Attributes:
+        name: With underscores, as in ``PET_<NAME>``; the command line takes dashes and underscores.
+        help: One line.
+        default: Text of the default, as typed; None if the help says it, or there is none.
+        short: A short form, such as ``-t``.
+        flag: True for an option without a value.
+        ours: True for what torchrun does not have.
+        metavar: Stands for the value in the help.
+        many: True for an option that may be given several times.
+        newer: Only torchrun of torch 2.15 or newer has it: abbreviations of older ones must not become ambiguous.
+        group: Its heading in the help; empty for the last one.
+        parse: Returns the value of a text, or None to keep the default; raises UsageError if the text is wrong.
+        is_text: True if blanks around the value belong to it.
+        same_as: The option of which this is another name; empty if it is its own.
+        needs_probe: True if it rests on what the probe counts.
+        preference: Environment variable that sets it for all runs, and the type of its value in the configuration
+            file; None if neither does.
+    """
+
+    name: str
+    help: str
+    default: str | None = None
+    short: str = ""
+    flag: bool = False
+    ours: bool = False
+    metavar: str = ""
+    many: bool = False
+    newer: bool = False
+    group: str = ""
+    parse: Parser | None = None
+    is_text: bool = False
+    same_as: str = ""
+    needs_probe: bool = False
+    preference: tuple[str, type] | None = None
+
+    @property
+    def long(self) -> str:
+        """The option as typed with dashes."""
+        return long_form(self.name)
+
+
+def long_form(name: str) -> str:
+    """Return an option as typed with dashes."""
+    return "--" + name.replace("_", "-")
+
+
+def option(
+    text: str,
+    value: Any,
+    *,
+    parse: Parser,
+    shown: str | None = None,
+    also: str = "",
+    **attributes: Any,
+) -> Any:
+    """Declare a field of a dataclass that is an option; its name is the field's.
+
+    Args:
+        text: Help.
+        value: Default of the field.
+        parse: Parser of what is typed.
+        shown: Default as typed, if it differs from ``str(value)``; ``""`` if the help says it.
+        also: Another name of the option.
+        **attributes: Further attributes of ``Option``.
+    """
+    default = _default_text(value) if shown is None else shown
+    declared = Option("", text, default or None, parse=parse, **attributes)
+    return field(default=value, metadata={"option": declared, "also": also})
+
+
+def flag(text: str, **attributes: Any) -> Any:
+    """Declare a field of a dataclass that is an option without a value, False by default."""
+    return option(text, False, parse=_parse_flag, shown="", flag=True, **attributes)
+
+
+def options_of(cls: Any) -> Iterator[Option]:
+    """Return the options that a dataclass declares, in its order; another name comes before what it stands for."""
+    for declared in fields(cls):
+        if "option" not in declared.metadata:
+            continue
+        own = replace(declared.metadata["option"], name=declared.name)
+        if declared.metadata["also"]:
+            text = f"the same as {own.long}"
+            yield replace(own, name=declared.metadata["also"], help=text, same_as=own.name, ours=True)
+        yield own
+
+
+def is_true(value: Any) -> bool:
+    """Return whether a flag is set, as typed or as torchrun's variables give it."""
+    return value not in (False, None, "", "0", 0)
+
+
+def _parse_flag(option: Option, text: str) -> bool:
+    return is_true(text)
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
+    """Return the error for a value that an option does not take."""
+    form = long_form(name)
+    shown = f"{form} {value}".rstrip()
+    return UsageError(Finding("option-invalid", f"{shown}: {form} {rule}", where="command line", fix=fix))
+
+
+def contradiction(one: str, other: str, why: str) -> UsageError:
+    """Return the error for two options that cannot work together."""
+    return UsageError(
+        Finding(
+            "option-contradicted",
+            f"{one} and {other} exclude each other: {why}",
+            where="command line",
+            fix=f"leave out {one} or {other}",
+        )
+    )

@@ -1,0 +1,95 @@
+"""From the words of a command line, variables and preferences to the options of ``paceline run``. Pure.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.launch.plan import option_fit, preferences
+from paceline.launch.plan.options import OPTION, OPTIONS, Options
+from paceline.launch.plan.preferences import Preferences
+from paceline.launch.plan.slurm_defaults import Placed
+
+
+def parse(
+    script: str,
+    script_args: tuple[str, ...],
+    *,
+    typed: Mapping[str, Any],
+    inherited: Mapping[str, str],
+    placed: Placed = Placed(),  # noqa: B008  # frozen
+    preferred: Preferences | None = None,
+) -> Options:
+    """Check what was typed and what torchrun's ``PET_*`` variables say; the command line wins.
+
+    Args:
+        script: The script, module or program.
+        script_args: Its arguments, not looked at.
+        typed: ``{name: text}`` of the options on the command line, True for a flag.
+        inherited: ``{name: text}`` from the environment.
+        placed: What is taken from Slurm; the other two win.
+        preferred: What this user or site has decided for all runs, with where that was decided.
+
+    Raises:
+        UsageError: A value is wrong, or options cannot work together.
+    """
+    decided = preferences.apply(preferred or {}, typed=typed)
+    raw: dict[str, Any] = dict(placed.values)
+    raw |= {name: value for name, value in inherited.items() if _is_torchruns(name)}
+    raw |= {name: value for name, (value, _) in decided.items()}
+    raw.update(typed)
+    raw = {name: _trimmed(name, value) for name, value in raw.items()}
+    option_fit.refuse_contradictions(raw, typed)
+    options = Options(
+        script,
+        script_args,
+        **_values(raw),
+        placed=placed,
+        preferred=tuple((name, source) for name, (_, source) in decided.items()),
+        typed=tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
+    )
+    return option_fit.settle(options, typed=typed, given=raw)
+
+
+def _is_torchruns(name: str) -> bool:
+    return name in OPTION and not OPTION[name].ours
+
+
+def _trimmed(name: str, value: Any) -> Any:
+    """Return a value without blanks around it, as int() and float() read it for torchrun; texts stay as they are."""
+    if not isinstance(value, str) or (name in OPTION and OPTION[name].is_text):
+        return value
+    return value.strip()
+
+
+def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each field of ``Options`` that a text gives."""
+    values = {}
+    for option in sorted(OPTIONS, key=lambda option: bool(option.same_as)):  # another name wins: it is typed only
+        text = raw.get(option.name)
+        if text is None or option.parse is None:
+            continue
+        value = option.parse(option, text if option.flag else str(text))
+        if value is not None:
+            values[option.same_as or option.name] = value
+    return values
+
+
+def unknown_option(typed: str) -> UsageError:
+    """Return the error for an option that does not exist, with the nearest that does."""
+    word = typed.split("=", maxsplit=1)[0]
+    forms = [f"--{option.name}" if "_" in word else option.long for option in OPTIONS]
+    begun = [form for form in forms if form.startswith(word)]
+    near = " or ".join(begun) or closest(word, forms)
+    return UsageError(
+        Finding(
+            "option-unknown",
+            f"paceline run has no option {word}",
+            where="command line",
+            fix=f"did you mean {near}?" if near else "paceline run --help lists them",
+        )
+    )
