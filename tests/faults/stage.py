@@ -31,6 +31,7 @@ import pytest
 from faults import hosts as networks
 from faults.hosts import Host, apart
 from faults.launched import Launched, Line
+from places import filled
 from starting import BIN, Command, commands
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -144,19 +145,12 @@ class Stage:
             into: Name of the file.
             pieces: For each place (settings, sample, start, model, data, step, loss, epoch, end) what goes there.
         """
-        pieces = {place: textwrap.dedent(piece).strip("\n") for place, piece in pieces.items()}
+        pieces = {place: textwrap.dedent(piece) for place, piece in pieces.items()}
         pieces["settings"] = f"epochs = {epochs}\n{pieces.get('settings', '')}"
         if epochs > 100:  # two ranks that never wait would take this machine
             pieces["step"] = f"time.sleep(0.005)\n{pieces.get('step', '')}"
-        lines = []
-        for line in (SCRIPTS / f"{self.framework}_train.py").read_text().splitlines():
-            place = re.match(r"( *)# at: (\w+)$", line)
-            if place and place[2] in pieces:
-                lines += textwrap.indent(pieces.pop(place[2]), place[1]).splitlines()
-            elif not place and line.strip() not in without:
-                lines.append(line)
-        assert not pieces, f"{self.framework} has no place for {', '.join(pieces)}"
-        self.write(into, "\n".join(lines) + "\n")
+        text = (SCRIPTS / f"{self.framework}_train.py").read_text()
+        self.write(into, filled(text, pieces, without=without))
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name

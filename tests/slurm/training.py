@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from places import filled
 
 HERE = Path(__file__).parent / "scripts"
 PEERS = Path(__file__).parents[1] / "faults" / "scripts"
@@ -42,27 +43,14 @@ def write(folder: Path, kind: str, *, name: str = "train.py", epochs: int = EPOC
         epochs: Steps that it makes, as each epoch is one.
         **places: Code for its places, ``{place: lines}``.
     """
-    text = SCRIPTS[kind].read_text()
     settings = f"epochs = {epochs}\n"
     if kind in FIVE[:4]:
         settings += f"length = {LENGTH}\nbatch_size = {LENGTH} // world_size\n"
     places["settings"] = settings + places.get("settings", "")
     places["epoch"] = places.get("epoch", "") + _LEAVE_PARAMETERS
-    for place, lines in places.items():
-        text = _fill(text, place, textwrap.dedent(lines).strip("\n"))
     path = folder / name
-    path.write_text(text)
+    path.write_text(filled(SCRIPTS[kind].read_text(), places))
     return path
-
-
-def _fill(text: str, place: str, lines: str) -> str:
-    filled = []
-    for line in text.splitlines():
-        if line.strip() == f"# at: {place}":
-            filled.append(textwrap.indent(lines, line[: len(line) - len(line.lstrip())]))
-        else:
-            filled.append(line)
-    return "\n".join(filled) + "\n"
 
 
 @cache

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 length, epochs = 32, 3
+# at: settings
 warnings.filterwarnings("ignore", message=".*does not have many workers.*")
 
 
