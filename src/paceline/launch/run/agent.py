@@ -76,6 +76,7 @@ class Agent(LocalElasticAgent):
         self.board: Board | None = None
         self.hosts: dict[int, str] = {}  # of nodes that were silent, by node rank
         self.losses: dict[int, Loss] = {}  # why nodes are lost
+        self.store_loss: Loss | None = None  # why the host of the run's store is
         self.group: RankGroup | None = None
         self.hang: Finding | None = None  # what the ranks of this attempt hung in, if they were stopped for it
         self._watch: Watch | None = None
@@ -151,6 +152,9 @@ class Agent(LocalElasticAgent):
     def _lost_meanwhile(self, board: Board) -> Finding | None:
         """Return what to end with if a node was lost while the nodes meet again."""
         losses = {silence.named(node, loss.host): loss for node, loss in dict(board.remote.losses).items()}
+        store_loss = board.remote.store_loss
+        if store_loss is not None:
+            losses = {silence.store_named(store_loss.host): store_loss, **losses}
         return outcome.judge([], lost=list(losses), losses=losses).finding if losses else None
 
     def _surroundings(self) -> Surroundings:
@@ -358,13 +362,14 @@ class Agent(LocalElasticAgent):
         if self.board is None:
             return False
         self.note_losses()
-        return self.board.remote.failed or bool(self.board.remote.lost)
+        return self.board.remote.failed or self.board.remote.any_lost
 
     def note_losses(self) -> None:
         """Keep what the board knows of nodes that are silent or lost: it lives for one attempt."""
         if self.board is not None:
             losses = dict(self.board.remote.losses)  # the board's thread adds to it meanwhile
             self.losses.update(losses)
+            self.store_loss = self.board.remote.store_loss or self.store_loss
             self.hosts.update(self.board.remote.silent)
             self.hosts.update({node: loss.host for node, loss in losses.items()})
 
@@ -375,7 +380,7 @@ class Agent(LocalElasticAgent):
             # Nodes could not meet again, and would wait for it: for minutes if the head's host is silent.
             raise ConnectionError("the store of the run does not answer")
         is_static = isinstance(self._meeting.handler, HeldRendezvous)
-        if is_static and self.board is not None and self.board.remote.lost:
+        if is_static and self.board is not None and self.board.remote.any_lost:
             raise NodeLost("static rendezvous has no place for another node")
         self.group.keep_files()
         self.earlier.append((self.group.ends(), self.board.remote.lost if self.board else set(), self.hang))

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import EXIT_OK, Finding, PacelineError
-from paceline.launch.channel.silence import STORE, NodeLost
+from paceline.launch.channel.silence import Loss, NodeLost
 from paceline.launch.outcome import account, evidence, nccl
 from paceline.launch.outcome.account import Report, Stop
 from paceline.launch.outcome.endings import RankEnd
@@ -28,7 +28,7 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run import signals, starter
 from paceline.launch.run.console import Console
-from paceline.launch.run.node import Node, losses_of, names_of
+from paceline.launch.run.node import Node, known_losses, losses_by_name
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.machine import host
 from paceline.rundir.files import RunDir, shown
@@ -141,7 +141,7 @@ class Conductor:
     def _is_agent_stuck(self) -> bool:
         """Return whether a node is lost and the agent has not ended its ranks: it sits in a wait for torch's store."""
         board = self._node.agent.board if self._node.agent is not None else None
-        if board is None or not board.remote.lost:
+        if board is None or not board.remote.any_lost:
             self._lost_since_s = time.monotonic()
         return time.monotonic() - self._lost_since_s > _STUCK_S + self._plan.grace_s
 
@@ -198,8 +198,8 @@ class Conductor:
             self._warm.kill()
             if self._node.agent is None or self._node.agent.board is None:
                 return account.broken(content, host=socket.gethostname(), run=self._run_alone())
-            if not isinstance(content, NodeLost):
-                self._node.agent.board.remote.lose(STORE)  # what broke it is that the store is gone
+            if not isinstance(content, NodeLost):  # what broke it is that the store is gone
+                self._node.agent.board.remote.lose_store(Loss(self._node.agent.store_host))
         run = self._hear_all(succeeded=bool(content) and kind == "ended")
         if self._node.agent is not None and self._node.agent.group is not None:
             number = self._node.agent.group.attempt.number
@@ -226,24 +226,25 @@ class Conductor:
             "noticed": [finding.to_json() for finding in self._node.noticed],
             "saving": self._half_saved(agent.group.attempt.stopped.values()),
         }
-        found, lost = {agent.node_rank: mine}, set[int]()
+        found, losses = {agent.node_rank: mine}, dict[str, Loss | None]()
         if board is not None:
             if not succeeded and not self._stop:
                 board.fail()
             # a node that was told to stop gives its ranks their time before it has an account
             patience_s = _ACCOUNTS_S + (self._plan.grace_s if self._stop or board.remote.stop else 0)
             found |= board.exchange(mine, until_s=patience_s, linger=agent.hosts_store, give_up=self._hears_insistence)
-            lost = board.remote.lost | set(board.remote.silent)
+            lost = (board.remote.lost | set(board.remote.silent)) - set(found)
+            store_lost = board.remote.store_lost or board.remote.store_silent
             self._told_by_head = self._options.placed.left_to_head(agent.node_rank) and 0 in found
             agent.note_losses()
-        names = names_of(lost, found, agent)
+            losses = losses_by_name(agent, lost, store=store_lost)
         told = [found[node] for node in sorted(found)]
         kept = [Checkpoint(**entry["last"]) for entry in told if entry["last"]]
         return replace(
             alone,
             ends=[RankEnd.from_json(end) for entry in told for end in entry["ends"]],
-            lost=list(names.values()),
-            losses=losses_of(names, agent),
+            lost=list(losses),
+            losses=known_losses(losses),
             stops=[Stop(**entry["stop"]) for entry in told if entry["stop"]],
             attempts=agent.attempts,
             pulses=[pulses for entry in told for pulses in entry["pulses"]],

@@ -289,8 +289,8 @@ class Node:
         group = agent.group.attempt
         if restarts:
             ends, lost, hang = agent.earlier[-1]
-            names = names_of(lost, {}, agent)
-            verdict = outcome.judge(ends, lost=list(names.values()), losses=losses_of(names, agent), hang=hang)
+            losses = losses_by_name(agent, lost)
+            verdict = outcome.judge(ends, lost=list(losses), losses=known_losses(losses), hang=hang)
             told = verdict.causes or verdict.lost or hang
             what = verdict.finding.what if told else "a rank on another node failed"
             if not self._options.placed.left_to_head(agent.node_rank):
@@ -350,13 +350,22 @@ def _detail_warning() -> Finding:
     )
 
 
-def names_of(lost: set[int], found: Mapping[int, Any], agent: Agent) -> dict[int, str]:
-    """Name the nodes that are lost and have not sent their account all the same."""
-    names = {node: silence.named(node, host) for node, host in agent.hosts.items()}
-    names[silence.STORE] = f"{agent.store_host} ({outcome.STORE})"
-    return {node: names.get(node, f"node {node}") for node in sorted(lost - set(found))}
+def losses_by_name(agent: Agent, nodes: set[int], *, store: bool = False) -> dict[str, Loss | None]:
+    """Return why nodes are lost, by their names.
+
+    Args:
+        agent: Knows the hosts and the losses.
+        nodes: The nodes that are lost.
+        store: The host of the run's store is lost too; it comes first.
+    """
+    losses: dict[str, Loss | None] = {}
+    if store:
+        losses[f"{agent.store_host} ({outcome.STORE})"] = agent.store_loss
+    for node in sorted(nodes):
+        losses[silence.named(node, agent.hosts.get(node, ""))] = agent.losses.get(node)
+    return losses
 
 
-def losses_of(names: Mapping[int, str], agent: Agent) -> dict[str, Loss]:
-    """Return why nodes are lost, by their names."""
-    return {name: agent.losses[node] for node, name in names.items() if node in agent.losses}
+def known_losses(losses: Mapping[str, Loss | None]) -> dict[str, Loss]:
+    """Return the losses whose reason is known."""
+    return {name: loss for name, loss in losses.items() if loss is not None}
