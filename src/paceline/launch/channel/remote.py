@@ -1,4 +1,4 @@
-"""What one node knows of the others during an attempt: filled by the channel's thread, read by all."""
+"""What one node knows of the others in an attempt: the channel's thread writes it, all read it."""
 
 from __future__ import annotations
 
