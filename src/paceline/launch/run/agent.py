@@ -53,6 +53,8 @@ from paceline.launch.rendezvous.handler import (
 from paceline.launch.run import peers
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
+from paceline.launch.run.folder import RunFolder, resume_command
+from paceline.launch.run.logs import make_logs
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
 from paceline.machine import host
@@ -85,25 +87,32 @@ class Agent(LocalElasticAgent):
     Args:
         context: What all attempts have in common.
         meeting: How this node takes part in the run.
+        folder: The run folder.
         rank_env: Variables for every rank beside torchrun's.
-        saves: Looks at the checkpoints of the run.
     """
 
     def __init__(
         self,
         context: LaunchContext,
         meeting: Meeting,
+        folder: RunFolder,
         *,
         rank_env: Mapping[str, str],
-        saves: SaveWatch,
     ) -> None:
+        logs = make_logs(context.options, folder.run_dir, first_attempt=folder.first_attempt)
         spec = make_spec(context.options, context.plan, meeting)
-        super().__init__(spec=spec, logs_specs=context.logs)
+        super().__init__(spec=spec, logs_specs=logs)
         self._context = context
         self._peers = context.peers
         self._link = context.link
         self._rank_env = rank_env
-        self._saves = saves
+        self._folder = folder
+        self._saves = SaveWatch(
+            folder.run_dir.checkpoints,
+            grace_s=context.plan.grace_s,
+            again=resume_command(folder.run_dir, context.options, context.plan, context.task),
+            notice=context.notices.warn,
+        )
         self._meeting = meeting
         self._identity = json.dumps(meeting.identity)
         self._talks = meeting.store is not None  # etcd's store has no clients of its own to give
@@ -176,7 +185,7 @@ class Agent(LocalElasticAgent):
             store,
             context.options,
             context.plan,
-            context.folder.run_dir.root,
+            self._folder.run_dir.root,
             node=node,
             num_nodes=num_nodes,
             token=str(self._meeting.identity["token"]),
@@ -201,17 +210,25 @@ class Agent(LocalElasticAgent):
         spec, workers = worker_group.spec, worker_group.workers
         restarts = spec.max_restarts - self._remaining_restarts
         attempt = Attempt(
-            number=self._context.folder.first_attempt + restarts,
+            number=self._folder.first_attempt + restarts,
             ranks={worker.local_rank: worker.global_rank for worker in workers},
             world_size=workers[0].world_size,
         )
         envs = self._environments(worker_group, restarts)
-        ranks = RankGroup(self._context, attempt, envs, rank_env=self._rank_env)
+        ranks = RankGroup(
+            self._context,
+            attempt,
+            envs,
+            run_dir=self._folder.run_dir,
+            rank_env=self._rank_env,
+            logs=self._logs_specs,
+        )
         self._pcontext = ranks
         is_head = self._peers.node == 0
         self._supervision = Supervision(
             self._context,
             ranks,
+            run_dir=self._folder.run_dir,
             saves=self._saves if is_head else None,
             is_first=is_head and self._previous is None,
         )
@@ -250,7 +267,7 @@ class Agent(LocalElasticAgent):
         if restarts and self._previous is not None:
             self._report_restart(self._previous, number=ranks.attempt.number, restarts=restarts)
         pids = ranks.pids()
-        self._context.folder.event(
+        self._folder.event(
             "start",
             node=self._peers.node,
             attempt=ranks.attempt.number,
@@ -273,7 +290,7 @@ class Agent(LocalElasticAgent):
             count = f"{restarts} of {context.options.max_restarts}"
             context.console.say(f"{what}; ranks were started again ({count})")
         why = verdict.finding.to_json()
-        context.folder.event("restart", node=self._peers.node, attempt=number, why=why)
+        self._folder.event("restart", node=self._peers.node, attempt=number, why=why)
 
     def _obey_stop(self) -> None:
         """Raise SignalException where a signal has asked for the end, here or on another node."""

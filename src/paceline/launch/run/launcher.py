@@ -26,6 +26,7 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run import peers, signals, starter
 from paceline.launch.run.console import Console
+from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder, resume_command
 from paceline.launch.run.link import Link, NodeEnd, StopRequest
 from paceline.launch.run.node import Node
@@ -33,6 +34,7 @@ from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.machine import host
+from paceline.pulse import PulseBoard
 from paceline.rundir.files import shown
 
 if TYPE_CHECKING:
@@ -88,16 +90,20 @@ class Launcher:
         self._notices = Notices(self._console)
         self._peers = Peers()
         self._link = Link()
+        has_probe = handle >= 0
         self._node = Node(
-            options,
-            plan,
-            task,
-            warm=warm,
-            handle=handle,
-            console=self._console,
-            notices=self._notices,
-            peers=self._peers,
-            link=self._link,
+            LaunchContext(
+                options=options,
+                plan=plan,
+                task=task,
+                starter=warm,
+                pulses=PulseBoard(handle, int(plan.nproc.value)) if has_probe else None,
+                pulse_handle=handle,
+                console=self._console,
+                notices=self._notices,
+                peers=self._peers,
+                link=self._link,
+            )
         )
         self._taken: Signals
         self._insistence = signals.Insistence()

@@ -6,22 +6,14 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from paceline import env, pulse
+from paceline import env
 from paceline.errors import Finding
-from paceline.launch.outcome.saving import SaveWatch
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan import slurm_step as slurm
-from paceline.launch.plan.options import Options
-from paceline.launch.plan.plan import Plan
-from paceline.launch.plan.task import RankTask
 from paceline.launch.run import folder as run_folder
-from paceline.launch.run import starter
-from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
-from paceline.launch.run.link import Link, NodeEnd
-from paceline.launch.run.notices import Notices
-from paceline.launch.run.peers import Peers
+from paceline.launch.run.link import NodeEnd
 from paceline.machine import host, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
@@ -35,41 +27,18 @@ class Node:
     """This node, from its first look for the others to the end of its agent; in its own thread.
 
     Args:
-        options: The options of the run.
-        plan: What was decided.
-        task: What every rank runs.
-        warm: The warm process.
-        handle: Descriptor of the memory that ranks count in, -1 without the probe.
-        console: Shows lines, and copies what ranks print.
-        notices: Prints warnings and notices.
-        peers: Comes to know the other nodes.
-        link: To the main thread.
+        context: What it works with.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        plan: Plan,
-        task: RankTask,
-        *,
-        warm: starter.Starter,
-        handle: int,
-        console: Console,
-        notices: Notices,
-        peers: Peers,
-        link: Link,
-    ) -> None:
-        self._options = options
-        self._plan = plan
-        self._task = task
-        self._warm = warm
-        self._handle = handle
-        self._console = console
-        self._notices = notices
-        self._peers = peers
-        self._link = link
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self._options = context.options
+        self._plan = context.plan
         self._training = identity.of_command(
-            options.script, options.script_args, env.snapshot(), folder=identity.working_folder()
+            context.options.script,
+            context.options.script_args,
+            env.snapshot(),
+            folder=identity.working_folder(),
         )
 
     def run(self) -> None:
@@ -78,7 +47,7 @@ class Node:
             end = NodeEnd(succeeded=self._take_part())
         except BaseException as error:
             end = NodeEnd(error=error)
-        self._link.advance(end=end)
+        self._context.link.advance(end=end)
 
     def _take_part(self) -> bool:
         """Meet the other nodes and let the agent work; True if the ranks succeeded."""
@@ -87,37 +56,15 @@ class Node:
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
         from paceline.launch.run import agent as agents
-        from paceline.launch.run import logs
 
         if not self._options.placed.left_to_head(self._options.node_rank):
             for finding in (*self._options.warnings, *self._plan.warnings):
-                self._notices.warn(finding)
+                self._context.notices.warn(finding)
         if self._options.event_log_handler == "console":
-            agents.show_events(self._console)
+            agents.show_events(self._context.console)
         meeting, folder = self._meet()
-        run_dir = folder.run_dir
-        context = LaunchContext(
-            options=self._options,
-            plan=self._plan,
-            task=self._task,
-            starter=self._warm,
-            pulses=self._map_pulses(),
-            pulse_handle=self._handle,
-            logs=logs.make_logs(self._options, run_dir, first_attempt=folder.first_attempt),
-            folder=folder,
-            console=self._console,
-            notices=self._notices,
-            peers=self._peers,
-            link=self._link,
-        )
-        saves = SaveWatch(
-            run_dir.checkpoints,
-            grace_s=self._plan.grace_s,
-            again=run_folder.resume_command(run_dir, self._options, self._plan, self._task),
-            notice=self._notices.warn,
-        )
-        rank_env = self._rank_env(meeting, run_dir)
-        agent = agents.Agent(context, meeting, rank_env=rank_env, saves=saves)
+        rank_env = self._rank_env(meeting, folder.run_dir)
+        agent = agents.Agent(self._context, meeting, folder, rank_env=rank_env)
         try:
             result = agent.run()
         except SignalException:
@@ -126,17 +73,11 @@ class Node:
             return True
         return not result.is_failed() and result.state.name == "SUCCEEDED"
 
-    def _map_pulses(self) -> pulse.PulseBoard | None:
-        """Return the memory that ranks count in, None without the probe."""
-        if self._handle < 0:
-            return None
-        return pulse.PulseBoard(self._handle, int(self._plan.nproc.value))
-
     def _meet(self) -> tuple[Meeting, RunFolder]:
         """Meet the other nodes, and make the folder of the run, which its head has named."""
         from paceline.launch.rendezvous import handler as rendezvous
 
-        options, training, say = self._options, self._training, self._console.say
+        options, training, say = self._options, self._training, self._context.console.say
         earlier = run_folder.find_earlier(options, training, say=say)
         meeting = rendezvous.meet(
             self._options,
@@ -144,24 +85,24 @@ class Node:
             script=self._options.script,
             run_name=run_folder.new_name(options, training) if earlier is None else earlier.name,
             first_attempt=RunDir(earlier).next_attempt() if earlier is not None else 0,
-            inform=self._notices.inform,
+            inform=self._context.notices.inform,
         )
-        self._peers.store_host = str(meeting.identity["host"])
+        self._context.peers.store_host = str(meeting.identity["host"])
         # kept there: the store of the run lives as long as it does
-        self._link.advance(meeting=meeting)
+        self._context.link.advance(meeting=meeting)
         run_dir = run_folder.make(
             self._options,
             str(meeting.identity["run_name"]),
             is_new=meeting.hosts_store and earlier is None,
-            console=self._console,
-            notices=self._notices,
+            console=self._context.console,
+            notices=self._context.notices,
         )
         folder = RunFolder(run_dir, int(meeting.identity["first_attempt"]))
-        self._link.advance(folder=folder)
+        self._context.link.advance(folder=folder)
         if meeting.hosts_store:  # one lease for a run: that of its head
             notice = folder.own(str(meeting.identity["token"]), training, say=say)
             if notice is not None:
-                self._notices.inform(notice)
+                self._context.notices.inform(notice)
         self._write_plan(meeting, folder)
         self._warn_of_settings()
         return meeting, folder
@@ -174,7 +115,7 @@ class Node:
                 write_whole(path, json.dumps(self._plan.to_json(), indent=2) + "\n")
         if self._options.placed.one_voice and not meeting.hosts_store:
             return
-        self._console.say(
+        self._context.console.say(
             planning.describe(
                 self._plan,
                 self._options,
@@ -187,11 +128,11 @@ class Node:
     def _warn_of_settings(self) -> None:
         """Print what is known to go wrong with the environment of this node."""
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
-            self._console.say(_detail_warning().render())
+            self._context.console.say(_detail_warning().render())
         if not self._options.no_slurm:
             dropped = slurm.dropped_cpus(env.snapshot(), usable_cpus()[0])
             if dropped is not None:
-                self._notices.warn(dropped)
+                self._context.notices.warn(dropped)
 
     def _rank_env(self, meeting: Meeting, run_dir: RunDir) -> dict[str, str]:
         """Return variables for every rank beside torchrun's."""

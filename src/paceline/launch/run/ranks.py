@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
+from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline import env, pulse
@@ -32,6 +32,7 @@ from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_stream
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
 from paceline.rundir import files as rundir
+from paceline.rundir.files import RunDir
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have between
 # SIGTERM and SIGKILL, and how long the kernel has to take them away. Together below the 2 s within which
@@ -55,18 +56,21 @@ class RankGroup(PContext):
         attempt: Attempt,
         envs: dict[int, dict[str, str]],
         *,
+        run_dir: RunDir,
         rank_env: Mapping[str, str],
+        logs: LogsSpecs,
     ) -> None:
         super().__init__(
             name=context.options.role,
             entrypoint="",
             args=dict.fromkeys(envs, ()),
             envs=envs,
-            logs_specs=context.logs,
+            logs_specs=logs,
         )
         self._tail_logs = []  # the console copies by itself
         self._left_at: float | None = None  # when the first rank left to be resumed
         self._context = context
+        self._run_dir = run_dir
         self._rank_env = rank_env
         self.attempt = attempt
         self._closed = False
@@ -100,7 +104,7 @@ class RankGroup(PContext):
     def _streams(self, local: int, rank: int) -> Any:
         context = self._context
         number = self.attempt.number
-        default = str(context.folder.run_dir.log(rank, number))
+        default = str(self._run_dir.log(rank, number))
         template = context.options.log_line_prefix_template or self._rank_env.get(env.LOG_PREFIX, "")
         folder = Path(self.stdouts[local] or default).parent
         kept = 0 if context.options.log_dir else number  # torch's layout has a folder for each attempt
@@ -111,8 +115,8 @@ class RankGroup(PContext):
             paths=(self.stdouts[local] or default, self.stderrs[local] or default),
             prefix=fill_prefix(template or DEFAULT_PREFIX, role=context.options.role, rank=rank, local_rank=local),
             filtered=(
-                str(folder / context.folder.run_dir.filtered("stdout", kept).name),
-                str(folder / context.folder.run_dir.filtered("stderr", kept).name),
+                str(folder / self._run_dir.filtered("stdout", kept).name),
+                str(folder / self._run_dir.filtered("stderr", kept).name),
             ),
         )
 
@@ -129,10 +133,10 @@ class RankGroup(PContext):
             "num_local_ranks": len(self.attempt.ranks),
             "check_finite": context.options.check_finite,
             "check_replicas": context.options.check_replicas,
-            "parameters_file": str(context.folder.run_dir.parameters(rank, self.attempt.number)),
+            "parameters_file": str(self._run_dir.parameters(rank, self.attempt.number)),
         }
         if context.options.nccl_debug:
-            values["env"][env.NCCL_DEBUG_FILE] = str(context.folder.run_dir.nccl(rank, self.attempt.number))
+            values["env"][env.NCCL_DEBUG_FILE] = str(self._run_dir.nccl(rank, self.attempt.number))
         return RankTask(**values)
 
     def _listen(self, timeout_s: float) -> None:
@@ -295,7 +299,7 @@ class RankGroup(PContext):
     def keep_files(self) -> None:
         """Copy what ranks have left in memory into the run folder, as far as it can be written."""
         for local, files in self.attempt.files.items():
-            rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._context.folder.run_dir
+            rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._run_dir
             files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
 
     def figures(self) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from paceline.launch.outcome.saving import SaveWatch
 from paceline.launch.plan.early_variables import LateVariables
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.ranks import RankGroup
+from paceline.rundir.files import RunDir
 
 # How long ranks may go on at least after another one has ended to be resumed.
 _LEFT_ALONE_S = 5.0
@@ -28,6 +29,7 @@ class Supervision:
     Args:
         context: What all attempts have in common.
         ranks: The ranks of this node.
+        run_dir: The run folder.
         saves: Looks at checkpoints; None where another node does.
         is_first: Nobody else has printed yet what all nodes and attempts would print alike.
 
@@ -41,11 +43,13 @@ class Supervision:
         context: LaunchContext,
         ranks: RankGroup,
         *,
+        run_dir: RunDir,
         saves: SaveWatch | None,
         is_first: bool,
     ) -> None:
         self._context = context
         self._is_first = is_first
+        self._run_dir = run_dir
         self._saves = saves
         self._watch: Watch | None = None
         self._forks: ForkWatch | None = None
@@ -83,7 +87,7 @@ class Supervision:
             ranks,
             context.pulses,
             context.peers.board,
-            run_dir=context.folder.run_dir,
+            run_dir=self._run_dir,
             notice=context.notices.warn,
         )
 
@@ -153,7 +157,7 @@ class Supervision:
         report = ras.ask(env.read(env.NCCL_RAS_ADDR) or ras.DEFAULT)
         if report:
             with contextlib.suppress(OSError):
-                self._context.folder.run_dir.nccl_ras.write_text(report)
+                self._run_dir.nccl_ras.write_text(report)
         return ras.notable(report)
 
     def _patience_s(self) -> float:
