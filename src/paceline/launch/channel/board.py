@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from paceline import deadlines
@@ -22,8 +22,9 @@ from paceline.errors import Notice
 from paceline.launch.channel import liveness, silence
 from paceline.launch.channel.connection import Channel, Operation
 from paceline.launch.channel.heartbeats import Heartbeats, write_beat
+from paceline.launch.channel.remote import Remote
 from paceline.launch.channel.signed_store import SignedStore
-from paceline.launch.channel.silence import STORE, Loss
+from paceline.launch.channel.silence import Loss, Silences
 
 # A launcher whose connection was closed by something else makes a new one within this time, and a heartbeat comes.
 _CLOSED_S = 4.0
@@ -34,34 +35,6 @@ _ASK_STATE_S = 15.0
 _RECONNECT_S = 0.5
 # Every so many heartbeats a node looks whether what it has said is still there.
 _SAY_AGAIN = 4
-
-
-@dataclass
-class Remote:
-    """What is known of the other nodes.
-
-    Attributes:
-        failed: Some node's ranks have failed in this attempt.
-        look: Number of the last look that some node has called for, at where all ranks stand.
-        hurry: Somebody has insisted: what is left of the ranks is ended at once.
-        stop: Signal that some node's launcher got, 0 for none: all end as that one does.
-        lost: Node ranks that are lost, ``silence.STORE`` for the host of the run's store.
-        losses: Why each of them is.
-        silent: Hosts of nodes that have been named as silent and may come back, by node rank.
-    """
-
-    failed: bool = False
-    look: int = 0
-    hurry: bool = False
-    stop: int = 0
-    lost: set[int] = field(default_factory=set)
-    losses: dict[int, Loss] = field(default_factory=dict)
-    silent: dict[int, str] = field(default_factory=dict)
-
-    def lose(self, node: int, loss: Loss | None = None) -> None:
-        """Note that a node is lost."""
-        self.losses.setdefault(node, loss or Loss(self.silent.get(node, "")))
-        self.lost.add(node)
 
 
 def _no_notice(_: Notice) -> None:
@@ -129,8 +102,8 @@ class Board:
         self._beat: Operation | None = None
         self._asked_state_s: dict[tuple[int, bytes], float] = {}  # by node and its last heartbeat
         self._published = ""
-        self._fell_silent_s: dict[int, float] = {}
-        self._noticed_after_s: dict[int, float] = {}  # of nodes that have been silent before
+        self._silences: dict[int, Silences] = {}  # by node rank
+        self._store_silences = Silences()
         self._num_told = 0
         self._news: dict[str, bytes] = {}
         self._unanswered = set(range(1, num_nodes)) if node == 0 else set()
@@ -161,7 +134,7 @@ class Board:
         """Return what the head publishes under a kind, None if it has not after ``until_s``, or ``give_up()``."""
         deadline = time.monotonic() + until_s
         while (content := self._get(self._key(kind, 0))) is None:
-            if -1 in self.remote.lost or time.monotonic() > deadline or give_up():
+            if self.remote.store_lost or time.monotonic() > deadline or give_up():
                 return None
             time.sleep(0.05)
         return json.loads(content)
@@ -220,7 +193,7 @@ class Board:
                 if content is not None:
                     found[node] = json.loads(content)
             missing = set(range(self.num_nodes)) - set(found) - self.remote.lost
-            if not missing or -1 in self.remote.lost or time.monotonic() > deadline or give_up():
+            if not missing or self.remote.store_lost or time.monotonic() > deadline or give_up():
                 return found
             time.sleep(0.05)
 
@@ -261,7 +234,7 @@ class Board:
         """
         before = self._answered
         while self._answered < before + 2:  # the first may have been on its way already
-            if STORE in self.remote.lost or give_up():
+            if self.remote.store_lost or give_up():
                 return False
             time.sleep(0.02)
         return True
@@ -385,45 +358,61 @@ class Board:
             self._publish()
 
     def _watch_store(self, silent_s: float) -> None:
+        host = self._surroundings.store_host
         if self._beats.is_gone or self._asking.is_gone:
-            self.remote.lose(STORE, Loss(self._surroundings.store_host, silence.REFUSED, silent_s))
-        stepless_s = self._heartbeats.stepless_s
-        self._name(STORE, self._surroundings.store_host, silence.Silence(silent_s, stepless_s))
+            self.remote.lose_store(Loss(host, silence.REFUSED, silent_s))
+        if self.remote.store_lost:
+            return
+        self.remote.store_silent = self._store_silences.is_news(silent_s, default_s=_notice_s())
+        notice = self._update(
+            self._store_silences, silence.store_named(host), silent_s, is_silent=self.remote.store_silent
+        )
+        if notice is not None:
+            self._surroundings.inform(notice)
+        loss = self._judge(host, silence.Silence(silent_s, self._heartbeats.stepless_s))
+        if loss is not None:
+            self.remote.lose_store(loss)
 
     def _watch_node(self, node: int, host: str) -> None:
+        """Print a notice when a node falls silent and when it is heard again; record when it is lost."""
         known = self._heartbeats.silence(node)
-        if known.silent_s > deadlines.scaled(deadlines.SILENT_NODE_NOTICE):
+        if known.silent_s > _notice_s():
             self._ask_state(node)
-        self._name(node, host, known)
-
-    def _name(self, node: int, host: str, known: silence.Silence) -> None:
-        """Print a notice when a node falls silent and when it is heard again; note when it is lost."""
         if node in self.remote.lost:
             return
-        is_silent = known.silent_s > self._noticed_after_s.get(node, deadlines.scaled(deadlines.SILENT_NODE_NOTICE))
+        is_silent = self._silences_of(node).is_news(known.silent_s, default_s=_notice_s())
         self._set_silent(node, host, is_silent, silent_s=known.silent_s)
+        loss = self._judge(host, known)
+        if loss is not None:
+            self.remote.lose(node, loss)
+
+    def _judge(self, host: str, known: silence.Silence) -> Loss | None:
+        """Return why a host is lost, None if it may come back."""
         closed_s = max(_CLOSED_S, 3 * self._tick_s)
         reason = silence.judge(known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s)
-        if reason:
-            self.remote.lose(node, Loss(host, reason, round(known.silent_s, 1)))
+        return Loss(host, reason, round(known.silent_s, 1)) if reason else None
 
     def _set_silent(self, node: int, host: str, is_silent: bool, *, silent_s: float) -> None:
-        """Note for how long a node has been silent, and print what is new."""
-        now_s, limit_s = self._heartbeats.now_s, self._surroundings.node_timeout_s
-        if is_silent and node not in self.remote.silent:
-            self.remote.silent[node] = host
-            self._fell_silent_s[node] = now_s - silent_s
-            self._inform(node, silence.notice(node, host, silent_s=silent_s, node_timeout_s=limit_s))
-        elif not is_silent and node in self.remote.silent:
-            del self.remote.silent[node]
-            lasted_s = now_s - silent_s - self._fell_silent_s.pop(node)
-            self._noticed_after_s[node] = silence.next_notice_s(lasted_s, node_timeout_s=limit_s)
-            self._inform(node, silence.heard_again(node, host, silent_s=lasted_s))
-
-    def _inform(self, node: int, notice: Notice) -> None:
-        """Print a notice; where all print into one output, what the head prints too is left to it."""
-        if not self._surroundings.is_quiet or node == STORE:
+        """Record whether a node is silent, and print what is new; what the head prints too is left to it."""
+        if is_silent:
+            self.remote.silent.setdefault(node, host)
+        else:
+            self.remote.silent.pop(node, None)
+        notice = self._update(self._silences_of(node), silence.named(node, host), silent_s, is_silent=is_silent)
+        if notice is not None and not self._surroundings.is_quiet:
             self._surroundings.inform(notice)
+
+    def _silences_of(self, node: int) -> Silences:
+        return self._silences.setdefault(node, Silences())
+
+    def _update(self, silences: Silences, name: str, silent_s: float, *, is_silent: bool) -> Notice | None:
+        return silences.update(
+            name,
+            silent_s,
+            is_silent=is_silent,
+            now_s=self._heartbeats.now_s,
+            node_timeout_s=self._surroundings.node_timeout_s,
+        )
 
     def _ask_state(self, node: int) -> None:
         """Ask the scheduler about a silent node, in a thread: it may take seconds. A new silence is a new question."""
@@ -443,20 +432,29 @@ class Board:
     def _publish(self) -> None:
         """Let the other nodes know which nodes are silent and which are lost; the head does."""
         losses = {node: loss.to_json() for node, loss in dict(self.remote.losses).items()}
-        nodes = json.dumps({"silent": self.remote.silent, "lost": losses})
+        store_loss = self.remote.store_loss
+        store = None if store_loss is None else store_loss.to_json()
+        nodes = json.dumps({"silent": self.remote.silent, "lost": losses, "store_lost": store})
         if nodes != self._published:
             self._published = self._said[self._key("nodes")] = nodes
             self._beats.submit(lambda store: store.set(self._key("nodes"), nodes), is_write=True)
 
-    def _take_over(self, nodes: Mapping[str, Mapping[str, Any]]) -> None:
+    def _take_over(self, nodes: Mapping[str, Any]) -> None:
         """Take over what the head says of other nodes."""
         silent = {int(node): host for node, host in nodes["silent"].items()}
-        notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE) + self._tick_s
-        for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0, STORE}:
+        notice_s = _notice_s() + self._tick_s
+        for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0}:
             host = silent.get(node) or self.remote.silent.get(node, "")
             self._set_silent(node, host, node in silent, silent_s=notice_s if node in silent else 0.0)
         for lost, loss in nodes["lost"].items():
             self.remote.lose(int(lost), Loss(*loss))
+        if nodes["store_lost"] is not None:
+            self.remote.lose_store(Loss(*nodes["store_lost"]))
+
+
+def _notice_s() -> float:
+    """Return how long a silence lasts before it is worth a notice."""
+    return deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
 
 
 def _is_closed(store: SignedStore, launcher: str, *, since_s: float) -> bool:

@@ -14,8 +14,6 @@ REFUSED = "refused"  # its host answers, and its launcher's port is not open any
 DOWN = "down"  # the scheduler says so
 SILENT = "silent"  # neither a heartbeat nor a training step for the time of --node-timeout
 
-STORE = -1  # stands for the node that hosts the run's store, where it is that store that does not answer
-
 
 class NodeLost(Exception):
     """A node that the run cannot do without is lost, and the others would wait for it in vain."""
@@ -40,7 +38,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Loss:
-    """A node that is lost.
+    """A node that is lost, or the host of the run's store.
 
     Attributes:
         host: Its host, empty if that is not known.
@@ -79,19 +77,55 @@ def is_down(state: str) -> bool:
     return state.lower().startswith("down")
 
 
-def notice(node: int, host: str, *, silent_s: float, node_timeout_s: float) -> Notice:
+@dataclass
+class Silences:
+    """The silences of one node, or of the host of the run's store, one after the other.
+
+    Attributes:
+        began_s: When the present silence began; None if there is none.
+        notice_after_s: How long the next silence lasts before it is worth a notice; None before the first one.
+    """
+
+    began_s: float | None = None
+    notice_after_s: float | None = None
+
+    def is_news(self, silent_s: float, *, default_s: float) -> bool:
+        """Return whether a silence has lasted long enough for a notice.
+
+        Args:
+            silent_s: How long it has lasted.
+            default_s: How long the first silence must last.
+        """
+        return silent_s > (default_s if self.notice_after_s is None else self.notice_after_s)
+
+    def update(
+        self, name: str, silent_s: float, *, is_silent: bool, now_s: float, node_timeout_s: float
+    ) -> Notice | None:
+        """Record whether there is a silence now; return the notice of its begin or end, None if nothing is new."""
+        if is_silent and self.began_s is None:
+            self.began_s = now_s - silent_s
+            return notice(name, silent_s=silent_s, node_timeout_s=node_timeout_s)
+        if not is_silent and self.began_s is not None:
+            lasted_s = now_s - silent_s - self.began_s
+            self.began_s = None
+            self.notice_after_s = next_notice_s(lasted_s, node_timeout_s=node_timeout_s)
+            return heard_again(name, silent_s=lasted_s)
+        return None
+
+
+def notice(name: str, *, silent_s: float, node_timeout_s: float) -> Notice:
     """Return the notice that a node is silent."""
     return Notice(
-        f"{named(node, host)} has been silent for {silent_s:.0f} s",
+        f"{name} has been silent for {silent_s:.0f} s",
         details=("stopped, killed, or cut off: no heartbeat of its launcher arrives",),
         advice=f"the run is ended after {duration(node_timeout_s)} without a heartbeat and without training steps "
         "(--node-timeout)",
     )
 
 
-def heard_again(node: int, host: str, *, silent_s: float) -> Notice:
+def heard_again(name: str, *, silent_s: float) -> Notice:
     """Return the notice that a node that was silent is heard again."""
-    return Notice(f"{named(node, host)} is heard again, after {silent_s:.0f} s")
+    return Notice(f"{name} is heard again, after {silent_s:.0f} s")
 
 
 def next_notice_s(lasted_s: float, *, node_timeout_s: float) -> float:
@@ -107,7 +141,10 @@ def next_notice_s(lasted_s: float, *, node_timeout_s: float) -> float:
 
 
 def named(node: int, host: str) -> str:
-    """Return who a node is, to be found by a person."""
-    if node == STORE:
-        return f"the head, {host}," if host else "the head, which hosts the run's store,"
+    """Return the name of a node, by which a person finds it."""
     return f"node {node} ({host})" if host else f"node {node}"
+
+
+def store_named(host: str) -> str:
+    """Return the name of the host of the run's store, where it is the store that does not answer."""
+    return f"the head, {host}," if host else "the head, which hosts the run's store,"

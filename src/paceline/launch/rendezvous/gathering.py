@@ -104,17 +104,16 @@ class Gathering:
         known = self._heartbeats.silence(place)
         node = member.rank if member.rank >= 0 else member.ticket - 1
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
-        if known.silent_s > notice_s and not self._has_named(node, member.host):
-            limit_s = self._node_timeout_s
-            self._say(silence.notice(node, member.host, silent_s=known.silent_s, node_timeout_s=limit_s))
+        name = silence.named(node, member.host)
+        if known.silent_s > notice_s and not self._has_named(name):
+            self._say(silence.notice(name, silent_s=known.silent_s, node_timeout_s=self._node_timeout_s))
         reason = silence.judge(known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s)
         if reason and self.lost is None:
-            name = silence.named(node, member.host)
             losses = {name: Loss(member.host, reason, known.silent_s)}
             self.lost = outcome.judge([], lost=[name], losses=losses).finding
 
-    def _has_named(self, node: int, host: str) -> bool:
-        return any(notice.what.startswith(silence.named(node, host)) for notice in self._silent)
+    def _has_named(self, name: str) -> bool:
+        return any(notice.what.startswith(name) for notice in self._silent)
 
     def _say(self, notice: Notice) -> None:
         self._silent.append(notice)

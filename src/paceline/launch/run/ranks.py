@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, R
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline import env, pulse
-from paceline.errors import Finding, Notice
+from paceline.errors import Notice
 from paceline.launch.in_rank import rank_files
 from paceline.launch.in_rank.rank_files import RankFiles
 from paceline.launch.monitor import position, stacks
@@ -27,12 +27,9 @@ from paceline.launch.monitor.stacks import Look
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome import root_cause as outcome
 from paceline.launch.outcome.endings import Failure, RankEnd
-from paceline.launch.outcome.resume import Again
-from paceline.launch.plan.options import Options
-from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import RankTask
-from paceline.launch.run.console import DEFAULT_PREFIX, Console, fill_prefix, plan_streams
-from paceline.launch.run.starter import Starter
+from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
+from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
 from paceline.rundir import files as rundir
 from paceline.rundir.files import RunDir
@@ -50,73 +47,33 @@ _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
 
 
-@dataclass
-class Machinery:
-    """What an agent works with; made by whoever conducts the run.
-
-    Attributes:
-        options: What was asked for.
-        plan: What was decided.
-        starter: The warm process.
-        console: Copies what ranks print.
-        pulses: Memory that the ranks count in, None without the probe.
-        pulse_handle: Its descriptor, -1 without the probe.
-        run_dir: The run folder.
-        task: What every rank runs; rank, environment and files are filled in.
-        base_env: Variables for every rank beside torchrun's.
-        first_attempt: Number that the first attempt of this start has in the run folder.
-        notice: Says a warning, once.
-        inform: Prints a notice.
-        on_start: Called with the restart count once the ranks run.
-        logs: Names log files; torch's own where its options were given.
-        again: How the run is started again.
-        node_state: Returns what the scheduler says of a node, given its rank; empty if there is none.
-    """
-
-    options: Options
-    plan: Plan
-    starter: Starter
-    console: Console
-    pulses: pulse.PulseBoard | None
-    pulse_handle: int
-    run_dir: RunDir
-    task: RankTask
-    base_env: Mapping[str, str]
-    first_attempt: int
-    notice: Callable[[Finding], None]
-    inform: Callable[[Notice], None]
-    on_start: Callable[[int], None]
-    logs: LogsSpecs
-    again: Again
-    node_state: Callable[[int], str] = lambda node: ""
-
-
 class RankGroup(PContext):
     """torch's view of a group of processes, kept by the warm process."""
 
     def __init__(
         self,
-        machinery: Machinery,
+        context: LaunchContext,
         attempt: Attempt,
         envs: dict[int, dict[str, str]],
-        on_failure: Callable[[], None],
-        is_hurried: Callable[[], bool],
+        *,
+        run_dir: RunDir,
+        rank_env: Mapping[str, str],
+        logs: LogsSpecs,
     ) -> None:
         super().__init__(
-            name=machinery.options.role,
+            name=context.options.role,
             entrypoint="",
             args=dict.fromkeys(envs, ()),
             envs=envs,
-            logs_specs=machinery.logs,
+            logs_specs=logs,
         )
         self._tail_logs = []  # the console copies by itself
         self._left_at: float | None = None  # when the first rank left to be resumed
-        self._machinery = machinery
+        self._context = context
+        self._run_dir = run_dir
+        self._rank_env = rank_env
         self.attempt = attempt
-        self._on_failure = on_failure
-        self._is_hurried = is_hurried  # whether somebody wants all ranks of all nodes ended at once
         self._closed = False
-        self.reached_by = 0  # the signal that the ranks have got already, from Slurm
         self._in_kernel: dict[int, float] = {}  # since when a local rank that is to end has been in state D
 
     def start(self) -> None:
@@ -124,19 +81,19 @@ class RankGroup(PContext):
         self._start()
 
     def _start(self) -> None:
-        made = self._machinery
+        context = self._context
         attempt = self.attempt
-        if made.pulses is not None:
-            made.pulses.clear()
+        if context.pulses is not None:
+            context.pulses.clear()
         attempt.oom_before = evidence.count_oom_kills()
         attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
         for local, rank in attempt.ranks.items():
             streams = self._streams(local, rank)
             attempt.log_paths[local] = streams[1].path  # where the two differ, tracebacks go to stderr
-            out, err = made.console.open(streams)
+            out, err = context.console.open(streams)
             files = attempt.files[local] = RankFiles.create()
             try:
-                made.starter.start(self._task(local, rank), stdout=out, stderr=err, files=files.handles)
+                context.starter.start(self._task(local, rank), stdout=out, stderr=err, files=files.handles)
             finally:
                 for handle in {out, err}:
                     _close_quietly(handle)
@@ -145,46 +102,46 @@ class RankGroup(PContext):
             self._listen(0.5)
 
     def _streams(self, local: int, rank: int) -> Any:
-        made = self._machinery
+        context = self._context
         number = self.attempt.number
-        default = str(made.run_dir.log(rank, number))
-        template = made.options.log_line_prefix_template or made.base_env.get(env.LOG_PREFIX, "")
+        default = str(self._run_dir.log(rank, number))
+        template = context.options.log_line_prefix_template or self._rank_env.get(env.LOG_PREFIX, "")
         folder = Path(self.stdouts[local] or default).parent
-        kept = 0 if made.options.log_dir else number  # torch's layout has a folder for each attempt
+        kept = 0 if context.options.log_dir else number  # torch's layout has a folder for each attempt
         return plan_streams(
-            made.options,
+            context.options,
             rank=rank,
             local_rank=local,
             paths=(self.stdouts[local] or default, self.stderrs[local] or default),
-            prefix=fill_prefix(template or DEFAULT_PREFIX, role=made.options.role, rank=rank, local_rank=local),
+            prefix=fill_prefix(template or DEFAULT_PREFIX, role=context.options.role, rank=rank, local_rank=local),
             filtered=(
-                str(folder / made.run_dir.filtered("stdout", kept).name),
-                str(folder / made.run_dir.filtered("stderr", kept).name),
+                str(folder / self._run_dir.filtered("stdout", kept).name),
+                str(folder / self._run_dir.filtered("stderr", kept).name),
             ),
         )
 
     def _task(self, local: int, rank: int) -> RankTask:
-        made = self._machinery
+        context = self._context
         values = {
-            **made.task.__dict__,
+            **context.task.__dict__,
             "local_rank": local,
             # torchrun fills in ${local_rank} in the script's arguments
-            "args": tuple(Template(word).safe_substitute(local_rank=local) for word in made.task.args),
-            "env": {**made.base_env, **self.envs[local]},
+            "args": tuple(Template(word).safe_substitute(local_rank=local) for word in context.task.args),
+            "env": {**self._rank_env, **self.envs[local]},
             "error_file": self.attempt.error_paths[local],
-            "pulse": made.pulse_handle,
+            "pulse": context.pulse_handle,
             "num_local_ranks": len(self.attempt.ranks),
-            "check_finite": made.options.check_finite,
-            "check_replicas": made.options.check_replicas,
-            "parameters_file": str(made.run_dir.parameters(rank, self.attempt.number)),
+            "check_finite": context.options.check_finite,
+            "check_replicas": context.options.check_replicas,
+            "parameters_file": str(self._run_dir.parameters(rank, self.attempt.number)),
         }
-        if made.options.nccl_debug:
-            values["env"][env.NCCL_DEBUG_FILE] = str(made.run_dir.nccl(rank, self.attempt.number))
+        if context.options.nccl_debug:
+            values["env"][env.NCCL_DEBUG_FILE] = str(self._run_dir.nccl(rank, self.attempt.number))
         return RankTask(**values)
 
     def _listen(self, timeout_s: float) -> None:
         try:
-            messages = self._machinery.starter.messages(timeout_s)
+            messages = self._context.starter.messages(timeout_s)
         except EOFError:
             # The fork server has been killed, and the ranks with it. What they started is nobody's now: every rank
             # leads a session.
@@ -212,7 +169,7 @@ class RankGroup(PContext):
         # Only of those that have ended: what is known of the others costs files read ten times a second.
         ends = [self._end(local) for local in self.attempt.ended]
         if any(end.fell for end in ends):
-            self._on_failure()
+            self._context.peers.fail()
             self.stop("another rank failed", settle=True)
             return self._result()
         if self._left_at is None and any(end.unfinished for end in ends):
@@ -250,7 +207,7 @@ class RankGroup(PContext):
 
     def counted(self, local: int) -> pulse.Pulse:
         """Return what a rank has counted; zeros without the probe."""
-        return self._machinery.pulses.read(local) if self._machinery.pulses else pulse.NOTHING
+        return self._context.pulses.read(local) if self._context.pulses else pulse.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
         """Ask the living ranks where they stand.
@@ -316,7 +273,7 @@ class RankGroup(PContext):
             failure=failure,
             position=self._last_position(local, failure, crashed),
             log=rundir.shown(log),
-            log_tail=evidence.last_lines(self._machinery.console.tail(str(log))) if bad else (),
+            log_tail=evidence.last_lines(self._context.console.tail(str(log))) if bad else (),
             stack=evidence.read_stack(attempt.files[local].crash_path) if crashed else (),
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",
@@ -342,7 +299,7 @@ class RankGroup(PContext):
     def keep_files(self) -> None:
         """Copy what ranks have left in memory into the run folder, as far as it can be written."""
         for local, files in self.attempt.files.items():
-            rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._machinery.run_dir
+            rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._run_dir
             files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
 
     def figures(self) -> list[dict[str, Any]]:
@@ -403,14 +360,17 @@ class RankGroup(PContext):
         )
 
     def _signal_living(self, signum: int, why: str) -> None:
+        request = self._context.link.stop
+        # a second signal would interrupt the save that the first one began
+        is_needed = request is None or not request.has_reached(self.attempt, signum)
         for local in self.attempt.living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
-            if signum != self.reached_by:  # a second one would interrupt the save that the first one began
-                self._machinery.starter.signal(local, signum, group=self._machinery.task.method == "exec")
+            if is_needed:
+                self._context.starter.signal(local, signum, group=self._context.task.method == "exec")
 
     def _kill(self) -> None:
         """Kill whatever is left of the ranks and of what they started, and see them go."""
-        self._machinery.starter.kill()
+        self._context.starter.kill()
         deadline = time.monotonic() + _REAP_S
         while self.attempt.living and time.monotonic() < deadline:
             self._listen(0.1)
@@ -418,7 +378,9 @@ class RankGroup(PContext):
 
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
-        while self.attempt.living and (left := deadline - time.monotonic()) > 0 and not self._is_hurried():
+        while self.attempt.living and (left := deadline - time.monotonic()) > 0:
+            if self._context.peers.remote.hurry:  # somebody wants all ranks of all nodes ended at once
+                return
             self._listen(min(left, 0.1))
             self._name_unkillable()
 
@@ -434,10 +396,10 @@ class RankGroup(PContext):
                 self._in_kernel[local] = time.monotonic()
             elif since_s != _NAMED and time.monotonic() - since_s > _IN_KERNEL_S:
                 self._in_kernel[local] = _NAMED
-                self._machinery.console.say(unkillable(rank, pid, place).render())
+                self._context.console.say(unkillable(rank, pid, place).render())
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        wait_s = self._machinery.plan.grace_s  # the agents of older versions of torch have no timeout to hand on
+        wait_s = self._context.plan.grace_s  # the agents of older versions of torch have no timeout to hand on
         if not self._closed and self.attempt.living:
             why = f"{death_sig.name} to the launcher"
             if death_sig == signal.SIGINT:

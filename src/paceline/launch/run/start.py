@@ -102,7 +102,7 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
     """
     # Not at the top: a command that is refused is answered at once.
     from paceline.launch.outcome.account import Report
-    from paceline.launch.run.conductor import Conductor
+    from paceline.launch.run.launcher import Launcher
 
     if plan.threads.value is not None:
         env.put(env.OMP_THREADS, str(plan.threads.value))
@@ -117,7 +117,7 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
         worker.run(mine, function)
         return Report(EXIT_OK, [])
     assert warm is not None
-    return Conductor(options, plan, task, warm, handle).run()
+    return Launcher(options, plan, task, warm, handle).run()
 
 
 def _warm_up(modules: Sequence[str]) -> None:

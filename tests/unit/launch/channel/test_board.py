@@ -307,10 +307,11 @@ def test_a_store_whose_host_refuses_the_port_is_gone(make):
         board.post("word", 7)  # kept until it does
         process.send_signal(signal.SIGCONT)
         until(lambda: board._get(board._key("word", 1)) == b"7")
-        assert board.remote.lost == set()
+        assert not board.remote.any_lost
         process.kill()
-        until(lambda: board.remote.lost == {silence.STORE}, within_s=12)
-        assert board.remote.losses[silence.STORE].reason == silence.REFUSED
+        until(lambda: board.remote.store_lost, within_s=12)
+        assert board.remote.store_loss.reason == silence.REFUSED
+        assert board.remote.lost == set()
     finally:
         process.kill()
         process.wait()

@@ -1,0 +1,53 @@
+"""What one node knows of the others in an attempt: the channel's thread writes it, all read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.launch.channel.silence import Loss
+
+
+@dataclass
+class Remote:
+    """What is known of the other nodes.
+
+    Attributes:
+        failed: Some node's ranks have failed in this attempt.
+        look: Number of the last look that some node has called for, at where all ranks stand.
+        hurry: Somebody has insisted: what is left of the ranks is ended at once.
+        stop: Signal that some node's launcher got, 0 for none: all end as that one does.
+        lost: Ranks of nodes that are lost.
+        losses: Why each of them is.
+        silent: Hosts of nodes that have been named as silent and may come back, by node rank.
+        store_loss: Why the host of the run's store is lost, None if it is not.
+        store_silent: That host has been named as silent and may come back.
+    """
+
+    failed: bool = False
+    look: int = 0
+    hurry: bool = False
+    stop: int = 0
+    lost: set[int] = field(default_factory=set)
+    losses: dict[int, Loss] = field(default_factory=dict)
+    silent: dict[int, str] = field(default_factory=dict)
+    store_loss: Loss | None = None
+    store_silent: bool = False
+
+    @property
+    def store_lost(self) -> bool:
+        """Whether the host of the run's store is lost."""
+        return self.store_loss is not None
+
+    @property
+    def any_lost(self) -> bool:
+        """Whether a node or the host of the run's store is lost."""
+        return bool(self.lost) or self.store_lost
+
+    def lose(self, node: int, loss: Loss) -> None:
+        """Record that a node is lost."""
+        self.losses.setdefault(node, loss)
+        self.lost.add(node)
+
+    def lose_store(self, loss: Loss) -> None:
+        """Record that the host of the run's store is lost."""
+        self.store_loss = self.store_loss or loss

@@ -1,0 +1,192 @@
+"""The run folder of a node: which one it is, that it can be written, and who owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline import env
+from paceline.errors import Finding, Notice, SetupError, UsageError
+from paceline.launch.outcome import resume
+from paceline.launch.outcome.resume import Again
+from paceline.launch.plan import folders
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.plan import Plan
+from paceline.launch.plan.task import FUNCTION, RankTask
+from paceline.launch.run.console import Console
+from paceline.launch.run.notices import Notices
+from paceline.rundir import identity, lease
+from paceline.rundir.files import RUNS, RunDir, append_event, new_run_id, shown
+from paceline.rundir.identity import Training
+from paceline.rundir.lease import Lease
+
+
+@dataclass
+class RunFolder:
+    """The run folder, as this start of the run uses it.
+
+    Attributes:
+        run_dir: Its files.
+        first_attempt: Number that the first attempt of this start has in it.
+        lease: Says that this run owns the folder; None where another node says so.
+    """
+
+    run_dir: RunDir
+    first_attempt: int
+    lease: Lease | None = None
+
+    def event(self, kind: str, *, node: int, **fields: Any) -> None:
+        """Append an event of a node."""
+        with contextlib.suppress(OSError):  # a full disk must not end a run
+            append_event(self.run_dir.events(node), node=node, kind=kind, **fields)
+
+    def own(self, token: str, training: Training, *, say: Callable[[str], None]) -> Notice | None:
+        """Become the owner of the run folder for all nodes; returns what is to be said of that.
+
+        Raises:
+            UsageError: The folder belongs to a living run, or to another array element.
+        """
+        root = self.run_dir.root
+        recorded = identity.read(self.run_dir)
+        conflict = identity.conflict(root, recorded, training)
+        if conflict is not None:
+            raise UsageError(conflict)
+        owner = lease.this_process(token, element=training.element)
+        try:
+            self.lease = lease.take(root, owner, say=say)
+        except OSError as error:
+            say(f"the lease of the run folder {root} cannot be written: {error.strerror}")
+        differences = identity.differences(recorded, training) if recorded is not None else []
+        identity.record(self.run_dir, training)
+        if not differences:
+            return None
+        return Notice(f"{root} is continued by another command", tuple(differences))
+
+    def release(self) -> None:
+        """Give the run folder back: the run has ended."""
+        if self.lease is not None:
+            self.lease.release()
+
+
+def find_earlier(
+    options: Options,
+    training: Training,
+    *,
+    say: Callable[[str], None],
+) -> Path | None:
+    """Return the folder that this run continues in: as typed, or that of an earlier start."""
+    if options.run_dir is not None:
+        return Path(options.run_dir)
+    restarts = env.read(env.JOB_RESTARTS)
+    if options.no_slurm or not training.job or restarts in (None, "0"):
+        return None
+    folder = _folder_of_job(training)
+    if folder is not None:
+        say(f"job {training.job} was queued again: it continues in {folder}")
+    return folder
+
+
+def new_name(options: Options, training: Training) -> str:
+    """Return the name of a new run folder."""
+    job = f"{training.array_job}_{training.array_task}" if training.array_task else training.job
+    script = options.script or "function"
+    return new_run_id(script, now_s=time.time(), salt=secrets.token_hex(2), job=job)
+
+
+def make(
+    options: Options,
+    name: str,
+    *,
+    is_new: bool,
+    console: Console,
+    notices: Notices,
+) -> RunDir:
+    """Make the run folder; its path is absolute, because ranks may change their working directory.
+
+    Args:
+        options: The options of the run.
+        name: Name of the folder, where ``--run-dir`` does not name it.
+        is_new: This node has chosen the name, for a run that begins: no other run may have it.
+        console: Shows where the folder is, if that is not the usual place.
+        notices: Prints why.
+
+    Raises:
+        SetupError: The folder cannot be made, or another run has it.
+    """
+    if options.run_dir is not None:
+        named = RunDir(Path(options.run_dir).absolute())
+        try:
+            named.create()
+        except OSError as error:
+            raise SetupError(folders.unusable(named.root, error, option="--run-dir")) from None
+        return named
+    usual = RunDir(RUNS.absolute() / name)
+    # The folder alone says nothing: another node of this run may have been quicker to make it.
+    if is_new and (usual.lease.exists() or usual.training.exists()):
+        raise SetupError(_name_taken(usual.root))
+    try:
+        usual.create()
+    except OSError as error:
+        return _make_spare(name, usual, error, console=console, notices=notices)
+    return usual
+
+
+def _make_spare(
+    name: str,
+    usual: RunDir,
+    error: OSError,
+    *,
+    console: Console,
+    notices: Notices,
+) -> RunDir:
+    """Make the run folder in the system's folder for temporary files, and say why it is there."""
+    why = folders.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
+    try:
+        spare = RunDir(Path(tempfile.mkdtemp(prefix="paceline-")) / name)
+        spare.create()
+    except OSError:
+        raise SetupError(replace(why, severity="error")) from None
+    if why.name == "disk-full":
+        notices.warn(why)
+    reason = f"{RUNS}/ cannot be written here: {error.strerror}"
+    console.say(f"run folder {spare.root}, because {reason}")
+    return spare
+
+
+def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask) -> Again:
+    """Return how the run is started again."""
+    return resume.plan(
+        options,
+        run_dir=shown(run_dir.root),
+        function=task.kind == FUNCTION,
+        numbered=plan.rendezvous == "static",
+        environ=env.snapshot(),
+        job_script=shown(run_dir.job_script) if run_dir.job_script.exists() else "",
+    )
+
+
+def _folder_of_job(training: Training) -> Path | None:
+    """Return the folder in which this Slurm job ran the same command before it was queued again."""
+    paths = sorted(RUNS.glob(f"*-{training.job}-*"))
+    paths += sorted(RUNS.glob(f"*-{training.array_job}_*"))
+    same = [path for path in paths if _is_of(identity.read(RunDir(path)), training)]
+    return same[-1] if same else None
+
+
+def _is_of(owner: Training | None, training: Training) -> bool:
+    return owner is not None and owner.job == training.job and owner.same_as(training)
+
+
+def _name_taken(folder: Path) -> Finding:
+    return Finding(
+        "folder-not-writable",
+        f"another run has chosen the same run folder {folder} in the same second",
+        where=str(folder),
+        fix="start this run again",
+    )

@@ -1,0 +1,392 @@
+"""The launcher of a node: listens to signals, the clock and its node, and reports how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from paceline import env
+from paceline.errors import EXIT_OK, PacelineError
+from paceline.launch.channel.silence import NodeLost
+from paceline.launch.outcome import account, evidence, nccl, node_account
+from paceline.launch.outcome.account import Report, Stop
+from paceline.launch.outcome.node_account import NodeAccount
+from paceline.launch.plan import slurm_times
+from paceline.launch.plan.options import Options
+from paceline.launch.plan.plan import Plan
+from paceline.launch.plan.task import RankTask
+from paceline.launch.run import peers, signals, starter
+from paceline.launch.run.console import Console
+from paceline.launch.run.context import LaunchContext
+from paceline.launch.run.folder import RunFolder, resume_command
+from paceline.launch.run.link import Link, NodeEnd, StopRequest
+from paceline.launch.run.node import Node
+from paceline.launch.run.notices import Notices
+from paceline.launch.run.peers import Peers
+from paceline.launch.run.signals import NOTICES, Caught, Signals
+from paceline.machine import host
+from paceline.pulse import PulseBoard
+from paceline.rundir.files import shown
+
+if TYPE_CHECKING:
+    from paceline.launch.run.supervision import Supervision
+
+# How long nodes wait for each other's account of a failure; all stop their ranks within 2 s.
+_ACCOUNTS_S = 5.0
+# How long the node's thread may take to notice that it is to end, before it is abandoned.
+_NOTICE_S = 2.0
+# How long the node's thread may take, beside the ranks' time to end, once a node is lost.
+_STUCK_S = 15.0
+# A file's time is that of a coarser clock, or of a file server's.
+_FILE_CLOCK_NS = 1_000_000_000
+# srun --kill-on-bad-exit ends all tasks as soon as one has failed: the one that explains is first.
+_HEAD_SPEAKS_S = 1.0
+# How long to wait for the last output of ranks that have ended, with and without processes that may
+# stay.
+_BACKGROUND_S = 0.1
+_DRAIN_S = 1.0
+_SIGNALS_OF_OURS = ("SIGWINCH", *NOTICES)
+_NEVER_S = float("inf")
+
+
+class Launcher:
+    """The launcher of one node, from the warm process to the last line.
+
+    It owns the channel to the other nodes, what it learns of the ranks, and the report. The node
+    works in a thread of its own; the main thread listens to signals and to how the node does, so
+    that no wait inside torch can make the launcher deaf.
+
+    Args:
+        options: The options of the run.
+        plan: What was decided.
+        task: What every rank runs.
+        warm: The warm process.
+        handle: Descriptor of the memory that ranks count in, -1 without the probe.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        plan: Plan,
+        task: RankTask,
+        warm: starter.Starter,
+        handle: int,
+    ) -> None:
+        self._options = options
+        self._plan = plan
+        self._task = task
+        self._warm = warm
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the process lives
+        self._console = Console(err=os.dup(2))
+        self._notices = Notices(self._console)
+        self._peers = Peers()
+        self._link = Link()
+        has_probe = handle >= 0
+        self._node = Node(
+            LaunchContext(
+                options=options,
+                plan=plan,
+                task=task,
+                starter=warm,
+                pulses=PulseBoard(handle, int(plan.nproc.value)) if has_probe else None,
+                pulse_handle=handle,
+                console=self._console,
+                notices=self._notices,
+                peers=self._peers,
+                link=self._link,
+            )
+        )
+        self._taken: Signals
+        self._insistence = signals.Insistence()
+        self._stop: Stop | None = None
+        self._stop_deadline_s = _NEVER_S  # until when the node's thread must have noticed the stop
+        self._head_reports = False
+        self._fork_server = starter.StopWatch(warm.pid)
+        self._lost_since_s = time.monotonic()
+        self._started_s = time.monotonic()
+        self._slurm_times = slurm_times.Watcher({} if options.no_slurm else env.snapshot())
+
+    def run(self) -> Report:
+        """Launch; returns how the run ended."""
+        # torch's C++ prints stack traces into the launcher's stderr when a store goes away; they
+        # are kept in the run folder, the console is for what is meant for people.
+        os.dup2(self._noise.fileno(), 2)
+        names = (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)
+        handled = [getattr(signal, name) for name in names]
+        self._taken = Signals(list(dict.fromkeys(handled)))
+        try:
+            threading.Thread(target=self._node.run, name="paceline-agent", daemon=True).start()
+            report = self._report(self._attend())
+            self._finish(report)
+        except BaseException:
+            self._warm.kill()  # whatever it is, no rank outlives its launcher
+            raise
+        finally:
+            self._release()
+            os.dup2(self._console.err, 2)
+            self._noise.close()
+        return report
+
+    # While the node works
+
+    def _attend(self) -> NodeEnd:
+        """Listen to signals, to the clock and to the node until the node has ended."""
+        while True:
+            self._take_signal(self._taken.next(0.05))
+            self._look_at_clock()
+            stopped = self._fork_server.look()
+            if stopped is not None:
+                self._notices.inform(stopped)
+            if self._is_stuck():
+                return self._abandon_node()
+            end = self._link.progress.end
+            if end is not None:
+                return end
+            if self._has_missed_stop():
+                return self._abandon_node()
+
+    def _abandon_node(self) -> NodeEnd:
+        """Continue without the node's thread, which waits inside torch for nodes or the store."""
+        self._warm.kill()
+        return NodeEnd()
+
+    def _is_stuck(self) -> bool:
+        """Return whether a node is lost and ranks go on: the thread waits for torch's store."""
+        if not self._peers.remote.any_lost:
+            self._lost_since_s = time.monotonic()
+        return time.monotonic() - self._lost_since_s > _STUCK_S + self._plan.grace_s
+
+    def _has_missed_stop(self) -> bool:
+        """Return whether the node's thread has not noticed in time that it is to stop."""
+        is_late = time.monotonic() > self._stop_deadline_s
+        return is_late and not self._link.progress.is_stopping
+
+    def _take_signal(self, caught: Caught | None) -> None:
+        if caught is None:
+            return
+        if caught.number == signal.SIGWINCH:
+            self._console.resize()
+            return
+        is_insistent = self._insistence.hears(caught.number.name, time.monotonic())
+        if self._stop is None:
+            self._obey(caught)
+        elif is_insistent:
+            self._end_at_once()
+
+    def _look_at_clock(self) -> None:
+        limit_s = self._options.max_time
+        if self._stop is not None or not limit_s or time.monotonic() <= self._started_s + limit_s:
+            return
+        self._insistence.hears("", time.monotonic())
+        typed = dict(self._options.typed)["max_time"]
+        self._end_ranks(signal.SIGTERM, f"--max-time {typed}", "", for_ranks=signal.SIGTERM)
+
+    def _obey(self, caught: Caught) -> None:
+        sender = "an unknown sender" if caught.sender is None else "the terminal"
+        if caught.sender:
+            sender = host.describe_process(caught.sender)
+        if "slurmstepd" in sender:
+            sender = "Slurm (before a time limit, for a preemption, or by scancel)"
+        for_ranks = signals.for_ranks(caught.number, self._options.signals_to_handle)
+        self._end_ranks(caught.number, caught.number.name, sender, for_ranks=for_ranks)
+
+    def _end_ranks(
+        self,
+        number: signal.Signals,
+        name: str,
+        sender: str,
+        *,
+        for_ranks: signal.Signals,
+    ) -> None:
+        """Begin the orderly end on all nodes."""
+        self._stop = Stop(number, name, sender, socket.gethostname(), time.time_ns())
+        supervision = self._link.progress.supervision
+        is_quiet = self._options.placed.left_to_head(self._peers.node)  # the head got it too
+        if supervision is not None and not is_quiet:
+            self._console.say(self._describe_stop(name, sender))
+        by_slurm = "Slurm" in sender and self._slurm_times.limits.signals_all
+        reached = None
+        if supervision is not None and by_slurm and for_ranks == number:
+            reached = supervision.ranks.attempt
+        self._link.stop = StopRequest(for_ranks, reached)
+        self._peers.stop(for_ranks)
+        self._stop_deadline_s = time.monotonic() + _NOTICE_S
+
+    def _describe_stop(self, name: str, sender: str) -> str:
+        """Return what is printed when the orderly end begins."""
+        by = f"{name} from {sender}" if sender else name
+        again = "SIGINT" if not sender or name in NOTICES else "once more"
+        time_left = f"{self._plan.grace_s} s"
+        if name == "SIGTERM" and "Slurm" in sender:
+            limits, now_s = self._slurm_times.limits, time.monotonic()
+            seconds, whose = slurm_times.shortest(self._plan.grace_s, limits, now_s=now_s)
+            time_left = f"at least {seconds} s ({whose})" if whose else time_left
+        return f"{by}: ranks have {time_left} to end by themselves; {again} ends them now"
+
+    def _end_at_once(self) -> None:
+        """Somebody insists: what is left of the ranks is killed, here and on all other nodes."""
+        self._warm.kill()
+        self._peers.hurry()
+
+    def _hears_insistence(self) -> bool:
+        """Listen to signals while accounts are awaited; False, as no signal ends that wait."""
+        caught = self._taken.next(0.0)
+        if caught is None or self._stop is None:
+            return False
+        if self._insistence.hears(caught.number.name, time.monotonic()):
+            self._end_at_once()
+        return False
+
+    # Once it has ended
+
+    def _report(self, end: NodeEnd) -> Report:
+        if isinstance(end.error, PacelineError):
+            if self._stop is None:
+                return account.refused(end.error)
+        elif end.error is not None:
+            self._warm.kill()
+            if self._peers.board is None:
+                return account.broken(end.error, host=socket.gethostname(), run=self._run_alone())
+            if not isinstance(end.error, NodeLost):
+                self._peers.lose_store()  # what broke it is that the store is gone
+        progress = self._link.progress
+        if progress.supervision is None:
+            return account.tell(self._run_alone())
+        run = self._hear_all(progress.supervision, succeeded=end.succeeded)
+        number = progress.supervision.ranks.attempt.number
+        self._event("end", attempt=number, ends=[rank_end.to_json() for rank_end in run.ends])
+        return account.tell(run)
+
+    def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> account.Run:
+        """Exchange with the other nodes how everybody's ranks ended."""
+        seconds = time.monotonic() - self._started_s
+        alone = self._run_alone()
+        own = self._own_account(supervision, alone).shifted(self._peers.clock_offset_ns).to_json()
+        others = self._exchange(own, succeeded=succeeded)
+        entries = {self._peers.node: own} | others
+        self._head_reports = self._options.placed.left_to_head(self._peers.node) and 0 in entries
+        losses = self._peers.losses_at_end(heard=entries)
+        run = replace(
+            alone,
+            lost=list(losses),
+            losses=peers.known(losses),
+            attempts=self._link.progress.num_attempts,
+            seconds=seconds,
+        )
+        accounts = [NodeAccount.from_json(entries[node]) for node in sorted(entries)]
+        return node_account.join(accounts, run)
+
+    def _own_account(self, supervision: Supervision, alone: account.Run) -> NodeAccount:
+        """Return what this node tells the others."""
+        return NodeAccount(
+            again=alone.again,
+            ends=supervision.ranks.ends(),
+            pulses=supervision.ranks.figures(),
+            stop=self._stop,
+            last=alone.last,
+            hang=supervision.hang,
+            noticed_hang=supervision.noticed_hang,
+            noticed=self._notices.warnings,
+            saving=self._half_saved(supervision.ranks.attempt.stopped.values()),
+        )
+
+    def _exchange(self, own: dict[str, Any], *, succeeded: bool) -> dict[int, dict[str, Any]]:
+        """Return the accounts of all nodes that send one, by node rank."""
+        if not succeeded and self._stop is None:
+            self._peers.fail()
+        # a node that was told to stop gives its ranks their time before it has an account
+        has_stopped = self._stop is not None or self._peers.remote.stop
+        patience_s = _ACCOUNTS_S + (self._plan.grace_s if has_stopped else 0)
+        meeting = self._link.progress.meeting
+        hosts_store = meeting is not None and meeting.hosts_store
+        give_up = self._hears_insistence
+        return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
+
+    def _run_alone(self) -> account.Run:
+        """Return what this node knows of the run without its ranks."""
+        stops = [self._stop] if self._stop else []
+        folder = self._link.progress.folder
+        if folder is None:
+            return account.Run(stops=stops)
+        return account.Run(
+            folder=shown(folder.run_dir.root),
+            stops=stops,
+            again=resume_command(folder.run_dir, self._options, self._plan, self._task),
+            last=evidence.last_checkpoint(folder.run_dir.checkpoints),
+            grace_s=self._plan.grace_s,
+        )
+
+    def _half_saved(self, stopped: Iterable[tuple[str, int]]) -> str:
+        """Return the checkpoint that ranks were writing after they had been told to stop."""
+        folder = self._link.progress.folder
+        since_ns = min((when for _, when in stopped if when), default=None)
+        if folder is None or since_ns is None:
+            return ""
+        return evidence.half_saved(folder.run_dir.checkpoints, since_ns=since_ns - _FILE_CLOCK_NS)
+
+    def _finish(self, report: Report) -> None:
+        """Let the warm process go, print the last lines, leave the outcome in the run folder."""
+        progress = self._link.progress
+        self._let_ranks_go(succeeded=report.exit_status == EXIT_OK)
+        if progress.meeting is not None and progress.meeting.connection is not None:
+            # the store's host learns that this node ends in order
+            progress.meeting.connection.leave()
+        if progress.supervision is not None:
+            progress.supervision.ranks.keep_files()
+        if progress.folder is not None:
+            self._keep_records(progress.folder, report)
+        self._print(report)
+
+    def _let_ranks_go(self, *, succeeded: bool) -> None:
+        """Show the last output of the ranks, and end the warm process."""
+        if not succeeded:
+            self._warm.close()
+        # Whatever the ranks have printed is in their pipes; a process that still holds one was left
+        # in the background.
+        self._console.drain(_BACKGROUND_S if succeeded else _DRAIN_S)
+        if succeeded:
+            self._warm.close(leave=True, streams=self._console.release())
+
+    def _keep_records(self, folder: RunFolder, report: Report) -> None:
+        """Leave in the run folder what torch has printed, and the outcome."""
+        if self._options.nccl_debug:
+            texts = evidence.read_nccl_logs(folder.run_dir, since=folder.first_attempt)
+            report.lines[:0] = nccl.summarise(texts)
+        self._noise.seek(0)
+        text = self._noise.read()
+        if text:
+            log = folder.run_dir.launcher_log(self._peers.node, folder.first_attempt)
+            with contextlib.suppress(OSError):
+                log.write_bytes(text)
+        self._event("outcome", **report.to_json())
+
+    def _print(self, report: Report) -> None:
+        is_of_interest = report.exit_status != EXIT_OK or not self._options.check_only
+        if not self._head_reports and is_of_interest:
+            self._console.write(report.framed())
+        elif report.exit_status != EXIT_OK:
+            time.sleep(_HEAD_SPEAKS_S)
+        if self._options.json:
+            print(json.dumps(report.to_json()), flush=True)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        folder = self._link.progress.folder
+        if folder is not None:
+            folder.event(kind, node=self._peers.node, **fields)
+
+    def _release(self) -> None:
+        """Give the run folder back, and forget the run's secret: the run has ended."""
+        progress = self._link.progress
+        if progress.meeting is not None and progress.meeting.shared_secret is not None:
+            progress.meeting.shared_secret.remove()
+        if progress.folder is not None:
+            progress.folder.release()

@@ -1,0 +1,87 @@
+"""What the launcher's main thread and the thread of its node tell each other.
+
+Each thread writes one of two slots, always as a whole, and reads the other: no thread touches what
+the other works on.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.launch.monitor.attempt import Attempt
+from paceline.launch.run.folder import RunFolder
+
+if TYPE_CHECKING:
+    from paceline.launch.rendezvous.handler import Meeting
+    from paceline.launch.run.supervision import Supervision
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """The launcher is to end its ranks in order.
+
+    Attributes:
+        signum: The signal that ranks get.
+        reached_attempt: The attempt whose ranks have got the signal already, because its sender has
+            sent it to them too; None if they have not.
+    """
+
+    signum: signal.Signals
+    reached_attempt: Attempt | None = None
+
+    def has_reached(self, attempt: Attempt, signum: int) -> bool:
+        """Return whether the ranks of an attempt have got a signal already."""
+        return self.reached_attempt is attempt and self.signum == signum
+
+
+@dataclass(frozen=True)
+class NodeEnd:
+    """How the thread of the node has ended.
+
+    Attributes:
+        succeeded: The ranks of this node have succeeded.
+        error: What ended the thread, None if it came to its end.
+    """
+
+    succeeded: bool = False
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the node has come.
+
+    Attributes:
+        meeting: How this node takes part in the run; None until it has met the others.
+        folder: The run folder; None until the run has a name.
+        supervision: Watches the ranks of the newest attempt; None before the first one.
+        num_attempts: How often ranks have been started, or were to be.
+        is_stopping: The agent has noticed that it is to stop.
+        end: How the thread has ended; None as long as it works.
+    """
+
+    meeting: Meeting | None = None
+    folder: RunFolder | None = None
+    supervision: Supervision | None = None
+    num_attempts: int = 1
+    is_stopping: bool = False
+    end: NodeEnd | None = None
+
+
+class Link:
+    """The two slots.
+
+    Attributes:
+        stop: Written by the main thread, once.
+        progress: Written by the node's thread.
+    """
+
+    def __init__(self) -> None:
+        self.stop: StopRequest | None = None
+        self.progress = Progress()
+
+    def advance(self, **changes: Any) -> None:
+        """Report to the main thread how far the node has come."""
+        self.progress = replace(self.progress, **changes)

@@ -1,0 +1,28 @@
+"""Warnings and notices of this node: printed as they come, warnings kept for the final report."""
+
+from __future__ import annotations
+
+from paceline.errors import Finding, Notice
+from paceline.launch.run.console import Console
+
+
+class Notices:
+    """Prints to the console of a run.
+
+    Attributes:
+        warnings: Warnings of this node so far, which the final report repeats.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.warnings: list[Finding] = []
+
+    def warn(self, finding: Finding) -> None:
+        """Print a warning, once, and keep it for the final report."""
+        if finding not in self.warnings:
+            self.warnings.append(finding)
+            self._console.say(finding.render())
+
+    def inform(self, notice: Notice) -> None:
+        """Print a notice. The final report repeats warnings, but not notices."""
+        self._console.say(notice.render())

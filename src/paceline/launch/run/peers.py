@@ -1,0 +1,128 @@
+"""The other nodes of a run: a channel for each attempt, and what is known over all attempts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from paceline.launch.channel import silence
+from paceline.launch.channel.remote import Remote
+from paceline.launch.channel.silence import Loss
+from paceline.launch.outcome import root_cause as outcome
+
+if TYPE_CHECKING:
+    from paceline.launch.channel.board import Board
+
+
+class Peers:
+    """The other nodes, as this node knows them; any thread may use it.
+
+    Attributes:
+        node: Rank of this node; 0 until the nodes have met.
+        num_nodes: Number of nodes; 1 until the nodes have met.
+        store_host: Host of the run's store, empty until this node has reached it.
+        board: The channel of this attempt; None between attempts, and where there is no other node.
+    """
+
+    def __init__(self) -> None:
+        self.node = 0
+        self.num_nodes = 1
+        self.store_host = ""
+        self.board: Board | None = None
+        self._hosts: dict[int, str] = {}  # of nodes that were silent or lost, by node rank
+        self._losses: dict[int, Loss] = {}
+        self._store_loss: Loss | None = None
+
+    def attach(self, board: Board) -> None:
+        """Use the channel of an attempt that begins."""
+        self.board = board
+
+    def detach(self) -> Board | None:
+        """Return the channel of the attempt that is over, None without one, to be closed."""
+        board, self.board = self.board, None
+        return board
+
+    @property
+    def remote(self) -> Remote:
+        """What is known of the other nodes in this attempt."""
+        board = self.board  # the node's thread may take it away
+        return Remote() if board is None else board.remote
+
+    @property
+    def clock_offset_ns(self) -> int:
+        """How far the clock of this node is ahead of the head's."""
+        board = self.board
+        return 0 if board is None else board.clock_offset_ns
+
+    def fail(self) -> None:
+        """Tell all nodes that this one has failed."""
+        board = self.board
+        if board is not None:
+            board.fail()
+
+    def stop(self, signum: signal.Signals) -> None:
+        """Tell all nodes that this one was told to end by a signal."""
+        board = self.board
+        if board is not None:
+            board.stop(signum)
+
+    def hurry(self) -> None:
+        """Tell all nodes to end at once what is left of their ranks."""
+        board = self.board
+        if board is not None:
+            board.hurry()
+
+    def lose_store(self) -> None:
+        """Record that the host of the run's store is lost."""
+        self.remote.lose_store(Loss(self.store_host))
+
+    def has_failure(self) -> bool:
+        """Return whether another node has failed or is lost."""
+        self._note_losses()
+        remote = self.remote
+        return remote.failed or remote.any_lost
+
+    def exchange(
+        self, content: dict[str, Any], *, until_s: float, linger: bool, give_up: Callable[[], bool]
+    ) -> dict[int, dict[str, Any]]:
+        """Exchange accounts with the other nodes, see ``Board.exchange``; empty without them."""
+        board = self.board
+        if board is None:
+            return {}
+        return board.exchange(content, until_s=until_s, linger=linger, give_up=give_up)
+
+    def losses(self, nodes: Collection[int], *, store: bool = False) -> dict[str, Loss | None]:
+        """Return why nodes are lost, by their names; None where that is not known.
+
+        Args:
+            nodes: The nodes that are lost.
+            store: The host of the run's store is lost too; it comes first.
+        """
+        losses: dict[str, Loss | None] = {}
+        if store:
+            losses[f"{self.store_host} ({outcome.STORE})"] = self._store_loss
+        for node in sorted(nodes):
+            losses[silence.named(node, self._hosts.get(node, ""))] = self._losses.get(node)
+        return losses
+
+    def losses_at_end(self, heard: Collection[int]) -> dict[str, Loss | None]:
+        """Return why nodes are lost, silent ones too, but not those heard at the end."""
+        self._note_losses()
+        remote = self.remote
+        nodes = (remote.lost | set(remote.silent)) - set(heard)
+        return self.losses(nodes, store=remote.store_lost or remote.store_silent)
+
+    def _note_losses(self) -> None:
+        """Keep what the channel knows of silent and lost nodes: it lives for one attempt."""
+        remote = self.remote
+        losses = dict(remote.losses)  # the channel's thread adds to it meanwhile
+        self._losses.update(losses)
+        self._hosts.update(remote.silent)
+        self._hosts.update({node: loss.host for node, loss in losses.items()})
+        self._store_loss = remote.store_loss or self._store_loss
+
+
+def known(losses: dict[str, Loss | None]) -> dict[str, Loss]:
+    """Return the losses whose reason is known."""
+    return {name: loss for name, loss in losses.items() if loss is not None}

@@ -1,0 +1,170 @@
+"""One attempt of a run on this node: its ranks are started, and watched as long as they run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline import deadlines, env
+from paceline.errors import Finding
+from paceline.launch.in_rank import rank_files
+from paceline.launch.monitor import ras
+from paceline.launch.monitor.fork_watch import ForkWatch
+from paceline.launch.monitor.observer import Observer
+from paceline.launch.monitor.watch import Watch
+from paceline.launch.outcome.saving import SaveWatch
+from paceline.launch.plan.early_variables import LateVariables
+from paceline.launch.run.context import LaunchContext
+from paceline.launch.run.ranks import RankGroup
+from paceline.rundir.files import RunDir
+
+# How long ranks may go on at least after another one has ended to be resumed.
+_LEFT_ALONE_S = 5.0
+
+
+class Supervision:
+    """The ranks of one attempt, and all that looks at them while they run.
+
+    Args:
+        context: What all attempts have in common.
+        ranks: The ranks of this node.
+        run_dir: The run folder.
+        saves: Looks at checkpoints; None where another node does.
+        is_first: Nobody else has printed yet what all nodes and attempts would print alike.
+
+    Attributes:
+        ranks: The ranks of this node.
+        hang: What they hung in, if they were stopped for it.
+    """
+
+    def __init__(
+        self,
+        context: LaunchContext,
+        ranks: RankGroup,
+        *,
+        run_dir: RunDir,
+        saves: SaveWatch | None,
+        is_first: bool,
+    ) -> None:
+        self._context = context
+        self._is_first = is_first
+        self._run_dir = run_dir
+        self._saves = saves
+        self._watch: Watch | None = None
+        self._forks: ForkWatch | None = None
+        self._observer: Observer | None = None
+        self._late_variables: LateVariables | None = None
+        self.ranks = ranks
+        self.hang: Finding | None = None
+
+    @property
+    def noticed_hang(self) -> Finding | None:
+        """What a notice has named as the cause of a wait that still lasts."""
+        return self._watch.cause if self._watch is not None else None
+
+    def begin(self) -> None:
+        """Start the ranks, and everything that watches them."""
+        context, ranks = self._context, self.ranks
+        ranks.start()
+        inform = context.notices.inform
+        if self._is_first:
+            self._late_variables = LateVariables(self._reported_variables, inform)
+        if context.pulses is None:
+            return
+        if context.options.on_hang != "off":
+            self._watch = Watch(
+                ranks,
+                context.peers.board,
+                asked_s=context.options.hang_timeout,
+                give_up=self._is_over,
+                inform=inform,
+                ask_nccl=self._ask_nccl if context.plan.backend == "nccl" else None,
+            )
+            inform_of_forks = inform if self._is_first else None
+            self._forks = ForkWatch(ranks, context.pulses, inform=inform_of_forks)
+        self._observer = Observer(
+            ranks,
+            context.pulses,
+            context.peers.board,
+            run_dir=self._run_dir,
+            notice=context.notices.warn,
+        )
+
+    def _reported_variables(self) -> Iterator[dict[str, str]]:
+        return self.ranks.reported(rank_files.VARIABLE)
+
+    def report_late_variables(self, *, at_once: bool) -> None:
+        """Print which variables ranks have set too late, if it is time to or ``at_once``."""
+        if self._late_variables is not None:
+            self._late_variables.tick(at_once=at_once)
+
+    def must_end(self) -> bool:
+        """Look at the ranks, none of which has failed; True if they had to be stopped."""
+        if self._observer is not None:
+            self._observer.tick()
+        if self._saves is not None:
+            self._saves.tick()
+        self.hang = self._find_hang()
+        if self.hang is not None:
+            self._stop("the run hung")
+            return True
+        if self.ranks.left_s > self._patience_s():
+            self._stop("another rank had left to be resumed")
+            return True
+        return False
+
+    def all_done(self) -> bool:
+        """Tell that this node's ranks have succeeded; True once those of all nodes have.
+
+        The head says so last, when it has judged what all ranks have shown: until then the others
+        answer it, and need to ask for nothing but its word.
+        """
+        board, observer = self._context.peers.board, self._observer
+        if board is not None and board.node == 0 and not board.all_have("done", but_head=True):
+            return False
+        if observer is not None and not observer.close():
+            return False
+        if board is None:
+            return True
+        board.post("done", True)
+        if board.node and board.announced("done", 0) is None:
+            return False
+        if observer is not None:
+            observer.listen()
+        return True
+
+    def _find_hang(self) -> Finding | None:
+        """Return what the run is to be stopped for because it hangs, None if it goes on."""
+        finding = self._forks.tick() if self._forks is not None else None
+        if finding is None and self._watch is not None:
+            finding = self._watch.tick()
+        if finding is not None and self._context.options.on_hang == "report":
+            self._context.notices.warn(replace(finding, severity="warning"))
+            return None
+        return finding
+
+    def _stop(self, why: str) -> None:
+        self._context.peers.fail()
+        self.ranks.stop(why)
+
+    def _is_over(self) -> bool:
+        """Whether something has happened that is more urgent than a look at where ranks stand."""
+        return self._context.link.stop is not None or self._context.peers.remote.failed
+
+    def _ask_nccl(self) -> list[str]:
+        """Return the gist of NCCL's own report, which is kept whole in the run folder."""
+        report = ras.ask(env.read(env.NCCL_RAS_ADDR) or ras.DEFAULT)
+        if report:
+            with contextlib.suppress(OSError):
+                self._run_dir.nccl_ras.write_text(report)
+        return ras.notable(report)
+
+    def _patience_s(self) -> float:
+        """How long ranks may go on after the first has left to be resumed: they leave together.
+
+        With several nodes a lost one must be noticed first: it is the better explanation.
+        """
+        patience_s = max(_LEFT_ALONE_S, self._context.plan.grace_s)
+        notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
+        return patience_s + (notice_s if self._context.peers.board is not None else 0)
