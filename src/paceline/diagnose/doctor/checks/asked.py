@@ -68,15 +68,6 @@ def p2p_level(settings: Mapping[str, str]) -> str:
     return text if text in _LEVELS else ""
 
 
-def matching(setting: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a list of NCCL's takes: ``eth`` is a prefix, ``=eth0`` exact, ``^docker`` all others."""
-    text = setting.strip()
-    exclude, text = text.startswith("^"), text.removeprefix("^")
-    exact, text = text.startswith("="), text.removeprefix("=")
-    words = [word.split(":")[0] for word in text.split(",") if word]
-    return [name for name in names if any(name == w if exact else name.startswith(w) for w in words) != exclude]
-
-
 def version(text: str) -> tuple[int, ...]:
     """Return a version as numbers, empty if it is unknown: ``2.29.7`` is ``(2, 29, 7)``."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
