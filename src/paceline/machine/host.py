@@ -9,20 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
 import re
 import socket
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from paceline import env
 from paceline.machine import torch_requirements
 from paceline.machine.cpus import usable_cpus
-
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -176,20 +171,6 @@ def resolve(name: str) -> tuple[str, ...]:
     entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     ordered = sorted(entries, key=lambda entry: entry[0] == socket.AF_INET6)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
-
-
-def within(seconds: float, ask: Callable[[], _Found], otherwise: _Found) -> _Found:
-    """Return what ``ask`` returns, or ``otherwise`` if that takes too long or fails."""
-    answer: queue.SimpleQueue[_Found] = queue.SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            answer.put(ask())
-
-    thread = threading.Thread(target=work, name="paceline-ask", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return otherwise if answer.empty() else answer.get()
 
 
 def address_towards(target: str) -> str:

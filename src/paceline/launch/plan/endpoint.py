@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from paceline.errors import Finding, SetupError
 from paceline.machine import host, nodeaddr
+from paceline.machine.deadline import within
 
 # Below Linux's ephemeral ports (32768 and up), which outgoing connections take without asking.
 _PORTS = range(15000, 32000)
@@ -44,7 +45,7 @@ def _numeric(name: str) -> str:
 
 def _resolve(name: str) -> tuple[str, ...]:
     nothing: tuple[str, ...] = ()
-    return host.within(_PATIENCE_S, lambda: host.resolve(name), nothing)
+    return within(_PATIENCE_S, lambda: host.resolve(name), nothing)
 
 
 def _free_port(address: str) -> int:

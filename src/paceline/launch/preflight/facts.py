@@ -20,6 +20,7 @@ from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.machine import host
+from paceline.machine.deadline import within
 
 _PATIENCE_S = 0.5
 
@@ -105,14 +106,14 @@ def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) 
             "driver": driver,
             "GPUs": ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or "none",
             "script": "" if options.module or options.no_python else _hash(Path(options.script)),
-            "commit": host.within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
+            "commit": within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
             env.OMP_THREADS: (env.read(env.OMP_THREADS) or "") if plan.threads.value is None else "not set",
             **_limits(),
         },
         gpus=models.total(),
         address=address,
         interfaces=_interfaces(),
-        named_loopback=host.within(_PATIENCE_S, _named_loopback, False),
+        named_loopback=within(_PATIENCE_S, _named_loopback, False),
         settings={name: env.read(name) or "" for name in (env.GLOO_INTERFACE, env.NCCL_INTERFACE)},
         port=port,
     )

@@ -27,6 +27,7 @@ from paceline.launch.rendezvous import unreached
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Notes
 from paceline.machine import host
+from paceline.machine.deadline import within
 from paceline.text.wording import duration
 
 _DEFAULT_JOIN_S = 600
@@ -190,7 +191,7 @@ def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPSt
             master_listen_fd=listener.detach(),
         )
 
-    store = host.within(_OWN_S, make, None)
+    store = within(_OWN_S, make, None)
     if store is None:
         raise RunError(_not_to_itself(head, bound))
     return store

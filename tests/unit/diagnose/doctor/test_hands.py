@@ -14,7 +14,7 @@ import pytest
 
 from paceline.diagnose.doctor import examine
 from paceline.diagnose.doctor.checks.judge import judge
-from paceline.diagnose.doctor.collectors import files, gather, host, kernel_log, limits, network, patience, pci, peers
+from paceline.diagnose.doctor.collectors import files, gather, host, kernel_log, limits, network, pci, peers
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.diagnose.doctor.report import Report
@@ -74,15 +74,6 @@ def test_what_another_version_writes_is_left_out():
 def test_what_are_no_facts_is_refused(values):
     with pytest.raises(ValueError, match="Facts"):
         Facts.from_json(values)
-
-
-# Patience
-def test_a_part_that_fails_or_hangs_is_left_out():
-    assert patience.within(5, lambda: 7, 0) == (7, "")
-    found, why = patience.within(5, lambda: 1 // 0, 0)
-    assert (found, "ZeroDivisionError" in why) == (0, True)
-    found, why = patience.within(0.01, lambda: time.sleep(0.5), None)
-    assert (found, why) == (None, "no answer within 0.01 s")
 
 
 def test_numbers_are_written_as_the_kernel_does():

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
+from paceline.text.wording import few
 
 # NCCL: src/graph/topo.h, topoPathTypeStr; and the numbers that stood for levels before version 2.4.
 _LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -76,12 +77,6 @@ def version(text: str) -> tuple[int, ...]:
 def run_container(facts: Facts) -> str:
     """Return the command that starts a container of this kind; podman takes docker's options."""
     return "podman run" if facts.host.container == "podman" else "docker run"
-
-
-def few(words: Sequence[str], most: int = 4) -> str:
-    """Return the first of some words, and how many more there are."""
-    more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def gpus_in_words(gpus: Iterable[Gpu]) -> str:

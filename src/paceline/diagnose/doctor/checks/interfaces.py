@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline import env
-from paceline.diagnose.doctor.checks.asked import few, place
+from paceline.diagnose.doctor.checks.asked import place
 from paceline.diagnose.doctor.checks.rdma import active
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_network import Interface
 from paceline.errors import Finding
 from paceline.machine.nccl_lists import taken_interfaces
+from paceline.text.wording import few
 
 _LEFT_OUT = ("docker", "virbr")
 _FAST_MBIT = 25_000

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.doctor.checks.asked import entries, few, named, visible_gpus
+from paceline.diagnose.doctor.checks.asked import entries, named, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.render import count
 from paceline.errors import Finding
+from paceline.text.wording import few
 
 
 def judge_visibility(facts: Facts) -> Iterator[Finding]:
