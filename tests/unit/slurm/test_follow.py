@@ -11,7 +11,8 @@ import pytest
 import canned
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.launch.outcome import root_cause as outcome
-from paceline.rundir.files import MANIFEST, RunDir, append_event
+from paceline.rundir import events
+from paceline.rundir.files import MANIFEST, RunDir
 from paceline.slurm import follow as module
 from paceline.slurm import lookup, record
 from paceline.slurm.follow import Follower
@@ -73,10 +74,10 @@ def prints(run_dir, text):
 def ends(run_dir, *findings, status, node=0, attempt=0):
     told = [finding.to_json() for finding in findings]
     path = run_dir.events(node)
-    append_event(
+    events.append(
         path, node=node, kind="start", attempt=attempt, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
     )
-    append_event(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
+    events.append(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
 
 
 def scontrol(state, **more):

@@ -33,8 +33,8 @@ from paceline.launch.run.console import Console
 from paceline.machine import host, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.machine.slurm_commands import ask
-from paceline.rundir import identity, lease
-from paceline.rundir.files import RUNS, RunDir, append_event, new_run_id, shown, write_whole
+from paceline.rundir import events, identity, lease
+from paceline.rundir.files import RUNS, RunDir, new_run_id, shown, write_whole
 from paceline.rundir.identity import Training
 
 _SINFO_S = 10.0
@@ -320,7 +320,7 @@ class Node:
         assert self.run_dir is not None
         node = self.agent.node_rank if self.agent else 0
         with contextlib.suppress(OSError):  # a full disk must not end a run
-            append_event(self.run_dir.events(node), node=node, kind=kind, **fields)
+            events.append(self.run_dir.events(node), node=node, kind=kind, **fields)
 
 
 def _folder_of_job(training: Training) -> Path | None:
