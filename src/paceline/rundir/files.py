@@ -215,14 +215,25 @@ def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
         OSError: It cannot be read.
         ValueError: It is not JSON, longer than ``most_bytes``, or nested too deeply.
     """
-    with open_file(path) as file:
-        text = file.read(most_bytes + 1)
-    if len(text) > most_bytes:
-        raise ValueError(f"longer than {most_bytes} bytes")
+    content = read_bytes(path, most_bytes=most_bytes)
     try:
-        return json.loads(text)
+        return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_bytes(path: Path, *, most_bytes: int) -> bytes:
+    """Return the content of a file that anybody may have written.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is longer than ``most_bytes``.
+    """
+    with open_file(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"longer than {most_bytes} bytes")
+    return content
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import canned
+import commits
 from paceline.cli import main as cli
 from paceline.errors import Finding, UsageError
 from paceline.rundir import events
@@ -166,9 +167,7 @@ def test_another_folder_may_be_named(slurm, listed):
 
 def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
     run_dir = makes("a", status=75)
-    folder = run_dir.checkpoints / "00001-step-44"
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(json.dumps({"step": 44}))
+    commits.commit(run_dir.checkpoints, 44)
     assert json.loads(listed("--json").out)[0]["step"] == 44
 
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 import canned
+import commits
 from paceline import env
 from paceline.cli import main as cli
 from paceline.errors import Finding
 from paceline.launch.outcome import root_cause as outcome
 from paceline.rundir import events
 from paceline.rundir.events import History, Outcome
-from paceline.rundir.files import MANIFEST, RunDir
+from paceline.rundir.files import RunDir
 from paceline.slurm import record, requeue
 from paceline.slurm.record import JobRecord, Requeue
 
@@ -60,9 +61,7 @@ def refuses(slurm, text):
 
 
 def checkpoint(run_dir, step, number=1):
-    folder = run_dir.checkpoints / f"{number:05d}-step-{step}"
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(json.dumps({"step": step}))
+    commits.commit(run_dir.checkpoints, step, serial=number)
 
 
 def ends(run_dir, *findings, status=1):
