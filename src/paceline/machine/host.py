@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 import socket
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import env
-from paceline.machine import torch_requirements
+from paceline.machine import processes, torch_requirements
 from paceline.machine.cpus import usable_cpus
 
 
@@ -233,18 +232,5 @@ def holder_of(port: int) -> str:
         return ""
     for entry in connections:
         if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
-            return describe_process(entry.pid)
+            return processes.describe(entry.pid)
     return ""
-
-
-def describe_process(pid: int) -> str:
-    """Return ``pid 4242 (python old_train.py)``, as much of it as is visible."""
-    import psutil
-
-    try:
-        command = psutil.Process(pid).cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return f"pid {pid}"
-    words = [os.path.basename(word) if place < 2 else word for place, word in enumerate(command)]
-    text = " ".join(" ".join(words).split())  # a daemon that renames itself leaves blanks behind
-    return f"pid {pid} ({text[:77] + '...' if len(text) > 80 else text})"

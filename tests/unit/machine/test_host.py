@@ -120,35 +120,7 @@ def test_two_listeners_never_get_the_same_port():
         assert one.getsockname() != other.getsockname()
 
 
-# ----------------------------------------------------------------------------------- names and processes
-
-
-def test_this_process_is_described(monkeypatch):
-    assert host.describe_process(os.getpid()).startswith(f"pid {os.getpid()} (")
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        (["/usr/bin/python3", "/home/me/old_train.py", "--lr", "/data/x"], "pid 7 (python3 old_train.py --lr /data/x)"),
-        (["a" * 200], f"pid 7 ({'a' * 77}...)"),
-    ],
-)
-def test_a_process_is_described_by_its_command(monkeypatch, command, text):
-    import psutil
-
-    monkeypatch.setattr(psutil, "Process", lambda pid: types.SimpleNamespace(cmdline=lambda: command))
-    assert host.describe_process(7) == text
-
-
-def test_a_process_that_has_gone_keeps_its_number(monkeypatch):
-    import psutil
-
-    def gone(pid):
-        raise psutil.NoSuchProcess(pid)
-
-    monkeypatch.setattr(psutil, "Process", gone)
-    assert host.describe_process(4242) == "pid 4242"
+# ----------------------------------------------------------------------------------- names
 
 
 def test_numeric_addresses_resolve_to_themselves():

@@ -30,7 +30,7 @@ from paceline.launch.run import signals, starter
 from paceline.launch.run.console import Console
 from paceline.launch.run.node import Node, losses_of, names_of
 from paceline.launch.run.signals import NOTICES, Caught, Signals
-from paceline.machine import host
+from paceline.machine import processes
 from paceline.rundir.files import RunDir, shown
 
 # How long nodes wait for each other's account of a failure; all stop their ranks within 2 s.
@@ -162,7 +162,7 @@ class Conductor:
     def _obey_signal(self, got: Caught) -> float:
         sender = "an unknown sender" if got.sender is None else "the terminal"
         if got.sender:
-            sender = host.describe_process(got.sender)
+            sender = processes.describe(got.sender)
         if "slurmstepd" in sender:
             sender = "Slurm (before a time limit, for a preemption, or by scancel)"
         hands_on = signals.for_ranks(got.number, self._options.signals_to_handle)

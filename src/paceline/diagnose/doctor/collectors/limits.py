@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.diagnose.doctor.collectors import files
 from paceline.diagnose.doctor.facts import UNLIMITED, Disk, Limits
 from paceline.machine.cpus import usable_cpus
+from paceline.machine.processes import parse_status
 from paceline.rundir.files import run_folders
 
 _NODES = Path("/sys/devices/system/node")
@@ -58,7 +59,7 @@ def may_lock_any(status: str, uid_map: str) -> bool:
         status: ``/proc/self/status``.
         uid_map: ``/proc/self/uid_map``.
     """
-    held = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    held = parse_status(status).get("CapEff", "0")
     return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and uid_map.split() == ["0", "0", "4294967295"]
 
 
