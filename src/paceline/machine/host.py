@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import env
-from paceline.machine import processes, torch_requirements
+from paceline.machine import interfaces, processes, torch_requirements
 from paceline.machine.cpus import usable_cpus
 
 
@@ -65,7 +65,7 @@ def gather(visible_devices: str | None, *, granted_cpus: int | None = None, gran
         cpu_reason=cpu_reason,
         num_gpus=gpus,
         gpu_reason=gpu_reason,
-        addresses=addresses(),
+        addresses=interfaces.addresses(),
         granted_gpus=0 if visible_devices == "" else granted_gpus,
         python_flags=python_flags(sys.orig_argv),
     )
@@ -132,25 +132,6 @@ def count_devices_by_torch(kind: str) -> int:
     if kind == "xpu":
         return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
     return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
-
-
-def addresses() -> tuple[tuple[str, str], ...]:
-    """Return ``(interface, address)`` of the interfaces that are up; IPv4 before IPv6, no link-local."""
-    import psutil
-
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = [
-        (entry.family == socket.AF_INET6, name, entry.address.split("%")[0])
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if name in up and entry.family in (socket.AF_INET, socket.AF_INET6)
-    ]
-    return tuple((name, address) for _, name, address in sorted(found) if not address.startswith("fe80:"))
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an address, or the name for it that all machines have, leads to this machine only."""
-    return address.startswith("127.") or address in ("::1", "localhost")
 
 
 def is_numeric(name: str) -> bool:

@@ -142,31 +142,6 @@ def test_the_way_to_this_machine_is_the_loopback_interface():
     assert host.address_towards("127.0.0.1") == "127.0.0.1"
 
 
-def test_addresses_leave_out_what_is_down_and_link_local(monkeypatch):
-    import psutil
-
-    def entry(family, address):
-        return types.SimpleNamespace(family=family, address=address)
-
-    monkeypatch.setattr(
-        psutil, "net_if_stats", lambda: {name: types.SimpleNamespace(isup=name != "eth1") for name in ("eth0", "eth1")}
-    )
-    monkeypatch.setattr(
-        psutil,
-        "net_if_addrs",
-        lambda: {
-            "eth0": [
-                entry(socket.AF_INET6, "fe80::1%eth0"),
-                entry(socket.AF_INET6, "fd00::5"),
-                entry(socket.AF_INET, "10.0.0.5"),
-                entry(socket.AF_PACKET, "aa:bb"),
-            ],
-            "eth1": [entry(socket.AF_INET, "10.0.0.6")],
-        },
-    )
-    assert host.addresses() == (("eth0", "10.0.0.5"), ("eth0", "fd00::5"))
-
-
 def test_facts_are_gathered_without_torch_devices(gpus):
     gpus(2)
     facts = host.gather("1")

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import resource
 import socket
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -19,27 +18,11 @@ from typing import Any
 from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.machine import host
+from paceline.machine import host, interfaces, ulimits
 from paceline.machine.deadline import within
+from paceline.machine.interfaces import Interface
 
 _PATIENCE_S = 0.5
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up.
-
-    Attributes:
-        name: Its name.
-        addresses: Its numeric addresses, IPv4 first.
-        mbit: Its rate in Mbit/s, 0 if unknown.
-        loopback: Whether it only leads back to this host.
-    """
-
-    name: str
-    addresses: tuple[str, ...]
-    mbit: int = 0
-    loopback: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,10 +175,11 @@ def _read_ref(git: Path, ref: str) -> str:
 
 
 def _limits() -> dict[str, str]:
-    kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "stack": resource.RLIMIT_STACK}
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    limits = {name: ulimits.soft(name) for name in ("nofile", "memlock", "stack")}
     return {
-        f"ulimit {name}": "unlimited" if value == resource.RLIM_INFINITY else str(value) for name, value in soft.items()
+        f"ulimit {name}": "unlimited" if value == ulimits.UNLIMITED else str(value)
+        for name, value in limits.items()
+        if value is not None
     }
 
 
@@ -208,23 +192,9 @@ def _machine() -> str:
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    import psutil
-
-    stats = psutil.net_if_stats()
-    addresses: dict[str, list[str]] = {}
-    for name, address in host.addresses():
-        addresses.setdefault(name, []).append(address)
-    return tuple(
-        Interface(
-            name,
-            tuple(found),
-            # of a virtual one (a bridge, a container's) the kernel tells a rate that means nothing
-            mbit=stats[name].speed if name in stats and Path(f"/sys/class/net/{name}/device").exists() else 0,
-            loopback=all(map(host.is_loopback, found)),
-        )
-        for name, found in addresses.items()
-    )
+    """Return the interfaces of this node, those with an IPv4 address first."""
+    return tuple(sorted(interfaces.gather(), key=lambda each: (":" in each.addresses[0], each.name)))
 
 
 def _named_loopback() -> bool:
-    return any(map(host.is_loopback, host.resolve(socket.gethostname())))
+    return any(map(interfaces.is_loopback, host.resolve(socket.gethostname())))

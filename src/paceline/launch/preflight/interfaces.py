@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.launch.preflight.facts import Facts, Interface
+from paceline.launch.preflight.facts import Facts
+from paceline.machine.interfaces import Interface
 from paceline.machine.nccl_lists import taken_interfaces
 
 # node -> address of it -> for each node that tried it, whether it answered

@@ -49,7 +49,7 @@ from paceline.launch.rendezvous import arrival
 from paceline.launch.rendezvous.handler import HeldRendezvous, Meeting, node_timeout_s
 from paceline.launch.run.console import Console
 from paceline.launch.run.ranks import Machinery, RankGroup
-from paceline.machine import host
+from paceline.machine import interfaces
 
 # torch asks DNS for the host's full name with every event that it records, which can take seconds each
 # time where names do not resolve. The short name is what the machine knows of itself.
@@ -190,7 +190,7 @@ class Agent(LocalElasticAgent):
         if found.line and not self._machinery.options.placed.left_to_head(self.node_rank):
             self._machinery.console.say(found.line)
         self._machinery.base_env = {**self._machinery.base_env, **found.env}
-        if found.master and host.is_loopback(self._master[0]):
+        if found.master and interfaces.is_loopback(self._master[0]):
             self._master = (found.master, self._master[1])
 
     def _name_the_run(self) -> None:

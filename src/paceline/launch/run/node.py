@@ -30,7 +30,7 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run import starter
 from paceline.launch.run.console import Console
-from paceline.machine import host, torch_requirements
+from paceline.machine import interfaces, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.machine.slurm_commands import ask
 from paceline.rundir import events, identity, lease
@@ -275,7 +275,7 @@ class Node:
         # A head that was not given its own address does not know through which interface the others come.
         known = self._options.one_node or self._options.head_named
         if known and env.read(env.GLOO_INTERFACE) is None:
-            interface = next((name for name, found in host.addresses() if found == address), None)
+            interface = next((name for name, found in interfaces.addresses() if found == address), None)
             if interface is not None:
                 values[env.GLOO_INTERFACE] = interface
         if self._options.nccl_debug:

@@ -14,11 +14,12 @@ from paceline import env
 from paceline.errors import RunError
 from paceline.launch.channel import knock, reach
 from paceline.launch.preflight import facts, interfaces, likeness, link, rollcall
-from paceline.launch.preflight.facts import Facts, Interface
+from paceline.launch.preflight.facts import Facts
 from paceline.launch.preflight.link import Speed
 from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.machine.interfaces import Interface
 
 SAME = {"python": "3.11.7", "torch": "2.13.0", "NCCL": "2.27", "CUDA": "13.0", "script": "aa", "commit": "c1"}
 LO = Interface("lo", ("127.0.0.1",), loopback=True)

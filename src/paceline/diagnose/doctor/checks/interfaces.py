@@ -8,8 +8,8 @@ from paceline import env
 from paceline.diagnose.doctor.checks.asked import place
 from paceline.diagnose.doctor.checks.rdma import active
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_network import Interface
 from paceline.errors import Finding
+from paceline.machine.interfaces import Interface
 from paceline.machine.nccl_lists import taken_interfaces
 from paceline.text.wording import few
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.diagnose.doctor.checks.asked import is_on, place, run_container, version
-from paceline.diagnose.doctor.facts import UNLIMITED, Facts
+from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_network import RdmaPort
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 from paceline.machine import nccl_lists
+from paceline.machine.ulimits import UNLIMITED
 from paceline.text.wording import few
 
 _SMALL_LOCK = 64 << 20  # the usual limits (64 KiB, 8 MiB) lie below: NCCL fails at its first buffers

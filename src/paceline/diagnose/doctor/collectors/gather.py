@@ -11,6 +11,7 @@ from paceline.diagnose.doctor.collectors import gpus, host, kernel_log, limits, 
 from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup, Software
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
+from paceline.machine import interfaces
 from paceline.machine.deadline import within_why
 
 _Found = TypeVar("_Found")
@@ -58,7 +59,7 @@ def gather() -> Facts:
         bridges=parts.for_root("PCI bridges", lambda: pci.gather_bridges(told.gpus), told.gpus),
         iommu=parts.ask("IOMMU", lambda: pci.gather_iommu(told.gpus), ""),
         xids=parts.for_root("kernel log", kernel_log.gather_xids, told.gpus) or (),
-        interfaces=parts.ask("interfaces", network.gather_interfaces, ()),
+        interfaces=parts.ask("interfaces", interfaces.gather, ()),
         rdma=parts.ask("RDMA", network.gather_rdma, ()),
         rdma_libraries=parts.ask("RDMA libraries", network.gather_libraries, RdmaLibraries()),
         limits=parts.ask("limits", limits.gather_limits, Limits()),

@@ -10,10 +10,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from paceline.diagnose.doctor.collectors import files
 from paceline.diagnose.doctor.collectors.nvml import Nvml, bus_id, decoded
 from paceline.diagnose.doctor.collectors.processes import describe
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess, MigSlice, NvLink
+from paceline.machine import files
 
 _PCI = Path("/sys/bus/pci/devices")
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

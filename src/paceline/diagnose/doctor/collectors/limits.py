@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import tempfile
 from pathlib import Path
 
-from paceline.diagnose.doctor.collectors import files
-from paceline.diagnose.doctor.facts import UNLIMITED, Disk, Limits
+from paceline.diagnose.doctor.facts import Disk, Limits
+from paceline.machine import files, ulimits
 from paceline.machine.cpus import usable_cpus
 from paceline.machine.processes import parse_status
 from paceline.rundir.files import run_folders
@@ -34,19 +33,12 @@ def gather_limits() -> Limits:
         memory_limit_bytes=memory_limit(),
         shm_bytes=shm.total_bytes if shm else None,
         shm_free_bytes=shm.free_bytes if shm else None,
-        memlock_bytes=_limit(getattr(resource, "RLIMIT_MEMLOCK", None)),
+        memlock_bytes=ulimits.soft("memlock"),
         lock_any=may_lock_any(files.text(Path("/proc/self/status")), files.text(Path("/proc/self/uid_map"))),
-        open_files=_limit(resource.RLIMIT_NOFILE),
-        open_files_hard=_limit(resource.RLIMIT_NOFILE, place=1),
-        stack_bytes=_limit(resource.RLIMIT_STACK),
+        open_files=ulimits.soft("nofile"),
+        open_files_hard=ulimits.hard("nofile"),
+        stack_bytes=ulimits.soft("stack"),
     )
-
-
-def _limit(kind: int | None, *, place: int = 0) -> int | None:
-    if kind is None:
-        return None
-    value = resource.getrlimit(kind)[place]
-    return UNLIMITED if value == resource.RLIM_INFINITY else value
 
 
 def may_lock_any(status: str, uid_map: str) -> bool:
