@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import env
-from paceline.machine import interfaces, processes, torch_requirements
+from paceline.machine import gpus, interfaces, processes, torch_requirements
 from paceline.machine.cpus import usable_cpus
 
 
@@ -57,13 +57,13 @@ def gather(visible_devices: str | None, *, granted_cpus: int | None = None, gran
     cpus, cpu_reason = usable_cpus()
     if granted_cpus is not None and granted_cpus < cpus:
         cpus, cpu_reason = granted_cpus, env.CPUS_PER_TASK
-    gpus, gpu_reason = count_gpus(visible_devices)
+    num_gpus, gpu_reason = gpus.count(visible_devices)
     return HostFacts(
         hostname=socket.gethostname(),
         platform=sys.platform,
         usable_cpus=cpus,
         cpu_reason=cpu_reason,
-        num_gpus=gpus,
+        num_gpus=num_gpus,
         gpu_reason=gpu_reason,
         addresses=interfaces.addresses(),
         granted_gpus=0 if visible_devices == "" else granted_gpus,
@@ -90,34 +90,6 @@ def python_flags(command: Sequence[str]) -> tuple[str, ...]:
         if letters != word[1:]:
             break
     return tuple(flags)
-
-
-def count_gpus(visible_devices: str | None) -> tuple[int, str]:
-    """Return how many GPUs CUDA would show, and why, without creating a CUDA context."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no device: nvml has an exception for each
-        return 0, "no NVIDIA driver answers"
-    try:
-        total = int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
-    if visible_devices is None:
-        return total, "GPUs of the machine"
-    chosen = _visible(visible_devices, total)
-    return chosen, f"CUDA_VISIBLE_DEVICES={visible_devices}"
-
-
-def _visible(text: str, total: int) -> int:
-    """Count the entries that CUDA accepts: it stops at the first that names no device."""
-    count = 0
-    for entry in (part.strip() for part in text.split(",")):
-        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < total)):
-            break
-        count += 1
-    return count
 
 
 def count_devices_by_torch(kind: str) -> int:

@@ -31,36 +31,6 @@ def gpus(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        (None, 4),
-        ("", 0),
-        ("0", 1),
-        ("0,1,2,3", 4),
-        (" 3 , 1 ", 2),
-        ("0,4,1", 1),
-        ("-1", 0),
-        ("0,-1,1", 1),
-        ("NoDevFiles", 0),
-        ("GPU-1234,GPU-5678", 2),
-        ("MIG-1234", 1),
-        ("0,GPU-1234", 2),
-    ],
-)
-def test_visible_gpus_are_counted_as_cuda_does(gpus, visible, expected):
-    calls = gpus(4)
-    count, reason = host.count_gpus(visible)
-    assert count == expected
-    assert reason == ("GPUs of the machine" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}")
-    assert calls == ["init", "shutdown"]
-
-
-def test_without_a_driver_there_is_no_gpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert host.count_gpus(None) == (0, "no NVIDIA driver answers")
-
-
 # ------------------------------------------------------------------------------------------------- ports
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.machine import host, interfaces, ulimits
+from paceline.machine import gpus, host, interfaces, ulimits
 from paceline.machine.deadline import within
 from paceline.machine.interfaces import Interface
 
@@ -79,27 +79,32 @@ def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) 
         address: Its address in this run.
         port: Where it answers trials.
     """
-    models, driver = _gpus()
+    inventory = gpus.gather() or gpus.Gpus()
     return Facts(
         node=node,
         host=socket.gethostname(),
         machine=_machine(),
         likeness={
             **_versions(),
-            "driver": driver,
-            "GPUs": ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or "none",
+            "driver": inventory.driver,
+            "GPUs": _models(inventory),
             "script": "" if options.module or options.no_python else _hash(Path(options.script)),
             "commit": within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
             env.OMP_THREADS: (env.read(env.OMP_THREADS) or "") if plan.threads.value is None else "not set",
             **_limits(),
         },
-        gpus=models.total(),
+        gpus=len(inventory.models),
         address=address,
         interfaces=_interfaces(),
         named_loopback=within(_PATIENCE_S, _named_loopback, False),
         settings={name: env.read(name) or "" for name in (env.GLOO_INTERFACE, env.NCCL_INTERFACE)},
         port=port,
     )
+
+
+def _models(inventory: gpus.Gpus) -> str:
+    models = Counter(model or "GPU that does not answer" for model in inventory.models)
+    return ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or "none"
 
 
 def _versions() -> dict[str, str]:
@@ -118,25 +123,6 @@ def _versions() -> dict[str, str]:
         "CUDA": torch.version.cuda or "none",
         "paceline": __version__,
     }
-
-
-def _gpus() -> tuple[Counter[str], str]:
-    """Return how many GPUs of which model there are, and the driver's version."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no device: nvml has an exception for each
-        return Counter(), ""
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
-        return Counter(str(pynvml.nvmlDeviceGetName(each)) for each in handles), str(
-            pynvml.nvmlSystemGetDriverVersion()
-        )
-    except pynvml.NVMLError:
-        return Counter(), ""
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _hash(script: Path) -> str:

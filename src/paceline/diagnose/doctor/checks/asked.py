@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
+from paceline.machine.gpus import shown
 from paceline.text.wording import few
 
 # NCCL: src/graph/topo.h, topoPathTypeStr; and the numbers that stood for levels before version 2.4.
@@ -18,22 +19,15 @@ def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA shows: it stops at the first entry that names none."""
     if facts.visible_devices is None:
         return facts.gpus
-    shown: dict[int, Gpu] = {}
-    for entry in entries(facts.visible_devices):
-        gpu = named(entry, facts.gpus)
-        if gpu is None:
-            break
-        shown[gpu.index] = gpu
-    return tuple(shown.values())
-
-
-def entries(visible_devices: str) -> list[str]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``."""
-    return [part.strip() for part in visible_devices.split(",") if part.strip()]
+    entries = shown(facts.visible_devices, lambda entry: named(entry, facts.gpus) is not None)
+    gpus = [gpu for entry in entries if (gpu := named(entry, facts.gpus)) is not None]
+    return tuple({gpu.index: gpu for gpu in gpus}.values())  # slices may be of one GPU
 
 
 def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     """Return the GPU that an entry of ``CUDA_VISIBLE_DEVICES`` names: a number, or the beginning of an id."""
+    if not entry:
+        return None
     if entry.isdecimal():
         return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
     for gpu in gpus:
