@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
+
+import commits
 
 JOB = {
     "SLURM_JOB_ID": "12",
@@ -94,9 +95,7 @@ def test_unless_one_node_is_meant(command, args):
 
 
 def test_a_save_that_does_not_fit_into_the_grace_is_said_at_the_start(command):
-    folder = command.folder / "runs" / "x" / "checkpoints" / "00001-step-10"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"step": 10, "seconds": 60.0}))
+    commits.commit(command.folder / "runs" / "x" / "checkpoints", 10, seconds=60.0)
     command.script("import time\ntime.sleep(60)")
     started = command.start("--run-dir", "runs/x", "train.py")
     said, begun = "", time.monotonic()

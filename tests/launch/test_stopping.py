@@ -16,11 +16,14 @@ import time
 import psutil
 import pytest
 
+import commits
 from launch.test_nodes import nodes
 from starting import free_port
 
-SAVING = """
-import json, os, pathlib, signal, sys, time
+SAVING = (
+    f"MANIFEST = {commits.text(150)!r}"
+    + """
+import os, pathlib, signal, sys, time
 asked = []
 for name in ("SIGTERM", "SIGUSR1", "SIGUSR2"):
     signal.signal(getattr(signal, name), lambda number, frame: asked.append(signal.Signals(number).name))
@@ -39,11 +42,12 @@ if "too long" in sys.argv[1:]:
 if "leave" in sys.argv[1:] and rank != 1: time.sleep(60)
 if rank == 0:
     (folder / "00001-step-150").mkdir(parents=True)
-    (folder / "00001-step-150" / "manifest.json").write_text(json.dumps({"step": 150}))
+    (folder / "00001-step-150" / "manifest.json").write_text(MANIFEST)
 open(f"got-{rank}", "w").write(" ".join(asked) + "\\n")
 time.sleep(0.3 * rank)
 sys.exit(75)
 """
+)
 
 
 def line_of(ended, label):
@@ -148,10 +152,10 @@ def test_a_rank_that_leaves_the_others_is_the_cause(command):
 def test_without_the_head_nobody_waits_for_a_restart(command, kind):
     """Restarts are left, but no place to meet."""
     command.script(
-        "import json, os, pathlib, time\nrank = os.environ['RANK']\n"
+        "import os, pathlib, time\nrank = os.environ['RANK']\n"
         "folder = pathlib.Path(os.environ['PACELINE_RUN_DIR'], 'checkpoints', '00003-step-40')\n"
         "folder.mkdir(parents=True, exist_ok=True)\n"
-        "(folder / 'manifest.json').write_text(json.dumps({'step': 40}))\n"
+        f"(folder / 'manifest.json').write_text({commits.text(40)!r})\n"
         "open('up-' + rank, 'w').write('here\\n')\ntime.sleep(120)\n"
     )
     port = free_port()

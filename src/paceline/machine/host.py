@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import queue
 import re
 import socket
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from paceline import env
-from paceline.machine import torch_requirements
+from paceline.machine import gpus, interfaces, processes, torch_requirements
 from paceline.machine.cpus import usable_cpus
-
-_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -63,15 +57,15 @@ def gather(visible_devices: str | None, *, granted_cpus: int | None = None, gran
     cpus, cpu_reason = usable_cpus()
     if granted_cpus is not None and granted_cpus < cpus:
         cpus, cpu_reason = granted_cpus, env.CPUS_PER_TASK
-    gpus, gpu_reason = count_gpus(visible_devices)
+    num_gpus, gpu_reason = gpus.count(visible_devices)
     return HostFacts(
         hostname=socket.gethostname(),
         platform=sys.platform,
         usable_cpus=cpus,
         cpu_reason=cpu_reason,
-        num_gpus=gpus,
+        num_gpus=num_gpus,
         gpu_reason=gpu_reason,
-        addresses=addresses(),
+        addresses=interfaces.addresses(),
         granted_gpus=0 if visible_devices == "" else granted_gpus,
         python_flags=python_flags(sys.orig_argv),
     )
@@ -98,34 +92,6 @@ def python_flags(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def count_gpus(visible_devices: str | None) -> tuple[int, str]:
-    """Return how many GPUs CUDA would show, and why, without creating a CUDA context."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no device: nvml has an exception for each
-        return 0, "no NVIDIA driver answers"
-    try:
-        total = int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
-    if visible_devices is None:
-        return total, "GPUs of the machine"
-    chosen = _visible(visible_devices, total)
-    return chosen, f"CUDA_VISIBLE_DEVICES={visible_devices}"
-
-
-def _visible(text: str, total: int) -> int:
-    """Count the entries that CUDA accepts: it stops at the first that names no device."""
-    count = 0
-    for entry in (part.strip() for part in text.split(",")):
-        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isdigit() and int(entry) < total)):
-            break
-        count += 1
-    return count
-
-
 def count_devices_by_torch(kind: str) -> int:
     """Return the number of accelerators that only torch can count (xpu, or whatever there is).
 
@@ -138,25 +104,6 @@ def count_devices_by_torch(kind: str) -> int:
     if kind == "xpu":
         return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
     return int(torch.accelerator.device_count()) if torch.accelerator.is_available() else 0
-
-
-def addresses() -> tuple[tuple[str, str], ...]:
-    """Return ``(interface, address)`` of the interfaces that are up; IPv4 before IPv6, no link-local."""
-    import psutil
-
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = [
-        (entry.family == socket.AF_INET6, name, entry.address.split("%")[0])
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if name in up and entry.family in (socket.AF_INET, socket.AF_INET6)
-    ]
-    return tuple((name, address) for _, name, address in sorted(found) if not address.startswith("fe80:"))
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an address, or the name for it that all machines have, leads to this machine only."""
-    return address.startswith("127.") or address in ("::1", "localhost")
 
 
 def is_numeric(name: str) -> bool:
@@ -176,20 +123,6 @@ def resolve(name: str) -> tuple[str, ...]:
     entries = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     ordered = sorted(entries, key=lambda entry: entry[0] == socket.AF_INET6)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
-
-
-def within(seconds: float, ask: Callable[[], _Found], otherwise: _Found) -> _Found:
-    """Return what ``ask`` returns, or ``otherwise`` if that takes too long or fails."""
-    answer: queue.SimpleQueue[_Found] = queue.SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(OSError, ValueError, RuntimeError):
-            answer.put(ask())
-
-    thread = threading.Thread(target=work, name="paceline-ask", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return otherwise if answer.empty() else answer.get()
 
 
 def address_towards(target: str) -> str:
@@ -252,18 +185,5 @@ def holder_of(port: int) -> str:
         return ""
     for entry in connections:
         if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
-            return describe_process(entry.pid)
+            return processes.describe(entry.pid)
     return ""
-
-
-def describe_process(pid: int) -> str:
-    """Return ``pid 4242 (python old_train.py)``, as much of it as is visible."""
-    import psutil
-
-    try:
-        command = psutil.Process(pid).cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return f"pid {pid}"
-    words = [os.path.basename(word) if place < 2 else word for place, word in enumerate(command)]
-    text = " ".join(" ".join(words).split())  # a daemon that renames itself leaves blanks behind
-    return f"pid {pid} ({text[:77] + '...' if len(text) > 80 else text})"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 import re
 import socket
-import subprocess
 import time
+
+from paceline.machine import slurm_commands
 
 _PATIENCE_S = 5.0
 _TRIES = 3  # all tasks of a large step may ask at once
@@ -37,21 +38,10 @@ def slurms(name: str) -> str:
 
 def _ask(name: str) -> str | None:
     """Return what Slurm says, empty if it knows nothing; None if it did not answer."""
-    try:
-        said = subprocess.run(
-            ["scontrol", "--oneliner", "show", "node", name],
-            capture_output=True,
-            check=False,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except OSError:
-        return ""
-    except subprocess.TimeoutExpired:
-        return None
-    found = re.search(r"\bNodeAddr=(\S+)", said.stdout)
-    if found and said.returncode == 0:
-        return found[1]
-    return "" if "not found" in said.stdout + said.stderr or said.returncode == 0 else None
+    reply = slurm_commands.query("scontrol", "--oneliner", "show", "node", name, timeout_s=_PATIENCE_S)
+    match = re.search(r"\bNodeAddr=(\S+)", reply.out)
+    if match and reply.status == 0:
+        return match[1]
+    is_unknown = "not found" in reply.out + reply.err
+    is_final = is_unknown or reply.status in (0, slurm_commands.MISSING, slurm_commands.NOT_STARTED)
+    return "" if is_final else None

@@ -20,6 +20,7 @@ _SHAPES = re.compile(r"(SQUEUE|SINFO|SACCT|SACCTMGR)_\w+|SLURM_(TIME_FORMAT|JSON
 _KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
 
 MISSING = 127  # what shells tell of a command that is not there
+NOT_STARTED = 126  # what shells tell of one that cannot be run
 UNANSWERED = 124  # what timeout(1) tells of one that was ended
 
 
@@ -28,7 +29,7 @@ class Said:
     """What a command said.
 
     Attributes:
-        status: Its exit status; 127 where it is missing, 124 where it did not answer in time.
+        status: Its exit status; as of shells 127 where it is missing, 126 where it cannot be run, 124 where none came.
         out: What it printed to stdout.
         err: What it printed to stderr.
     """
@@ -83,7 +84,7 @@ def tell(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None
     except FileNotFoundError:
         return Said(MISSING, err=f"{words[0]}: command not found")
     except OSError as error:
-        return Said(126, err=f"{words[0]}: {error.strerror}")
+        return Said(NOT_STARTED, err=f"{words[0]}: {error.strerror}")
     with child:
         try:
             out, err = child.communicate(timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""The run folder: the name of every file in it, the schema of its events, and how to write a file whole.
+"""The run folder: the name of every file in it, and how to write a file whole.
 
 Everything that a report shows is read from here. Standard library only.
 """
@@ -13,12 +13,10 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-EVENT_VERSION = 1
 _SECRET_MODE = 0o600
 _SECRET_BYTES = 4096
 _LEAST_BYTES = 65536  # what a plan, logs of a few lines and the last events need
@@ -26,14 +24,6 @@ _LEAST_BYTES = 65536  # what a plan, logs of a few lines and the last events nee
 RUNS = Path("paceline-runs")
 EARLIER_RUNS = Path("runs")  # until paceline 0.1; what is there is still found
 MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last, so that it vouches for the other files
-
-# kind -> the fields beside version, time_ns, node and kind
-EVENTS: Mapping[str, frozenset[str]] = {
-    "start": frozenset({"attempt", "ranks", "pids", "world_size", "host", "launcher"}),
-    "end": frozenset({"attempt", "ends"}),
-    "restart": frozenset({"attempt", "why"}),
-    "outcome": frozenset({"exit_status", "findings", "summary"}),
-}
 
 
 @dataclass(frozen=True)
@@ -225,14 +215,25 @@ def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
         OSError: It cannot be read.
         ValueError: It is not JSON, longer than ``most_bytes``, or nested too deeply.
     """
-    with open_file(path) as file:
-        text = file.read(most_bytes + 1)
-    if len(text) > most_bytes:
-        raise ValueError(f"longer than {most_bytes} bytes")
+    content = read_bytes(path, most_bytes=most_bytes)
     try:
-        return json.loads(text)
+        return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_bytes(path: Path, *, most_bytes: int) -> bytes:
+    """Return the content of a file that anybody may have written.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is longer than ``most_bytes``.
+    """
+    with open_file(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"longer than {most_bytes} bytes")
+    return content
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -274,27 +275,3 @@ def read_secret(path: Path) -> str:
         if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise PermissionError(errno.EPERM, "others may read or write it", str(path))
         return file.read(_SECRET_BYTES)
-
-
-def append_event(path: Path, *, node: int, kind: str, **fields: Any) -> None:
-    """Append one event.
-
-    Raises:
-        ValueError: The kind is unknown or its fields are not those of the schema.
-    """
-    if EVENTS.get(kind) != frozenset(fields):
-        raise ValueError(f"event {kind!r} does not take the fields {sorted(fields)}")
-    event = {"version": EVENT_VERSION, "time_ns": time.time_ns(), "node": node, "kind": kind, **fields}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a file; a last line that was cut off is left out."""
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return events

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from paceline.errors import EXIT_FAILED, Finding
 from paceline.launch.outcome.account import Report
 from paceline.launch.outcome.block import MOST_LINES
+from paceline.rundir.events import Outcome
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Outcome
 from paceline.text.quoting import printable, word
 
 # Of a launcher that could not tell its end; srun then ends the others, which print the same line later.

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launch.outcome import evidence
+from paceline.rundir import events
+from paceline.rundir.events import Outcome
 from paceline.rundir.files import RUNS, RunDir
-from paceline.slurm import ending, lookup, profile_files, record, told, waiting
+from paceline.slurm import ending, lookup, profile_files, record, waiting
 from paceline.slurm.jobstate import COMPLETED, COMPLETING, RUNNING, JobState
 from paceline.slurm.output import Output
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Outcome
 from paceline.text import terminal
 from paceline.text.quoting import printable, word
 
@@ -207,7 +208,7 @@ class Follower:
     def _outcome(self, state: JobState | None) -> Outcome | None:
         """Return how the last start of the run ended, None if it has not told."""
         since_ns = lookup.last_start_ns(self._job, state)
-        return told.read(self._run_dir, since_ns=since_ns).outcome
+        return events.read_history(self._run_dir.root, since_ns=since_ns).outcome
 
     def _end(self, state: JobState | None, outcome: Outcome | None) -> int:
         self._drain(until_block=outcome is not None)

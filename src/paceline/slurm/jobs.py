@@ -21,11 +21,12 @@ from typing import Any
 
 from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.launch.outcome import evidence
+from paceline.rundir import events
+from paceline.rundir.events import History
 from paceline.rundir.files import RUNS, RunDir, open_file
-from paceline.slurm import lookup, profile_files, record, told
+from paceline.slurm import lookup, profile_files, record
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Tale
 from paceline.text import terminal
 from paceline.text.quoting import printable
 
@@ -140,13 +141,15 @@ def _begun(run_dir: RunDir, job: JobRecord | None) -> float:
 def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row:
     """Return what is told of one run."""
     slurm = known.get((job.cluster, job.job_id)) if job is not None else None
-    tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
-    state, since_s = judge(slurm, tale, submitted_s=job.submitted_ns / 1e9 if job else None, alive=_is_alive)
+    history = events.read_history(run_dir.root, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
+    state, since_s = judge(slurm, history, submitted_s=job.submitted_ns / 1e9 if job else None, alive=_is_alive)
     step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     # each may be behind the others: rows are logged now and then, events count the last start alone
-    step = max((each for each in (step, last.step if last else None, tale.steps) if each is not None), default=None)
-    nodes = (slurm.nodes if slurm else "") or (job.nodes if job else "") or (str(tale.nodes) if tale.nodes else "")
+    step = max((each for each in (step, last.step if last else None, history.steps) if each is not None), default=None)
+    nodes = (
+        (slurm.nodes if slurm else "") or (job.nodes if job else "") or (str(history.nodes) if history.nodes else "")
+    )
     return Row(
         run=run_dir.root.name,
         folder=str(run_dir.root),
@@ -162,7 +165,7 @@ def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], Job
 
 def judge(
     slurm: JobState | None,
-    tale: Tale,
+    history: History,
     *,
     submitted_s: float | None,
     alive: Callable[[str, int, float], bool | None] = lambda *_: None,
@@ -171,19 +174,19 @@ def judge(
 
     Args:
         slurm: What Slurm says, None if it says nothing.
-        tale: What the run folder tells.
+        history: What the run folder tells.
         submitted_s: When the job was submitted, None if there is none.
         alive: Returns whether a process of a host, started before a time, is still there; None if nobody knows.
     """
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
-    if tale.outcome is not None and not (slurm is not None and slurm.broke and tale.outcome.stopped):
-        return tale.outcome.word, tale.outcome.time_ns / 1e9
+    if history.outcome is not None and not (slurm is not None and slurm.broke and history.outcome.stopped):
+        return history.outcome.word, history.outcome.time_ns / 1e9
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
-    started_s = tale.started_ns / 1e9 if tale.started_ns else submitted_s
-    lives = [alive(host, pid, tale.started_ns / 1e9) for host, pid in tale.launchers]
+    started_s = history.started_ns / 1e9 if history.started_ns else submitted_s
+    lives = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
     if any(lives):
         return "running", started_s
     # A launcher that ends by itself says so in the run folder.

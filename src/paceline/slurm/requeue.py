@@ -19,12 +19,13 @@ from paceline import env
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
 from paceline.launch.outcome import evidence
 from paceline.machine import slurm_commands as commands
+from paceline.rundir import events
+from paceline.rundir.events import History
 from paceline.rundir.files import RunDir
-from paceline.slurm import lookup, record, refusal, told
+from paceline.slurm import lookup, record, refusal
 from paceline.slurm.jobstate import COMPLETING, RUNNING, JobState
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
 from paceline.slurm.request import clock
-from paceline.slurm.told import Tale
 from paceline.text import terminal
 from paceline.text.quoting import word
 from paceline.world import expand_nodelist
@@ -97,11 +98,11 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
     now = lookup.full(job)
     if now is not None and now.state != RUNNING:
         return  # somebody cancels it or has queued it again, as Lightning does
-    tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, now))
+    history = events.read_history(run_dir.root, since_ns=lookup.last_start_ns(job, now))
     decision = decide(
         status,
         job=job,
-        tale=tale,
+        history=history,
         last_step=last.step if last else None,
         nodelist=env.read(env.JOB_NODELIST) or "",
         limit=_limit_words(now, time.time()),
@@ -113,42 +114,42 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
 
 
 def decide(
-    status: int, *, job: JobRecord, tale: Tale, last_step: int | None, nodelist: str, limit: str = ""
+    status: int, *, job: JobRecord, history: History, last_step: int | None, nodelist: str, limit: str = ""
 ) -> Decision:
     """Decide whether a job is queued again. Pure.
 
     Args:
         status: Exit status of the run.
         job: The record of its job.
-        tale: What the run has told of its last start.
+        history: What the run has told of its last start.
         last_step: Steps of the last checkpoint, None if there is none.
         nodelist: The job's nodes as Slurm writes them.
         limit: How long this start ran, and its time limit, in words; empty where they are not known.
     """
-    why = _why(status, job, tale)
+    why = _why(status, job, history)
     if not why:
         return Decision(finding=_not_saved(job, status) if status in _STOPPED else None)
-    lost = tale.outcome.lost if tale.outcome and why == NODE_LOST else ()
+    lost = history.outcome.lost if history.outcome and why == NODE_LOST else ()
     step = last_step or 0
-    if why == NODE_LOST and last_step is None and tale.steps:
+    if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_nothing_kept(job))
     # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
-    elsewhere = status == EXIT_UNFINISHED and last_step is None and tale.steps != 0
+    elsewhere = status == EXIT_UNFINISHED and last_step is None and history.steps != 0
     if not elsewhere and _times_from(job, step) >= _FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
     return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
 
 
-def _why(status: int, job: JobRecord, tale: Tale) -> str:
+def _why(status: int, job: JobRecord, history: History) -> str:
     if status == EXIT_UNFINISHED:
         return UNFINISHED
-    lost = status != EXIT_OK and tale.outcome is not None and tale.outcome.lost
+    lost = status != EXIT_OK and history.outcome is not None and history.outcome.lost
     if lost:
         return NODE_LOST if job.on_node_loss == "requeue" else ""
     # preempted while it started: nothing was there to be saved, and what was saved before is. A scancel does not come
     # here, since it ends this script too.
-    stopped = tale.outcome is None or tale.outcome.stopped
-    return UNFINISHED if status in _STOPPED and stopped and not tale.steps else ""
+    stopped = history.outcome is None or history.outcome.stopped
+    return UNFINISHED if status in _STOPPED and stopped and not history.steps else ""
 
 
 def _times_from(job: JobRecord, step: int) -> int:

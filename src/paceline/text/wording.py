@@ -24,7 +24,7 @@ def fold(numbers: Iterable[int]) -> str:
     return ", ".join(parts)
 
 
-def few(words: Sequence[str], most: int) -> str:
+def few(words: Sequence[str], most: int = 4) -> str:
     """Return the first of some words, and how many more there are: ``node-a, node-b and 3 more``."""
     more = len(words) - most
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")

@@ -31,36 +31,6 @@ def gpus(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        (None, 4),
-        ("", 0),
-        ("0", 1),
-        ("0,1,2,3", 4),
-        (" 3 , 1 ", 2),
-        ("0,4,1", 1),
-        ("-1", 0),
-        ("0,-1,1", 1),
-        ("NoDevFiles", 0),
-        ("GPU-1234,GPU-5678", 2),
-        ("MIG-1234", 1),
-        ("0,GPU-1234", 2),
-    ],
-)
-def test_visible_gpus_are_counted_as_cuda_does(gpus, visible, expected):
-    calls = gpus(4)
-    count, reason = host.count_gpus(visible)
-    assert count == expected
-    assert reason == ("GPUs of the machine" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}")
-    assert calls == ["init", "shutdown"]
-
-
-def test_without_a_driver_there_is_no_gpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert host.count_gpus(None) == (0, "no NVIDIA driver answers")
-
-
 # ------------------------------------------------------------------------------------------------- ports
 
 
@@ -120,35 +90,7 @@ def test_two_listeners_never_get_the_same_port():
         assert one.getsockname() != other.getsockname()
 
 
-# ----------------------------------------------------------------------------------- names and processes
-
-
-def test_this_process_is_described(monkeypatch):
-    assert host.describe_process(os.getpid()).startswith(f"pid {os.getpid()} (")
-
-
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        (["/usr/bin/python3", "/home/me/old_train.py", "--lr", "/data/x"], "pid 7 (python3 old_train.py --lr /data/x)"),
-        (["a" * 200], f"pid 7 ({'a' * 77}...)"),
-    ],
-)
-def test_a_process_is_described_by_its_command(monkeypatch, command, text):
-    import psutil
-
-    monkeypatch.setattr(psutil, "Process", lambda pid: types.SimpleNamespace(cmdline=lambda: command))
-    assert host.describe_process(7) == text
-
-
-def test_a_process_that_has_gone_keeps_its_number(monkeypatch):
-    import psutil
-
-    def gone(pid):
-        raise psutil.NoSuchProcess(pid)
-
-    monkeypatch.setattr(psutil, "Process", gone)
-    assert host.describe_process(4242) == "pid 4242"
+# ----------------------------------------------------------------------------------- names
 
 
 def test_numeric_addresses_resolve_to_themselves():
@@ -168,31 +110,6 @@ def test_a_name_with_several_addresses_gives_ipv4_first(monkeypatch):
 
 def test_the_way_to_this_machine_is_the_loopback_interface():
     assert host.address_towards("127.0.0.1") == "127.0.0.1"
-
-
-def test_addresses_leave_out_what_is_down_and_link_local(monkeypatch):
-    import psutil
-
-    def entry(family, address):
-        return types.SimpleNamespace(family=family, address=address)
-
-    monkeypatch.setattr(
-        psutil, "net_if_stats", lambda: {name: types.SimpleNamespace(isup=name != "eth1") for name in ("eth0", "eth1")}
-    )
-    monkeypatch.setattr(
-        psutil,
-        "net_if_addrs",
-        lambda: {
-            "eth0": [
-                entry(socket.AF_INET6, "fe80::1%eth0"),
-                entry(socket.AF_INET6, "fd00::5"),
-                entry(socket.AF_INET, "10.0.0.5"),
-                entry(socket.AF_PACKET, "aa:bb"),
-            ],
-            "eth1": [entry(socket.AF_INET, "10.0.0.6")],
-        },
-    )
-    assert host.addresses() == (("eth0", "10.0.0.5"), ("eth0", "fd00::5"))
 
 
 def test_facts_are_gathered_without_torch_devices(gpus):

@@ -1,18 +1,16 @@
-"""The run folder: names of files, the schema of events, and files that are written whole or not at all."""
+"""The run folder: names of files, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import time
 
 import pytest
 
 from paceline.launch.run.log_file import LogFile
 from paceline.rundir import files as rundir
 from paceline.rundir import lease
-from paceline.rundir.files import EVENTS, RunDir, append_event, new_run_id, read_events, write_whole
+from paceline.rundir.files import RunDir, new_run_id, write_whole
 
 
 @pytest.fixture
@@ -191,49 +189,3 @@ def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path):
         write_whole(path, "\ud800")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_events_come_back_in_order(tmp_path):
-    path = tmp_path / "events.jsonl"
-    before = time.time_ns()
-    append_event(
-        path, node=1, kind="start", attempt=0, ranks=[2, 3], pids=[10, 11], world_size=4, host="node-a", launcher=9
-    )
-    append_event(path, node=1, kind="outcome", exit_status=0, findings=[], summary={"größe": 1})
-    first, second = read_events(path)
-    assert (first["version"], first["node"], first["kind"], first["ranks"]) == (1, 1, "start", [2, 3])
-    assert before <= first["time_ns"] <= second["time_ns"] <= time.time_ns()
-    assert second["summary"] == {"größe": 1}
-
-
-@pytest.mark.parametrize("kind", sorted(EVENTS))
-def test_every_kind_takes_its_fields_and_no_others(tmp_path, kind):
-    path = tmp_path / "events.jsonl"
-    fields = dict.fromkeys(EVENTS[kind], 0)
-    append_event(path, node=0, kind=kind, **fields)
-    for wrong in ({**fields, "more": 1}, dict(list(fields.items())[1:])):
-        with pytest.raises(ValueError, match=kind):
-            append_event(path, node=0, kind=kind, **wrong)
-    assert len(read_events(path)) == 1
-
-
-def test_an_unknown_kind_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="party"):
-        append_event(tmp_path / "events.jsonl", node=0, kind="party")
-
-
-@pytest.mark.parametrize("cut", [1, 5, 30])
-def test_a_last_line_that_was_cut_off_is_left_out(tmp_path, cut):
-    path = tmp_path / "events.jsonl"
-    for attempt in range(2):
-        append_event(path, node=0, kind="end", attempt=attempt, ends=[])
-    content = path.read_bytes()
-    path.write_bytes(content[: -1 - cut])
-    assert [event["attempt"] for event in read_events(path)] == [0]
-
-
-def test_a_line_is_one_event_also_with_line_feeds_inside(tmp_path):
-    path = tmp_path / "events.jsonl"
-    append_event(path, node=0, kind="restart", attempt=1, why={"what": "one\ntwo\u2028three"})
-    assert len(path.read_text().splitlines()) == 1
-    assert json.loads(path.read_text())["why"]["what"] == "one\ntwo\u2028three"

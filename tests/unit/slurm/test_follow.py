@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from itertools import pairwise
 
 import pytest
 
 import canned
+import commits
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
 from paceline.launch.outcome import root_cause as outcome
-from paceline.rundir.files import MANIFEST, RunDir, append_event
+from paceline.rundir import events
+from paceline.rundir.files import RunDir
 from paceline.slurm import follow as module
 from paceline.slurm import lookup, record
 from paceline.slurm.follow import Follower
@@ -73,10 +74,10 @@ def prints(run_dir, text):
 def ends(run_dir, *findings, status, node=0, attempt=0):
     told = [finding.to_json() for finding in findings]
     path = run_dir.events(node)
-    append_event(
+    events.append(
         path, node=node, kind="start", attempt=attempt, ranks=[0], pids=[1], world_size=2, host="node-a", launcher=9
     )
-    append_event(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
+    events.append(path, node=node, kind="outcome", exit_status=status, findings=told, summary={})
 
 
 def scontrol(state, **more):
@@ -293,8 +294,7 @@ def test_a_node_that_was_lost_may_yet_be_made_up_for(run_dir, slurm, capfd):
     lost = outcome.judge([], lost=["node 1 (node2)"]).finding
     slurm.answers("squeue", RUNS, ENDING, HELD_BACK, RUNS, DONE)
     ends(run_dir, lost, status=1)
-    (run_dir.checkpoints / "00001-step-7").mkdir(parents=True)
-    (run_dir.checkpoints / "00001-step-7" / MANIFEST).write_text(json.dumps({"step": 7}))
+    commits.commit(run_dir.checkpoints, 7)
     assert followed(run_dir, (7, lambda: ends(run_dir, status=0, attempt=1)))[0] == 0
     assert "queued again after 7 steps" in capfd.readouterr().err
 

@@ -10,14 +10,16 @@ import time
 import pytest
 
 import canned
+import commits
 from paceline.cli import main as cli
 from paceline.errors import Finding, UsageError
-from paceline.rundir.files import MANIFEST, RunDir, append_event
+from paceline.rundir import events
+from paceline.rundir.events import History, Outcome
+from paceline.rundir.files import MANIFEST, RunDir
 from paceline.slurm import jobs, profile_files, record
 from paceline.slurm.jobs import Row
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Outcome, Tale
 from paceline.train.logging import CSVLogger
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
@@ -50,7 +52,7 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline
     if job_id:
         record.write(run_dir, JobRecord(job_id, nodes="2", submitted_ns=int((NOON_S + 60 * minute) * 1e9)))
     if status is not None:
-        append_event(
+        events.append(
             run_dir.events(0),
             node=0,
             kind="start",
@@ -62,7 +64,7 @@ def makes(name, *, job_id="", minute=0, status=None, loss=None, folder="paceline
             launcher=9,
         )
         findings = [FAILED.to_json()] if status else []
-        append_event(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=findings, summary={})
+        events.append(run_dir.events(0), node=0, kind="outcome", exit_status=status, findings=findings, summary={})
     if loss is not None:
         logger = CSVLogger(run_dir.metrics)
         for step in (10, 20):
@@ -165,9 +167,7 @@ def test_another_folder_may_be_named(slurm, listed):
 
 def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
     run_dir = makes("a", status=75)
-    folder = run_dir.checkpoints / "00001-step-44"
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(json.dumps({"step": 44}))
+    commits.commit(run_dir.checkpoints, 44)
     assert json.loads(listed("--json").out)[0]["step"] == 44
 
 
@@ -195,8 +195,8 @@ def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
 )
 def test_the_state_in_one_word(slurm_says, status, state):
     job = JobState("7", slurm_says) if slurm_says else None
-    tale = Tale(outcome=None if status is None else Outcome(status))
-    assert jobs.judge(job, tale, submitted_s=1.0)[0] == state
+    history = History(outcome=None if status is None else Outcome(status))
+    assert jobs.judge(job, history, submitted_s=1.0)[0] == state
 
 
 @pytest.mark.parametrize(

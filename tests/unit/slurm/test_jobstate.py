@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from paceline.rundir.events import Outcome
 from paceline.slurm import ending, jobstate, waiting
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Outcome
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
 

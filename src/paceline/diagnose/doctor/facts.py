@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.diagnose.doctor.facts_gpu import AcsBridge, Driver, Gpu, GpuPair, Xid
-from paceline.diagnose.doctor.facts_network import Interface, RdmaLibraries, RdmaPort
+from paceline.diagnose.doctor.facts_network import RdmaLibraries, RdmaPort
 from paceline.diagnose.doctor.reading import read_as
-
-UNLIMITED = -1  # of a limit
+from paceline.machine.interfaces import Interface
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,8 @@
-"""What is known of the network: interfaces, RDMA ports, and the libraries that NCCL would use them by."""
+"""What is known of the network beside its interfaces: RDMA ports, and the libraries that NCCL would use them by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up and has an address.
-
-    Attributes:
-        name: Its name.
-        addresses: Its numeric addresses, IPv4 first.
-        mbit: Its rate in Mbit/s, 0 if unknown.
-        loopback: Whether it only leads back to this machine.
-        virtual: Whether no hardware stands behind it (a bridge, a tunnel, a container's).
-        driver: The kernel's driver of its hardware.
-    """
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    mbit: int = 0
-    loopback: bool = False
-    virtual: bool = False
-    driver: str = ""
 
 
 @dataclass(frozen=True)

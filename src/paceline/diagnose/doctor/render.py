@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from paceline.diagnose.doctor.facts import UNLIMITED, Facts
+from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
 from paceline.errors import SEVERITIES, Finding
+from paceline.machine.ulimits import UNLIMITED
 
 _MOST_IN_MATRIX = 8
 _MOST_SETTINGS = 12

@@ -1,15 +1,14 @@
-"""A run folder: how its run ended stands in its events, as the launcher told it."""
+"""A run folder: its events say how the run ended."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.diagnose.explain.answer import Answer
 from paceline.errors import EXIT_OK, Finding, UsageError
+from paceline.rundir import events
+from paceline.rundir.events import Outcome
 
 
 def outcome(subject: str) -> Answer | None:
@@ -21,13 +20,13 @@ def outcome(subject: str) -> Answer | None:
     path = Path(subject)
     folder = path.parent if path.name.startswith("events.") and path.suffix == ".jsonl" else path
     try:
-        if not folder.is_dir() or not any(folder.glob("events*.jsonl")):
-            return None
-    except OSError:  # no name of a file; who opens it says so
+        files = events.paths(folder)
+    except (OSError, ValueError):  # not a folder, or no name of a file
         return None
-    events = [event for file in sorted(folder.glob("events*.jsonl")) for event in _events(file)]
-    told = [event for event in events if event.get("kind") == "outcome"]
-    if not told:
+    if not files:
+        return None
+    last = events.history_of([events.read(file) for file in files]).outcome
+    if last is None:
         raise UsageError(
             Finding(
                 "input-unreadable",
@@ -35,22 +34,12 @@ def outcome(subject: str) -> Answer | None:
                 fix=f"cat {folder}/logs/rank-*.out | paceline explain -",
             )
         )
-    return _answer(max(told, key=lambda event: int(event.get("time_ns", 0))), folder)
+    return _answer(last, folder)
 
 
-def _events(file: Path) -> Iterator[dict[str, Any]]:
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # cut off while it was written
-        if isinstance(event, dict):
-            yield event
-
-
-def _answer(event: dict[str, Any], folder: Path) -> Answer:
-    found = [Finding.from_json(values) for values in event.get("findings", [])]
-    if event.get("exit_status") == EXIT_OK:
+def _answer(last: Outcome, folder: Path) -> Answer:
+    if last.exit_status == EXIT_OK:
         well = Finding("no-error-in-log", f"the run of {folder} ended well", severity="hint")
-        return Answer((well, *(replace(each, severity="warning") for each in found)))
-    return Answer(tuple(found) or (Finding("cause-unknown", f"the run of {folder} failed without a finding"),))
+        return Answer((well, *(replace(finding, severity="warning") for finding in last.findings)))
+    unknown = Finding("cause-unknown", f"the run of {folder} failed without a finding")
+    return Answer(last.findings or (unknown,))

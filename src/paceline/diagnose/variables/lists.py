@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.diagnose.variables.setting import Setting
 from paceline.diagnose.variables.versions import at_least
 from paceline.errors import closest
+from paceline.machine import nccl_lists
 
 ALGORITHMS = {
     "ring": "2.5",
@@ -153,11 +154,12 @@ def _unknown_word(
 def interfaces(setting: Setting) -> Fault | None:
     """Judge NCCL_SOCKET_IFNAME: prefixes, with one ``^`` or ``=`` before the whole list."""
     value = setting.text
-    tokens = value.lstrip("^=").split(",")
-    if any(token.startswith(("^", "=")) for token in tokens[1:]):
-        mark = next(token[0] for token in tokens[1:] if token.startswith(("^", "=")))
+    names = [entry.prefix for entry in nccl_lists.parse(value).entries]
+    marks = [name[0] for name in names[1:] if name.startswith(("^", "="))]
+    if marks:
+        mark = marks[0]
         head = re.match(r"[\^=]*", value)
-        kept = ",".join(token.strip().lstrip("^=") for token in tokens)
+        kept = ",".join(name.strip().lstrip("^=") for name in names)
         return Fault(
             f"{mark} counts before the whole list only, and stands within it",
             f"{setting.name}={head[0] if head and head[0] else mark}{kept}",
@@ -165,7 +167,7 @@ def interfaces(setting: Setting) -> Fault | None:
         )
     if value.startswith("=^"):
         return Fault("the marks stand in the wrong order", f"{setting.name}=^={value[2:]}", "nothing is excluded")
-    if all("*" in token for token in tokens):
+    if names and all("*" in name for name in names):
         return Fault(
             "NCCL knows no wildcards: a name is the beginning of one anyway",
             f"{setting.name}={value.replace('*', '') or 'eth'}",
@@ -182,9 +184,9 @@ def interfaces(setting: Setting) -> Fault | None:
 
 def cards(setting: Setting) -> Fault | None:
     """Judge NCCL_IB_HCA, which takes cards (``mlx5_0``) and not the network interfaces that they carry (``ib0``)."""
-    value = setting.text
-    tokens = [token.split(":")[0].strip() for token in value.lstrip("^=").split(",")]
-    if value.startswith("^") or not all(INTERFACE.fullmatch(token) for token in tokens):
+    cards = nccl_lists.parse(setting.text)
+    names = [entry.prefix.strip() for entry in cards.entries]
+    if cards.excluded or not names or not all(INTERFACE.fullmatch(name) for name in names):
         return None
     return Fault(
         "this looks like a network interface, and NCCL takes the names of cards here",

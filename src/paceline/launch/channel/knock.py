@@ -22,6 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline.launch.in_rank import guard
 from paceline.machine import host
+from paceline.machine.deadline import within
 
 STORE_TIMEOUT = timedelta(seconds=300)
 _CONNECT_S = 2.0
@@ -97,7 +98,7 @@ def look_up(name: str) -> tuple[str, ...] | str:
             return str(error.strerror)
 
     late: tuple[str, ...] | str = "the name server does not answer"
-    return host.within(_RESOLVE_S, ask, late)
+    return within(_RESOLVE_S, ask, late)
 
 
 def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:

@@ -73,7 +73,8 @@ class NativeFrame:
 def has_not_run(first: WorkerLook, now: WorkerLook) -> bool:
     """Return whether a suspect has been the same process, and has not run, from one look to another."""
     same = first.worker.pid == now.worker.pid and first.rank == now.rank
-    idle = first.worker.switches == now.worker.switches and first.worker.cpu_s == now.worker.cpu_s
+    same_switches = first.worker.switches == now.worker.switches >= 0  # -1: that is not known
+    idle = same_switches and first.worker.cpu_s == now.worker.cpu_s
     return same and idle and first.is_suspect and now.is_suspect
 
 

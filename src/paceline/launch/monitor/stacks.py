@@ -22,7 +22,7 @@ from paceline.launch.in_rank.worker import is_users
 from paceline.launch.monitor import children, guards, position
 from paceline.launch.monitor.position import Frame
 from paceline.launch.probe import witness
-from paceline.machine import sockets
+from paceline.machine import processes, sockets
 
 # How long a rank has to answer. The stack takes a few milliseconds; the witness may have to wait for the lock.
 _ANSWER_S = 0.5
@@ -80,7 +80,7 @@ def look(
         quiet: Send no signal, and look at no DataLoader worker.
         leave_out: Ports of connections that carry no collectives.
     """
-    statuses = {local: _status(pid) for local, pid in pids.items()}
+    statuses = {local: processes.status(pid) for local, pid in pids.items()}
     running = {local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"}
     answers = _ask_witnesses(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
     dumps = {} if quiet else _signalled({local: pid for local, pid in running.items() if local not in answers}, files)
@@ -114,7 +114,7 @@ def _look_at(
         cpu_s=cpu_s,
         io_bytes=io_bytes,
         state=status.get("State", "")[:1],
-        switches=_switches(status),
+        switches=processes.switches(status),
         socket_bytes=socket_bytes,
         answer=answer,
         others_idle=bool(threads) and all(is_idle(thread["frames"]) for thread in threads if not thread["main"]),
@@ -182,23 +182,8 @@ def _ask(pid: int) -> bool:
 
 def catches(pid: int, signum: int) -> bool:
     """Return whether a process has a handler for a signal; what the handler does is not visible from outside."""
-    caught = _status(pid).get("SigCgt", "0")
+    caught = processes.status(pid).get("SigCgt", "0")
     return bool(int(caught, 16) >> (signum - 1) & 1)
-
-
-def _status(pid: int) -> dict[str, str]:
-    """Return the fields of ``/proc/PID/status``, which are those of the main thread; empty if there is none."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
-    return {name: value.strip() for name, _, value in pairs}
-
-
-def _switches(status: Mapping[str, str]) -> int:
-    counts = [status.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
-    return sum(map(int, counts)) if all(counts) else -1
 
 
 def _dump(file: Path, start: int, deadline: float) -> str:

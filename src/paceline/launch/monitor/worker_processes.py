@@ -27,6 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.machine import processes
+
 # torch.utils.data._utils.worker names a worker so, first thing in its loop.
 WORKER_NAME = "pt_data_worker"
 _FUTEX_CALLS = {"x86_64": "202", "aarch64": "98", "ppc64le": "221", "s390x": "238"}
@@ -77,7 +79,7 @@ class ChildProcess:
         cpu_s: CPU seconds that it has used itself.
         age_s: Seconds since it was started.
         switches: How often its main thread has been given a CPU and has left it again: the same number in two looks
-            means that it has not run in between, not even for a microsecond.
+            means that it has not run in between, not even for a microsecond. -1 if that is not known.
         ended_by: Number of the signal that ended it, 0 if none did or it lives.
         exit_code: Its exit status if it has ended.
     """
@@ -92,7 +94,7 @@ class ChildProcess:
     syscall: str = ""
     cpu_s: float = 0.0
     age_s: float = 0.0
-    switches: int = 0
+    switches: int = -1
     ended_by: int = 0
     exit_code: int = 0
 
@@ -232,7 +234,7 @@ def look(pid: int) -> ChildProcess | None:
         syscall=((_text(Path(f"/proc/{pid}/syscall")) or "").split() or [""])[0],
         cpu_s=(int(stat[11]) + int(stat[12])) / tick,
         age_s=max(0.0, _since_boot_s() - int(stat[19]) / tick),
-        switches=_switches(pid),
+        switches=processes.switches(processes.status(pid)),
         ended_by=status & 0x7F,
         exit_code=status >> 8,
     )
@@ -241,11 +243,6 @@ def look(pid: int) -> ChildProcess | None:
 def _wait(pid: int) -> str:
     text = (_text(Path(f"/proc/{pid}/wchan")) or "").strip()
     return "" if text == "0" else text
-
-
-def _switches(pid: int) -> int:
-    lines = (_text(Path(f"/proc/{pid}/status")) or "").splitlines()
-    return sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches" in line)
 
 
 def _stat(pid: int) -> list[str] | None:

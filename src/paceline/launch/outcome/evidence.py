@@ -19,9 +19,9 @@ from paceline.errors import Finding
 from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.endings import Failure
 from paceline.launch.outcome.resume import Checkpoint
-from paceline.rundir.files import MANIFEST, RunDir, open_file, read_json, shown
+from paceline.rundir.files import RunDir, open_file, shown
+from paceline.train import checkpoint
 
-_MANIFEST_BYTES = 1 << 26  # it names every tensor
 _PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 
 
@@ -101,9 +101,10 @@ def read_stack(path: Path) -> tuple[str, ...]:
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the checkpoint that was committed last, None if there is none or the folder cannot be read."""
-    numbered = [(int(match[0]), path) for path in _entries(folder) if (match := re.match(r"\d+", path.name))]
-    found = (_checkpoint(path, number) for number, path in sorted(numbered, reverse=True))
-    return next((checkpoint for checkpoint in found if checkpoint), None)
+    last = checkpoint.last_committed(folder)
+    if last is None:
+        return None
+    return Checkpoint(shown(last.path), last.serial, last.manifest.step, last.manifest.seconds)
 
 
 def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
@@ -112,14 +113,6 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
     names = {n: run_dir.nccl(0, n).name.partition("000")[2] for n in attempts}
     logs = [path for path in _entries(run_dir.root / "logs") if re.sub(r"^rank-\d+", "", path.name) in names.values()]
     return [path.read_text(errors="replace") for path in logs]
-
-
-def _checkpoint(path: Path, number: int) -> Checkpoint | None:
-    try:
-        manifest = read_json(path / MANIFEST, most_bytes=_MANIFEST_BYTES)
-        return Checkpoint(shown(path), number, int(manifest["step"]), float(manifest.get("seconds", 0.0)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return None  # not committed, or not ours
 
 
 def half_saved(folder: Path, *, since_ns: int) -> str:

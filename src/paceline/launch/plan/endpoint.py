@@ -7,7 +7,8 @@ import socket
 from collections.abc import Sequence
 
 from paceline.errors import Finding, SetupError
-from paceline.machine import host, nodeaddr
+from paceline.machine import host, interfaces, nodeaddr
+from paceline.machine.deadline import within
 
 # Below Linux's ephemeral ports (32768 and up), which outgoing connections take without asking.
 _PORTS = range(15000, 32000)
@@ -25,7 +26,7 @@ def find(node_name: str) -> str:
         SetupError: No port could be listened on.
     """
     name = node_name or socket.gethostname()
-    mine = [address for _, address in host.addresses()]
+    mine = [address for _, address in interfaces.addresses()]
     named = _resolve(name)
     slurms = "" if choose(named, mine) else nodeaddr.slurms(name)
     address = choose(named, mine) or _numeric(slurms) or choose(mine, mine) or "127.0.0.1"
@@ -34,7 +35,7 @@ def find(node_name: str) -> str:
 
 def choose(candidates: Sequence[str], mine: Sequence[str]) -> str:
     """Return the first address that is this host's and leads to it from elsewhere; empty if none does."""
-    return next((each for each in candidates if each in mine and not host.is_loopback(each)), "")
+    return next((each for each in candidates if each in mine and not interfaces.is_loopback(each)), "")
 
 
 def _numeric(name: str) -> str:
@@ -44,7 +45,7 @@ def _numeric(name: str) -> str:
 
 def _resolve(name: str) -> tuple[str, ...]:
     nothing: tuple[str, ...] = ()
-    return host.within(_PATIENCE_S, lambda: host.resolve(name), nothing)
+    return within(_PATIENCE_S, lambda: host.resolve(name), nothing)
 
 
 def _free_port(address: str) -> int:

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import resource
 import socket
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -19,26 +18,11 @@ from typing import Any
 from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.machine import host
+from paceline.machine import gpus, host, interfaces, ulimits
+from paceline.machine.deadline import within
+from paceline.machine.interfaces import Interface
 
 _PATIENCE_S = 0.5
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface that is up.
-
-    Attributes:
-        name: Its name.
-        addresses: Its numeric addresses, IPv4 first.
-        mbit: Its rate in Mbit/s, 0 if unknown.
-        loopback: Whether it only leads back to this host.
-    """
-
-    name: str
-    addresses: tuple[str, ...]
-    mbit: int = 0
-    loopback: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,27 +79,32 @@ def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) 
         address: Its address in this run.
         port: Where it answers trials.
     """
-    models, driver = _gpus()
+    inventory = gpus.gather() or gpus.Gpus()
     return Facts(
         node=node,
         host=socket.gethostname(),
         machine=_machine(),
         likeness={
             **_versions(),
-            "driver": driver,
-            "GPUs": ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or "none",
+            "driver": inventory.driver,
+            "GPUs": _models(inventory),
             "script": "" if options.module or options.no_python else _hash(Path(options.script)),
-            "commit": host.within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
+            "commit": within(_PATIENCE_S, lambda: commit(Path.cwd()), ""),
             env.OMP_THREADS: (env.read(env.OMP_THREADS) or "") if plan.threads.value is None else "not set",
             **_limits(),
         },
-        gpus=models.total(),
+        gpus=len(inventory.models),
         address=address,
         interfaces=_interfaces(),
-        named_loopback=host.within(_PATIENCE_S, _named_loopback, False),
+        named_loopback=within(_PATIENCE_S, _named_loopback, False),
         settings={name: env.read(name) or "" for name in (env.GLOO_INTERFACE, env.NCCL_INTERFACE)},
         port=port,
     )
+
+
+def _models(inventory: gpus.Gpus) -> str:
+    models = Counter(model or "GPU that does not answer" for model in inventory.models)
+    return ", ".join(f"{count} x {model}" for model, count in sorted(models.items())) or "none"
 
 
 def _versions() -> dict[str, str]:
@@ -134,25 +123,6 @@ def _versions() -> dict[str, str]:
         "CUDA": torch.version.cuda or "none",
         "paceline": __version__,
     }
-
-
-def _gpus() -> tuple[Counter[str], str]:
-    """Return how many GPUs of which model there are, and the driver's version."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no device: nvml has an exception for each
-        return Counter(), ""
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())]
-        return Counter(str(pynvml.nvmlDeviceGetName(each)) for each in handles), str(
-            pynvml.nvmlSystemGetDriverVersion()
-        )
-    except pynvml.NVMLError:
-        return Counter(), ""
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _hash(script: Path) -> str:
@@ -191,10 +161,11 @@ def _read_ref(git: Path, ref: str) -> str:
 
 
 def _limits() -> dict[str, str]:
-    kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "stack": resource.RLIMIT_STACK}
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
+    limits = {name: ulimits.soft(name) for name in ("nofile", "memlock", "stack")}
     return {
-        f"ulimit {name}": "unlimited" if value == resource.RLIM_INFINITY else str(value) for name, value in soft.items()
+        f"ulimit {name}": "unlimited" if value == ulimits.UNLIMITED else str(value)
+        for name, value in limits.items()
+        if value is not None
     }
 
 
@@ -207,23 +178,9 @@ def _machine() -> str:
 
 
 def _interfaces() -> tuple[Interface, ...]:
-    import psutil
-
-    stats = psutil.net_if_stats()
-    addresses: dict[str, list[str]] = {}
-    for name, address in host.addresses():
-        addresses.setdefault(name, []).append(address)
-    return tuple(
-        Interface(
-            name,
-            tuple(found),
-            # of a virtual one (a bridge, a container's) the kernel tells a rate that means nothing
-            mbit=stats[name].speed if name in stats and Path(f"/sys/class/net/{name}/device").exists() else 0,
-            loopback=all(map(host.is_loopback, found)),
-        )
-        for name, found in addresses.items()
-    )
+    """Return the interfaces of this node, those with an IPv4 address first."""
+    return tuple(sorted(interfaces.gather(), key=lambda each: (":" in each.addresses[0], each.name)))
 
 
 def _named_loopback() -> bool:
-    return any(map(host.is_loopback, host.resolve(socket.gethostname())))
+    return any(map(interfaces.is_loopback, host.resolve(socket.gethostname())))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.launch.preflight.facts import Facts, Interface
+from paceline.launch.preflight.facts import Facts
+from paceline.machine.interfaces import Interface
+from paceline.machine.nccl_lists import taken_interfaces
 
 # node -> address of it -> for each node that tried it, whether it answered
 Reached = Mapping[int, Mapping[str, Sequence[bool]]]
@@ -83,15 +85,6 @@ def _tried(node: Facts, interface: Interface, reached: Reached) -> bool:
     return any(reached.get(node.node, {}).get(address) for address in interface.addresses)
 
 
-def matching_nccl(setting: str, names: Iterable[str]) -> list[str]:
-    """Return the interfaces that NCCL takes: ``eth`` is a prefix, ``=eth0`` exact, ``^docker`` all others."""
-    text = setting.strip()
-    exclude, text = text.startswith("^"), text.removeprefix("^")
-    exact, text = text.startswith("="), text.removeprefix("=")
-    words = [word for word in text.split(",") if word]
-    return [name for name in names if any(name == w if exact else name.startswith(w) for w in words) != exclude]
-
-
 def _matching_gloo(setting: str, interfaces: Sequence[Interface]) -> list[Interface]:
     wanted = setting.split(",")
     return [each for each in interfaces if each.name in wanted]
@@ -120,7 +113,7 @@ def _absent(node: Facts) -> list[tuple[Facts, str]]:
     names = [each.name for each in node.interfaces]
     gloo, nccl = node.settings.get(env.GLOO_INTERFACE, ""), node.settings.get(env.NCCL_INTERFACE, "")
     missing = [env.GLOO_INTERFACE] if gloo and not set(gloo.split(",")) <= set(names) else []
-    missing += [env.NCCL_INTERFACE] if nccl and not matching_nccl(nccl, names) else []
+    missing += [env.NCCL_INTERFACE] if nccl and not taken_interfaces(nccl, names) else []
     return [(node, name) for name in missing]
 
 
@@ -151,7 +144,7 @@ def _unrouted(node: Facts, reached: Reached) -> list[str]:
     if gloo and not all(carries(node, each, reached) for each in gloo):
         found.append(env.GLOO_INTERFACE)
     nccl = node.settings.get(env.NCCL_INTERFACE, "")
-    taken = [each for each in node.interfaces if each.name in matching_nccl(nccl, [each.name])] if nccl else []
+    taken = [each for each in node.interfaces if taken_interfaces(nccl, [each.name])] if nccl else []
     if node.gpus and taken and not any(carries(node, each, reached) for each in taken):
         found.append(env.NCCL_INTERFACE)
     return found

@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp  # type: i
 
 from paceline.errors import Finding
 from paceline.launch.preflight.facts import Facts
-from paceline.machine.host import within
+from paceline.machine.deadline import within
 from paceline.text.wording import few
 
 _FIRST_BYTES = 64 << 10

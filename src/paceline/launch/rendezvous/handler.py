@@ -50,7 +50,7 @@ from paceline.launch.rendezvous.store import (
     open_store,
     rejoin_limit_s,
 )
-from paceline.machine import host
+from paceline.machine import host, interfaces
 from paceline.rundir.files import RUNS
 from paceline.world import expand_nodelist
 
@@ -222,7 +222,7 @@ def meet(
     mine = {**_identity(options, script, run_name), "first_attempt": first_attempt}
     if plan.rendezvous not in ("local", "static", "c10d"):
         return _meet_elsewhere(options, plan, mine)
-    local = tuple(address for _, address in host.addresses())
+    local = tuple(address for _, address in interfaces.addresses())
     notes = _make_notes(options, plan, mine, local=local)
     own_secret = b"" if options.one_node else run_secret.given(options)
     shared = SharedFile(notes.folder, mine["token"])
@@ -323,7 +323,7 @@ def _make_notes(options: Options, plan: Plan, mine: dict[str, Any], *, local: tu
         address="",
         port=int(plan.port.value),
         listens=False,
-        addresses=tuple(address for address in local if not host.is_loopback(address)),
+        addresses=tuple(address for address in local if not interfaces.is_loopback(address)),
     )
     return Notes(folder / ".roll-call", note)
 
@@ -428,7 +428,8 @@ def _handler(
 
 def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> Meeting:
     """Rendezvous by a backend that torch (or a plug-in of it) brings, such as etcd."""
-    address = options.local_addr or next((a for _, a in host.addresses() if not a.startswith("127.")), "127.0.0.1")
+    own = [address for _, address in interfaces.addresses() if not address.startswith("127.")]
+    address = options.local_addr or next(iter(own), "127.0.0.1")
     parameters = _parameters(options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf))
     try:
         handler = torch_registry.get_rendezvous_handler(parameters)

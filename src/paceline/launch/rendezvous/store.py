@@ -26,7 +26,8 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.rendezvous import unreached
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Notes
-from paceline.machine import host
+from paceline.machine import host, interfaces
+from paceline.machine.deadline import within
 from paceline.text.wording import duration
 
 _DEFAULT_JOIN_S = 600
@@ -68,7 +69,7 @@ def open_or_reach(
         return (*reaching.reach(), False)
     is_static = plan.rendezvous == "static" and not options.one_node
     store: TCPStore | None
-    if is_static and not options.no_check and head not in local and not host.is_loopback(head):
+    if is_static and not options.no_check and head not in local and not interfaces.is_loopback(head):
         store, hosts = _host_behind(head, port, identity=identity, reaching=reaching)
     else:
         store, hosts = _open_or_join(head, port, identity, options=options, plan=plan)
@@ -93,7 +94,7 @@ def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, .
     asked = dict(options.rdzv_conf).get("is_host", "").lower()
     if asked:
         return asked in ("1", "true", "t", "yes", "y")
-    return head in local or host.is_loopback(head)
+    return head in local or interfaces.is_loopback(head)
 
 
 def _open_or_join(
@@ -190,7 +191,7 @@ def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPSt
             master_listen_fd=listener.detach(),
         )
 
-    store = host.within(_OWN_S, make, None)
+    store = within(_OWN_S, make, None)
     if store is None:
         raise RunError(_not_to_itself(head, bound))
     return store

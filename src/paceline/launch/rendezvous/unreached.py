@@ -8,7 +8,7 @@ from dataclasses import replace
 from paceline.errors import Finding, Notice
 from paceline.launch.channel.knock import Knock
 from paceline.launch.rendezvous.notes import Note
-from paceline.machine.host import is_loopback
+from paceline.machine.interfaces import is_loopback
 
 _NAMES = {
     "unresolved": "hostname-unresolvable",

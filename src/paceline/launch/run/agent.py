@@ -57,7 +57,7 @@ from paceline.launch.run.folder import RunFolder, resume_command
 from paceline.launch.run.logs import make_logs
 from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
-from paceline.machine import host
+from paceline.machine import interfaces
 from paceline.machine.slurm_commands import ask
 
 # torch asks DNS for the host's full name with every event that it records, which can take seconds
@@ -197,7 +197,7 @@ class Agent(LocalElasticAgent):
         if comparison.line and not context.options.placed.left_to_head(node):
             context.console.say(comparison.line)
         self._rank_env = {**self._rank_env, **comparison.env}
-        if comparison.master and host.is_loopback(self._master[0]):
+        if comparison.master and interfaces.is_loopback(self._master[0]):
             self._master = (comparison.master, self._master[1])
 
     def _name_the_run(self) -> None:

@@ -21,8 +21,8 @@ from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.launch.run.console import Console
 from paceline.launch.run.notices import Notices
-from paceline.rundir import identity, lease
-from paceline.rundir.files import RUNS, RunDir, append_event, new_run_id, shown
+from paceline.rundir import events, identity, lease
+from paceline.rundir.files import RUNS, RunDir, new_run_id, shown
 from paceline.rundir.identity import Training
 from paceline.rundir.lease import Lease
 
@@ -44,7 +44,7 @@ class RunFolder:
     def event(self, kind: str, *, node: int, **fields: Any) -> None:
         """Append an event of a node."""
         with contextlib.suppress(OSError):  # a full disk must not end a run
-            append_event(self.run_dir.events(node), node=node, kind=kind, **fields)
+            events.append(self.run_dir.events(node), node=node, kind=kind, **fields)
 
     def own(self, token: str, training: Training, *, say: Callable[[str], None]) -> Notice | None:
         """Become the owner of the run folder for all nodes; returns what is to be said of that.

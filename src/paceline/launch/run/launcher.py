@@ -33,7 +33,7 @@ from paceline.launch.run.node import Node
 from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
-from paceline.machine import host
+from paceline.machine import processes
 from paceline.pulse import PulseBoard
 from paceline.rundir.files import shown
 
@@ -193,7 +193,7 @@ class Launcher:
     def _obey(self, caught: Caught) -> None:
         sender = "an unknown sender" if caught.sender is None else "the terminal"
         if caught.sender:
-            sender = host.describe_process(caught.sender)
+            sender = processes.describe(caught.sender)
         if "slurmstepd" in sender:
             sender = "Slurm (before a time limit, for a preemption, or by scancel)"
         for_ranks = signals.for_ranks(caught.number, self._options.signals_to_handle)

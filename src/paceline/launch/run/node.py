@@ -14,7 +14,7 @@ from paceline.launch.run import folder as run_folder
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
 from paceline.launch.run.link import NodeEnd
-from paceline.machine import host, torch_requirements
+from paceline.machine import interfaces, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
 from paceline.rundir.files import RunDir, shown, write_whole
@@ -152,7 +152,7 @@ class Node:
         is_known = self._options.one_node or self._options.head_named
         if not is_known or env.read(env.GLOO_INTERFACE) is not None:
             return {}
-        interface = next((name for name, own in host.addresses() if own == address), None)
+        interface = next((name for name, own in interfaces.addresses() if own == address), None)
         return {} if interface is None else {env.GLOO_INTERFACE: interface}
 
     def _nccl_debug(self) -> dict[str, str]:

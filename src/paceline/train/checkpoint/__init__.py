@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.train.checkpoint.checkpoints import Checkpoints as Checkpoints
     from paceline.train.checkpoint.damage import verify as verify
+    from paceline.train.checkpoint.folder import last_committed as last_committed
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import resolve as resolve
     from paceline.train.checkpoint.manifest import Saved as Saved
@@ -23,6 +24,7 @@ _HOMES = {
     "Saved": "manifest",
     "describe": "table",
     "export": "onefile",
+    "last_committed": "folder",
     "list_of": "folder",
     "render": "table",
     "resolve": "folder",
@@ -36,6 +38,7 @@ __all__ = [
     "Saved",
     "describe",
     "export",
+    "last_committed",
     "list_of",
     "render",
     "resolve",

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import RunError
-from paceline.rundir.files import MANIFEST, RUNS, RunDir, run_folders, write_whole
+from paceline.rundir.files import MANIFEST, RUNS, RunDir, read_bytes, run_folders, write_whole
 from paceline.train.checkpoint import findings, manifest
 from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest
 
 _CHUNK_BYTES = 1 << 22
+_MANIFEST_BYTES = 1 << 26  # it names every file
 
 
 # Looking
@@ -53,6 +54,18 @@ def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
     return found
 
 
+def last_committed(folder: Path) -> Committed | None:
+    """Return the checkpoint that was committed last and can be read, None if there is none."""
+    try:
+        paths = list_paths(folder)
+    except OSError:
+        return None
+    for serial in reversed(paths):
+        with contextlib.suppress(RunError):
+            return Committed(paths[serial], serial, read_manifest(paths[serial]))
+    return None
+
+
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint ``path``.
 
@@ -60,7 +73,7 @@ def read_manifest(path: Path) -> Manifest:
         RunError: It cannot be read.
     """
     try:
-        return manifest.parse((path / MANIFEST).read_text(encoding="utf-8"))
+        return manifest.parse(read_bytes(path / MANIFEST, most_bytes=_MANIFEST_BYTES))
     except (OSError, ValueError) as error:
         raise findings.damaged(path, [f"{MANIFEST}: {error}"]).error() from error
 

@@ -189,7 +189,7 @@ def dump(manifest: Manifest) -> str:
     return json.dumps({"version": VERSION, **asdict(manifest), "files": files}, indent=1) + "\n"
 
 
-def parse(text: str) -> Manifest:
+def parse(text: str | bytes) -> Manifest:
     """Return the manifest that a file's text describes.
 
     Raises:
@@ -212,7 +212,7 @@ def parse(text: str) -> Manifest:
             run=str(told["run"]),
             seconds=float(told.get("seconds", 0.0)),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a manifest: {type(error).__name__}: {error}") from None
 
 

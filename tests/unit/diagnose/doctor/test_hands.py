@@ -14,11 +14,12 @@ import pytest
 
 from paceline.diagnose.doctor import examine
 from paceline.diagnose.doctor.checks.judge import judge
-from paceline.diagnose.doctor.collectors import files, gather, host, kernel_log, limits, network, patience, pci, peers
+from paceline.diagnose.doctor.collectors import gather, host, kernel_log, limits, network, pci, peers
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
 from paceline.diagnose.doctor.report import Report
 from paceline.errors import Finding
+from paceline.machine import files
 
 
 def write(path, text):
@@ -74,15 +75,6 @@ def test_what_another_version_writes_is_left_out():
 def test_what_are_no_facts_is_refused(values):
     with pytest.raises(ValueError, match="Facts"):
         Facts.from_json(values)
-
-
-# Patience
-def test_a_part_that_fails_or_hangs_is_left_out():
-    assert patience.within(5, lambda: 7, 0) == (7, "")
-    found, why = patience.within(5, lambda: 1 // 0, 0)
-    assert (found, "ZeroDivisionError" in why) == (0, True)
-    found, why = patience.within(0.01, lambda: time.sleep(0.5), None)
-    assert (found, why) == (None, "no answer within 0.01 s")
 
 
 def test_numbers_are_written_as_the_kernel_does():
@@ -228,27 +220,6 @@ def test_libraries_that_the_loader_finds(tmp_path, monkeypatch):
     assert (found.devices, found.verbs) == (None, True)
     write(tmp_path / "infiniband" / "uverbs0", "")
     assert network.gather_libraries(tmp_path / "infiniband", tmp_path / "none").devices == ("uverbs0",)
-
-
-def test_what_stands_behind_an_interface(tmp_path):
-    write(tmp_path / "eno1" / "device" / "vendor", "0x8086")
-    (tmp_path / "veth1").mkdir()
-    (tmp_path / "virbr0" / "lower_veth1").mkdir(parents=True)
-    (tmp_path / "br0" / "lower_eno1").mkdir(parents=True)
-    (tmp_path / "tun0").mkdir()
-    (tmp_path / "bond0" / "lower_eno1").mkdir(parents=True)
-    (tmp_path / "bond0.12" / "lower_bond0").mkdir(parents=True)
-    kinds = {name: network._interface(name, ["10.0.0.1"], 10_000, tmp_path) for name in os.listdir(tmp_path)}
-    assert {name: (each.virtual, each.mbit) for name, each in kinds.items()} == {
-        "eno1": (False, 10_000),
-        "veth1": (True, 0),
-        "virbr0": (True, 0),
-        "br0": (False, 10_000),
-        "tun0": (True, 0),
-        "bond0": (False, 10_000),
-        "bond0.12": (False, 10_000),
-    }
-    assert network._interface("lo", ["127.0.0.1", "::1"], 0, tmp_path).loopback
 
 
 # Limits and hosts

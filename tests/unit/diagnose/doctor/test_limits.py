@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.diagnose.doctor.checks.judge import judge
-from paceline.diagnose.doctor.facts import UNLIMITED, Disk, LoaderGroup
-from paceline.diagnose.doctor.facts_network import Interface
+from paceline.diagnose.doctor.facts import Disk, LoaderGroup
+from paceline.machine.interfaces import Interface
+from paceline.machine.ulimits import UNLIMITED
 from unit.diagnose.doctor.machines import found, hosted, limited, machine
 
 GIB = 1 << 30

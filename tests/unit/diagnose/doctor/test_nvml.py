@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.diagnose.doctor.collectors.gpus import count_nvlinks, count_on_bus, gather_gpus
-from paceline.diagnose.doctor.collectors.nvml import bus_id
 from paceline.diagnose.doctor.facts_gpu import Gpu, NvLink
+from paceline.machine.nvml import bus_id
 
 
 class NVMLError(Exception):

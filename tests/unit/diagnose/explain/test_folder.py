@@ -37,6 +37,17 @@ def test_of_several_starts_the_last_counts(tmp_path):
     assert answer.exit_status == 0
 
 
+def test_an_outcome_before_the_last_start_does_not_count(tmp_path):
+    told(tmp_path, {"kind": "start", "attempt": 0}, ended(1, RAISED), {"kind": "start", "attempt": 1})
+    with pytest.raises(UsageError, match="has not told its end"):
+        explain(str(tmp_path))
+
+
+def test_a_finding_that_is_not_understood_hides_no_other(tmp_path):
+    told(tmp_path, {**ended(1, RAISED), "findings": [{"code": 1}, RAISED.to_json()]})
+    assert explain(str(tmp_path)).findings == (RAISED,)
+
+
 def test_a_run_without_an_end_names_its_logs(tmp_path):
     told(tmp_path, {"kind": "start"})
     (tmp_path / "events.node-001.jsonl").write_text('{"kind": "outco')

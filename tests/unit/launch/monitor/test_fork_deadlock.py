@@ -41,6 +41,11 @@ def test_a_kernel_that_hides_its_functions_still_tells_the_system_call(monkeypat
     assert fork_deadlock.is_proven(replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden))
 
 
+def test_where_it_cannot_be_seen_whether_it_has_run_nothing_is_proven():
+    hidden = {"switches": -1}
+    assert not fork_deadlock.is_proven(replace(FIRST, worker=replace(FIRST.worker, **hidden)), with_worker(**hidden))
+
+
 @pytest.mark.parametrize(
     ("why", "now"),
     [

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import commits
 from paceline.launch.in_rank import worker
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome.endings import Failure
@@ -244,7 +245,7 @@ def test_without_shared_memory_there_is_no_pressure(tmp_path):
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 
-def checkpoint(folder, name, manifest='{"step": 5, "epoch": 0, "time_ns": 1}'):
+def checkpoint(folder, name, manifest=None):
     path = folder / name
     path.mkdir(parents=True)
     (path / "data.bin").write_text("x")
@@ -254,28 +255,36 @@ def checkpoint(folder, name, manifest='{"step": 5, "epoch": 0, "time_ns": 1}'):
 
 
 def test_the_last_checkpoint_is_the_one_with_the_largest_number(tmp_path):
-    for number, step in ((9, 450), (10, 20), (2, 9000)):  # not the largest step, not the last by the alphabet
-        checkpoint(tmp_path, f"{number}-step-{step}", f'{{"step": {step}}}')
-    assert evidence.last_checkpoint(tmp_path) == Checkpoint(str(tmp_path / "10-step-20"), 10, 20)
+    for serial, step in ((99_999, 450), (100_000, 20), (2, 9000)):  # not the largest step, not the last by the alphabet
+        commits.commit(tmp_path, step, serial=serial, seconds=2.5)
+    assert evidence.last_checkpoint(tmp_path) == Checkpoint(str(tmp_path / "100000-step-20"), 100_000, 20, 2.5)
 
 
 @pytest.mark.parametrize(
     ("name", "manifest"),
     [
-        (".tmp-00002-step-9", '{"step": 9}'),
+        (".tmp-00002-step-9", commits.text(9)),
+        (".00002-step-9.0a1b-77-host", commits.text(9)),
         ("00002-step-9", None),
         ("00002-step-9", ""),
         ("00002-step-9", "{"),
         ("00002-step-9", "[]"),
         ("00002-step-9", "{}"),
         ("00002-step-9", '{"step": "nine"}'),
-        ("best", '{"step": 9}'),
+        ("best", commits.text(9)),
+        # what the library would not resume from
+        ("00002-step-9", '{"step": 9}'),
+        ("00002-step-9", commits.text(9).replace('"version": 1', '"version": 2')),
+        ("00002-step-9", commits.text(9).replace('"step": 9', '"step": Infinity')),
+        ("00002-step-9", "[" * 100_000),
+        ("2-step-9", commits.text(9)),
+        ("2026-backup", commits.text(9)),
     ],
 )
 def test_what_was_not_committed_is_no_checkpoint(tmp_path, name, manifest):
     checkpoint(tmp_path, name, manifest)
     assert evidence.last_checkpoint(tmp_path) is None
-    checkpoint(tmp_path, "00001-step-5")
+    commits.commit(tmp_path, 5)
     assert evidence.last_checkpoint(tmp_path).step == 5
 
 
@@ -300,7 +309,7 @@ def touch(path, when_ns):
     ],
 )
 def test_a_checkpoint_is_half_saved_if_it_was_written_to_since(tmp_path, name, folder_ns, file_ns, found):
-    path = checkpoint(tmp_path, name, None)
+    path = checkpoint(tmp_path, name)
     touch(path / "data.bin", file_ns)
     touch(path, folder_ns)
     assert evidence.half_saved(tmp_path, since_ns=7) == (str(path) if found else "")

@@ -73,6 +73,22 @@ def test_where_slurm_does_not_know_either_the_name_stays(scontrol, monkeypatch, 
     assert nodeaddr.of_node("node7") == "node7"
 
 
+def test_slurm_is_asked_in_the_form_that_we_read(scontrol, monkeypatch, tmp_path):
+    monkeypatch.setattr("socket.getaddrinfo", _unknown)
+    scontrol("")
+    command(tmp_path, "scontrol", '#!/bin/sh\n[ "$SLURM_JSON$LC_ALL" = C ] && echo NodeAddr=10.1.1.7\n')
+    monkeypatch.setenv("SLURM_JSON", "pretty")
+    assert nodeaddr.of_node("node7") == "10.1.1.7"
+
+
+def test_a_command_of_slurm_that_cannot_be_run_is_not_asked_again(monkeypatch, tmp_path):
+    monkeypatch.setattr("socket.getaddrinfo", _unknown)
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it is asked again"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command(tmp_path, "scontrol", "no program")
+    assert nodeaddr.of_node("node7") == "node7"
+
+
 def test_without_slurm_the_name_stays(monkeypatch):
     monkeypatch.setattr("socket.getaddrinfo", _unknown)
     monkeypatch.setenv("PATH", "")

@@ -14,12 +14,12 @@ from paceline import env
 from paceline.errors import RunError
 from paceline.launch.channel import knock, reach
 from paceline.launch.preflight import facts, interfaces, likeness, link, rollcall
-from paceline.launch.preflight.facts import Facts, Interface
-from paceline.launch.preflight.interfaces import matching_nccl
+from paceline.launch.preflight.facts import Facts
 from paceline.launch.preflight.link import Speed
 from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.machine.interfaces import Interface
 
 SAME = {"python": "3.11.7", "torch": "2.13.0", "NCCL": "2.27", "CUDA": "13.0", "script": "aa", "commit": "c1"}
 LO = Interface("lo", ("127.0.0.1",), loopback=True)
@@ -149,22 +149,6 @@ def test_variables_are_set_where_the_libraries_could_go_wrong(gpus, dead, settin
 
 
 @pytest.mark.parametrize(
-    ("setting", "taken"),
-    [
-        ("eth", ["eth0", "eth1"]),
-        ("eth1", ["eth1"]),
-        ("=eth", []),
-        ("=eth0,ib0", ["eth0", "ib0"]),
-        ("^docker,lo", ["eth0", "eth1", "ib0"]),
-        ("^=eth0", ["eth1", "ib0", "docker0", "lo"]),
-        ("mlx", []),
-    ],
-)
-def test_ncclss_syntax(setting, taken):
-    assert matching_nccl(setting, ["eth0", "eth1", "ib0", "docker0", "lo"]) == taken
-
-
-@pytest.mark.parametrize(
     ("settings", "gpus", "severity"),
     [
         ({env.GLOO_INTERFACE: "ib7"}, 0, "error"),
@@ -172,6 +156,7 @@ def test_ncclss_syntax(setting, taken):
         ({env.NCCL_INTERFACE: "=ib7"}, 8, "error"),
         ({env.NCCL_INTERFACE: "mlx"}, 0, "warning"),
         ({env.GLOO_INTERFACE: "eth0", env.NCCL_INTERFACE: "^lo"}, 8, None),
+        ({env.NCCL_INTERFACE: "eth0:1"}, 8, None),
     ],
 )
 def test_an_interface_that_a_node_does_not_have(settings, gpus, severity):

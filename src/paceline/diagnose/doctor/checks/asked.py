@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
+from paceline.machine.gpus import shown
+from paceline.text.wording import few
 
 # NCCL: src/graph/topo.h, topoPathTypeStr; and the numbers that stood for levels before version 2.4.
 _LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
@@ -17,22 +19,15 @@ def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA shows: it stops at the first entry that names none."""
     if facts.visible_devices is None:
         return facts.gpus
-    shown: dict[int, Gpu] = {}
-    for entry in entries(facts.visible_devices):
-        gpu = named(entry, facts.gpus)
-        if gpu is None:
-            break
-        shown[gpu.index] = gpu
-    return tuple(shown.values())
-
-
-def entries(visible_devices: str) -> list[str]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``."""
-    return [part.strip() for part in visible_devices.split(",") if part.strip()]
+    entries = shown(facts.visible_devices, lambda entry: named(entry, facts.gpus) is not None)
+    gpus = [gpu for entry in entries if (gpu := named(entry, facts.gpus)) is not None]
+    return tuple({gpu.index: gpu for gpu in gpus}.values())  # slices may be of one GPU
 
 
 def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     """Return the GPU that an entry of ``CUDA_VISIBLE_DEVICES`` names: a number, or the beginning of an id."""
+    if not entry:
+        return None
     if entry.isdecimal():
         return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
     for gpu in gpus:
@@ -68,15 +63,6 @@ def p2p_level(settings: Mapping[str, str]) -> str:
     return text if text in _LEVELS else ""
 
 
-def matching(setting: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a list of NCCL's takes: ``eth`` is a prefix, ``=eth0`` exact, ``^docker`` all others."""
-    text = setting.strip()
-    exclude, text = text.startswith("^"), text.removeprefix("^")
-    exact, text = text.startswith("="), text.removeprefix("=")
-    words = [word.split(":")[0] for word in text.split(",") if word]
-    return [name for name in names if any(name == w if exact else name.startswith(w) for w in words) != exclude]
-
-
 def version(text: str) -> tuple[int, ...]:
     """Return a version as numbers, empty if it is unknown: ``2.29.7`` is ``(2, 29, 7)``."""
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
@@ -85,12 +71,6 @@ def version(text: str) -> tuple[int, ...]:
 def run_container(facts: Facts) -> str:
     """Return the command that starts a container of this kind; podman takes docker's options."""
     return "podman run" if facts.host.container == "podman" else "docker run"
-
-
-def few(words: Sequence[str], most: int = 4) -> str:
-    """Return the first of some words, and how many more there are."""
-    more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def gpus_in_words(gpus: Iterable[Gpu]) -> str:

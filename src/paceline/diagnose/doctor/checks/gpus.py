@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.diagnose.doctor.checks.asked import entries, few, gpus_in_words, version, visible_gpus
+from paceline.diagnose.doctor.checks.asked import gpus_in_words, version, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, Xid
 from paceline.diagnose.doctor.render import count, size
 from paceline.errors import Finding
+from paceline.machine.gpus import entries
+from paceline.text.wording import few
 
 # NVIDIA's catalogue of Xids: those that speak of the hardware. Programs cause others (13, 31, 43, 45).
 _XIDS = {
@@ -170,7 +172,7 @@ def _slices(facts: Facts) -> Iterator[Finding]:
         slices = [
             part
             for part in gpu.mig_slices
-            if listed is None or any(part.uuid.startswith(e) or e == str(gpu.index) for e in listed)
+            if listed is None or any(part.uuid.startswith(e) or e == str(gpu.index) for e in listed if e)
         ]
         if len(slices) > 1:
             yield Finding(

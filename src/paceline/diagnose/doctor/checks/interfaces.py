@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline import env
-from paceline.diagnose.doctor.checks.asked import few, matching, place
+from paceline.diagnose.doctor.checks.asked import place
 from paceline.diagnose.doctor.checks.rdma import active
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_network import Interface
 from paceline.errors import Finding
+from paceline.machine.interfaces import Interface
+from paceline.machine.nccl_lists import taken_interfaces
+from paceline.text.wording import few
 
 _LEFT_OUT = ("docker", "virbr")
 _FAST_MBIT = 25_000
@@ -32,7 +34,7 @@ def _missing(facts: Facts) -> Iterator[Finding]:
     nccl, gloo = facts.settings.get(env.NCCL_INTERFACE, ""), facts.settings.get(env.GLOO_INTERFACE, "")
     usable = [each.name for each in facts.interfaces if not each.loopback and not each.virtual]
     for name, value, fits in (
-        (env.NCCL_INTERFACE, nccl, bool(matching(nccl, names))),
+        (env.NCCL_INTERFACE, nccl, bool(taken_interfaces(nccl, names))),
         (env.GLOO_INTERFACE, gloo, set(gloo.split(",")) <= set(names)),
     ):
         if value and not fits:
@@ -57,9 +59,9 @@ def _taken(facts: Facts) -> list[Interface]:
 
 def _ambiguous(facts: Facts) -> Iterator[Finding]:
     wanted = facts.settings.get(env.NCCL_INTERFACE, "")
-    taken = (
-        [each for each in facts.interfaces if each.name in matching(wanted, [each.name])] if wanted else _taken(facts)
-    )
+    taken = _taken(facts)
+    if wanted:
+        taken = [interface for interface in facts.interfaces if taken_interfaces(wanted, [interface.name])]
     doubtful = [each for each in taken if each.virtual]
     real = [each for each in facts.interfaces if not each.virtual and not each.loopback]
     # Of what the user has named only what leads nowhere at all is doubted.
@@ -87,7 +89,7 @@ def _threads(facts: Facts) -> Iterator[Finding]:
     if active(facts) or facts.settings.get(_THREADS) or facts.settings.get(_SOCKETS) or facts.settings.get("NCCL_NET"):
         return
     wanted = facts.settings.get(env.NCCL_INTERFACE, "")
-    used = [each for each in _taken(facts) if not wanted or each.name in matching(wanted, [each.name])]
+    used = [each for each in _taken(facts) if taken_interfaces(wanted, [each.name])]
     fast = [each for each in used if each.mbit >= _FAST_MBIT and each.driver not in _TUNED]
     if not fast or facts.rdma_libraries.plugins:
         return

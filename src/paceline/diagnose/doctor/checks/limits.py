@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.diagnose.doctor.checks.asked import run_container, version, visible_gpus
-from paceline.diagnose.doctor.facts import UNLIMITED, Disk, Facts
+from paceline.diagnose.doctor.facts import Disk, Facts
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
+from paceline.machine.ulimits import UNLIMITED
 
 _GIB = 1 << 30
 _FEW_FILES, _SMALL_FILES = 1024, 4096

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paceline.diagnose.doctor.checks.asked import few, gpus_in_words, p2p_level, place, visible_gpus
+from paceline.diagnose.doctor.checks.asked import gpus_in_words, p2p_level, place, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuPair
 from paceline.errors import Finding
+from paceline.text.wording import few
 
 _BROKEN = ("hang", "wrong-data")
 

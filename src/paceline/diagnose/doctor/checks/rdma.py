@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.diagnose.doctor.checks.asked import few, is_on, matching, place, run_container, version
-from paceline.diagnose.doctor.facts import UNLIMITED, Facts
+from paceline.diagnose.doctor.checks.asked import is_on, place, run_container, version
+from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_network import RdmaPort
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
+from paceline.machine import nccl_lists
+from paceline.machine.ulimits import UNLIMITED
+from paceline.text.wording import few
 
 _SMALL_LOCK = 64 << 20  # the usual limits (64 KiB, 8 MiB) lie below: NCCL fails at its first buffers
 _ENOUGH_LOCK = 4 << 30
@@ -62,7 +65,7 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
         value = settings["NCCL_IB_DISABLE"]
         yield Obstacle(f"NCCL_IB_DISABLE={value}", place("NCCL_IB_DISABLE", facts), "unset NCCL_IB_DISABLE")
     wanted = settings.get("NCCL_IB_HCA", "")
-    if verbs and not efa and wanted and not matching(wanted, [port.device for port in verbs]):
+    if verbs and not efa and not _taken(wanted, verbs):
         what = f"NCCL_IB_HCA={wanted} matches none of {few([port.device for port in verbs])}"
         yield Obstacle(what, place("NCCL_IB_HCA", facts), "unset NCCL_IB_HCA")
     if not any(name.startswith("uverbs") for name in libraries.devices or ()):
@@ -72,6 +75,12 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
         yield from _efa(facts)
     elif libraries.verbs is False and not libraries.plugins:
         yield Obstacle("libibverbs is not installed", "library path", "apt-get install libibverbs1 ibverbs-providers")
+
+
+def _taken(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
+    """Return the ports that ``NCCL_IB_HCA`` takes: all of them where it is not set."""
+    name_list = nccl_lists.parse(setting)
+    return [port for port in ports if name_list.takes(port.device, port.port)]
 
 
 def _efa(facts: Facts) -> Iterator[Obstacle]:
@@ -165,9 +174,8 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
 
 def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
     """RoCE ports have a table of addresses, of which one must be chosen: RoCE v2, with the interface's address."""
-    wanted = facts.settings.get("NCCL_IB_HCA", "")
-    used = matching(wanted, [port.device for port in ports]) if wanted else [port.device for port in ports]
-    roce = [port for port in ports if port.kind == "RoCE" and port.gids and port.device in used]
+    used = _taken(facts.settings.get("NCCL_IB_HCA", ""), ports)
+    roce = [port for port in used if port.kind == "RoCE" and port.gids]
     text = facts.settings.get("NCCL_IB_GID_INDEX", "")
     match = re.match(r"\s*\d+", text)
     if roce and match:

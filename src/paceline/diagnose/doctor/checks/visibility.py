@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.doctor.checks.asked import entries, few, named, visible_gpus
+from paceline.diagnose.doctor.checks.asked import named, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.render import count
 from paceline.errors import Finding
+from paceline.machine.gpus import entries
+from paceline.text.wording import few
 
 
 def judge_visibility(facts: Facts) -> Iterator[Finding]:
@@ -67,7 +69,17 @@ def _hidden(facts: Facts, setting: str) -> Iterator[Finding]:
     listed, shown = entries(setting), visible_gpus(facts)
     wrong = next((entry for entry in listed if named(entry, facts.gpus) is None), "")
     total, job = len(facts.gpus), facts.host.slurm_job
-    if not shown or (wrong and not wrong.startswith("-")):
+    repeated = next((entry for entry in listed if listed.count(entry) > 1), "")
+    if repeated and not shown:
+        yield Finding(
+            "gpus-not-visible",
+            f"CUDA_VISIBLE_DEVICES={setting} names {repeated} twice: CUDA shows none of {count(total, 'GPU')}",
+            where="CUDA_VISIBLE_DEVICES",
+            why="CUDA shows no GPU where an entry is repeated",
+            fix="unset CUDA_VISIBLE_DEVICES",
+            severity="warning",
+        )
+    elif not shown or (wrong and not wrong.startswith("-")):
         what = f"CUDA_VISIBLE_DEVICES={setting} names no GPU" if not shown else f"there is no GPU {wrong}"
         yield Finding(
             "gpus-not-visible",

@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from paceline import env
 from paceline.diagnose.doctor.collectors import gpus, host, kernel_log, limits, network, pci, peers, processes, software
-from paceline.diagnose.doctor.collectors.patience import within
 from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup, Software
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
+from paceline.machine import interfaces
+from paceline.machine.deadline import within_why
 
 _Found = TypeVar("_Found")
 _DRIVER_S = 45.0  # without persistence mode the driver starts each GPU anew, which takes seconds for each
@@ -29,7 +30,7 @@ class _Parts:
     not_read: list[str] = field(default_factory=list)
 
     def ask(self, name: str, part: Callable[[], _Found], otherwise: _Found, seconds: float = _PART_S) -> _Found:
-        found, why = within(seconds, part, otherwise)
+        found, why = within_why(seconds, part, otherwise)
         if why:
             self.not_read.append(f"{name}: {why}")
         return found
@@ -58,7 +59,7 @@ def gather() -> Facts:
         bridges=parts.for_root("PCI bridges", lambda: pci.gather_bridges(told.gpus), told.gpus),
         iommu=parts.ask("IOMMU", lambda: pci.gather_iommu(told.gpus), ""),
         xids=parts.for_root("kernel log", kernel_log.gather_xids, told.gpus) or (),
-        interfaces=parts.ask("interfaces", network.gather_interfaces, ()),
+        interfaces=parts.ask("interfaces", interfaces.gather, ()),
         rdma=parts.ask("RDMA", network.gather_rdma, ()),
         rdma_libraries=parts.ask("RDMA libraries", network.gather_libraries, RdmaLibraries()),
         limits=parts.ask("limits", limits.gather_limits, Limits()),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from paceline.diagnose.doctor.collectors import files
-from paceline.diagnose.doctor.collectors.nvml import Nvml, bus_id, decoded
 from paceline.diagnose.doctor.collectors.processes import describe
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair, GpuProcess, MigSlice, NvLink
+from paceline.machine import files
+from paceline.machine.nvml import Nvml, bus_id, decoded
 
 _PCI = Path("/sys/bus/pci/devices")
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -28,7 +27,6 @@ _P2P = {
 }
 _SLOWDOWNS = ((0x60, "thermal"), (0x80, "power-brake"), (0x08, "hardware"))
 _REMOTES = {0: "gpu", 2: "switch"}
-_CLOSED = "permission"
 _FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}
 
 
@@ -56,7 +54,7 @@ def gather_gpus(library: Any = None, pci: Path = _PCI) -> Gpus:
     """
     on_bus = count_on_bus(pci)
     try:
-        with Nvml(library or importlib.import_module("pynvml")) as nvml:
+        with Nvml(library) as nvml:
             return _read(nvml, on_bus, pci)
     except Exception as error:  # no library, no driver, no device: NVML has an exception for each
         return Gpus(Driver(problem=str(error), gpus_on_bus=on_bus))
@@ -71,7 +69,7 @@ def count_on_bus(pci: Path = _PCI) -> int:
 
 
 def _read(nvml: Nvml, on_bus: int, pci: Path) -> Gpus:
-    count, problem = nvml.ask_why("nvmlDeviceGetCount")
+    _, problem = nvml.ask_why("nvmlDeviceGetCount")
     cuda = nvml.number("nvmlSystemGetCudaDriverVersion")
     driver = Driver(
         version=nvml.text("nvmlSystemGetDriverVersion"),
@@ -81,11 +79,7 @@ def _read(nvml: Nvml, on_bus: int, pci: Path) -> Gpus:
     )
     gpus: list[Gpu] = []
     handles: dict[int, Any] = {}
-    for place in range(count or 0):
-        handle, problem = nvml.ask_why("nvmlDeviceGetHandleByIndex", place)
-        if handle is None and _CLOSED in problem.lower():
-            continue  # given to others by a scheduler: CUDA counts the rest
-        index = len(gpus)
+    for index, (handle, problem) in enumerate(nvml.handles()):
         if handle is None:
             gpus.append(Gpu(index, problem=problem))
             continue

@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 
 from paceline import env
-from paceline.diagnose.doctor.collectors import files
 from paceline.diagnose.doctor.facts import Host
+from paceline.machine import files
 
 _ROOT = Path("/")
 

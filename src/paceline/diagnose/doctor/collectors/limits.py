@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import tempfile
 from pathlib import Path
 
-from paceline.diagnose.doctor.collectors import files
-from paceline.diagnose.doctor.facts import UNLIMITED, Disk, Limits
+from paceline.diagnose.doctor.facts import Disk, Limits
+from paceline.machine import files, ulimits
 from paceline.machine.cpus import usable_cpus
+from paceline.machine.processes import parse_status
 from paceline.rundir.files import run_folders
 
 _NODES = Path("/sys/devices/system/node")
@@ -33,19 +33,12 @@ def gather_limits() -> Limits:
         memory_limit_bytes=memory_limit(),
         shm_bytes=shm.total_bytes if shm else None,
         shm_free_bytes=shm.free_bytes if shm else None,
-        memlock_bytes=_limit(getattr(resource, "RLIMIT_MEMLOCK", None)),
+        memlock_bytes=ulimits.soft("memlock"),
         lock_any=may_lock_any(files.text(Path("/proc/self/status")), files.text(Path("/proc/self/uid_map"))),
-        open_files=_limit(resource.RLIMIT_NOFILE),
-        open_files_hard=_limit(resource.RLIMIT_NOFILE, place=1),
-        stack_bytes=_limit(resource.RLIMIT_STACK),
+        open_files=ulimits.soft("nofile"),
+        open_files_hard=ulimits.hard("nofile"),
+        stack_bytes=ulimits.soft("stack"),
     )
-
-
-def _limit(kind: int | None, *, place: int = 0) -> int | None:
-    if kind is None:
-        return None
-    value = resource.getrlimit(kind)[place]
-    return UNLIMITED if value == resource.RLIM_INFINITY else value
 
 
 def may_lock_any(status: str, uid_map: str) -> bool:
@@ -58,7 +51,7 @@ def may_lock_any(status: str, uid_map: str) -> bool:
         status: ``/proc/self/status``.
         uid_map: ``/proc/self/uid_map``.
     """
-    held = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
+    held = parse_status(status).get("CapEff", "0")
     return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and uid_map.split() == ["0", "0", "4294967295"]
 
 

@@ -1,17 +1,15 @@
-"""Gathers the network: interfaces that are up, RDMA ports, and the libraries that NCCL would use them by."""
+"""Gathers the network beside its interfaces: RDMA ports, and the libraries that NCCL would use them by."""
 
 from __future__ import annotations
 
 import os
 import re
-import socket
 from pathlib import Path
 
 from paceline import env
-from paceline.diagnose.doctor.collectors import files
-from paceline.diagnose.doctor.facts_network import Gid, Interface, RdmaLibraries, RdmaPort
+from paceline.diagnose.doctor.facts_network import Gid, RdmaLibraries, RdmaPort
+from paceline.machine import files
 
-_NET = Path("/sys/class/net")
 _RDMA = Path("/sys/class/infiniband")
 _VERBS = Path("/dev/infiniband")
 _CACHE = Path("/etc/ld.so.cache")
@@ -26,45 +24,6 @@ _KNOWN_FOLDERS = (
     "/opt/aws-ofi-nccl/lib",
     "/opt/aws-ofi-nccl/install/lib",
 )
-
-
-def gather_interfaces(net: Path = _NET) -> tuple[Interface, ...]:
-    """Return the interfaces that are up and have an address."""
-    import psutil
-
-    stats = psutil.net_if_stats()
-    addresses: dict[str, list[tuple[bool, str]]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            address = entry.address.split("%")[0]
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and not address.startswith("fe80:"):
-                addresses.setdefault(name, []).append((entry.family == socket.AF_INET6, address))
-    return tuple(
-        _interface(name, [address for _, address in sorted(found)], stats[name].speed, net)
-        for name, found in addresses.items()
-        if name in stats and stats[name].isup
-    )
-
-
-def _interface(name: str, addresses: list[str], speed: int, net: Path) -> Interface:
-    loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
-    outside = not net.exists() or _leads_outside(net, name)
-    return Interface(
-        name,
-        tuple(addresses),
-        mbit=speed if outside and 0 < speed < 4_000_000 else 0,  # an unknown rate can be -1, or that without a sign
-        loopback=loopback,
-        virtual=not loopback and not outside,
-        driver=files.link_name(net / name / "device" / "driver"),
-    )
-
-
-def _leads_outside(net: Path, name: str, depth: int = 3) -> bool:
-    """Whether hardware stands behind an interface, perhaps below a bond, a VLAN or a bridge."""
-    if (net / name / "device").exists():
-        return True
-    below = [each.removeprefix("lower_") for each in files.names(net / name) if each.startswith("lower_")]
-    return depth > 0 and any(_leads_outside(net, each, depth - 1) for each in below)
 
 
 def gather_rdma(rdma: Path = _RDMA) -> tuple[RdmaPort, ...]:

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.diagnose.doctor.collectors import files
 from paceline.diagnose.doctor.facts_gpu import AcsBridge, Gpu
+from paceline.machine import files
 
 _PCI = Path("/sys/bus/pci/devices")
 _ACS_CAPABILITY = 0x000D

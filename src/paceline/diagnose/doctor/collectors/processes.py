@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,10 +11,10 @@ from typing import Any
 
 from paceline import env
 from paceline.diagnose.doctor.facts import Leftover, LoaderGroup
+from paceline.machine.processes import command_line
 
 _MARKS = (env.RUN_TOKEN, env.RUN_DIR, env.RUN_ID, env.WORLD_SIZE)  # any of them, beside a rank
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
-_SECRET = re.compile(r"((?:token|secret|passw(?:or)?d|api.?key|access.?key)[\w-]*[=\s]+)\S+", re.I)
 _LAUNCHERS = ("torchrun", "torch.distributed", "paceline", "accelerate", "deepspeed", "mpirun", "slurmstepd", "python")
 _PATIENCE_S = 3.0
 
@@ -130,9 +129,7 @@ def _groups(workers: dict[int, list[int]]) -> Iterable[LoaderGroup]:
 
 
 def _command(process: Any) -> str:
-    words = [os.path.basename(word) if place < 2 else word for place, word in enumerate(_quietly(process.cmdline, []))]
-    text = _SECRET.sub(r"\1...", " ".join(words)) or _quietly(process.name, "")
-    return f"{text[:77]}..." if len(text) > 80 else text
+    return command_line(_quietly(process.cmdline, [])) or str(_quietly(process.name, ""))
 
 
 def _quietly(ask: Any, otherwise: Any) -> Any:

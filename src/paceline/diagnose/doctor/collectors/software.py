@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from paceline import __version__
-from paceline.diagnose.doctor.collectors import files
 from paceline.diagnose.doctor.facts import Software
+from paceline.machine import files
 
 _NCCL_WHEEL = re.compile(r"nvidia-nccl-cu\d+")
 

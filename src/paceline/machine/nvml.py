@@ -5,18 +5,24 @@ Each function of NVML may be missing in the driver's version, refused to this us
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
+
+_CLOSED = "permission"
 
 
 class Nvml:
     """NVML, opened for as long as the ``with`` block lasts.
 
     Args:
-        library: ``pynvml``, or what stands in for it in a test.
+        library: ``pynvml``, or what stands in for it in a test; None imports it.
+
+    Raises:
+        Exception: There is no library, no driver or no device; NVML has an exception for each.
     """
 
-    def __init__(self, library: Any) -> None:
-        self.library = library
+    def __init__(self, library: Any = None) -> None:
+        self.library = library or importlib.import_module("pynvml")
 
     def __enter__(self) -> Nvml:
         self.library.nvmlInit()
@@ -37,6 +43,15 @@ class Nvml:
         except Exception as error:  # NVMLError of any kind, or a pynvml that is older than the function
             return None, str(error)
         return answer, ""
+
+    def handles(self) -> list[tuple[Any, str]]:
+        """Return the handle of each GPU, or None and why there is none.
+
+        A GPU that this user may not open is left out: a scheduler has given it to others, and CUDA counts the rest.
+        """
+        places = range(self.number("nvmlDeviceGetCount") or 0)
+        answers = [self.ask_why("nvmlDeviceGetHandleByIndex", place) for place in places]
+        return [(handle, why) for handle, why in answers if handle is not None or _CLOSED not in why.lower()]
 
     def text(self, function: str, *arguments: Any) -> str:
         """Return an answer as text, empty if there is none."""

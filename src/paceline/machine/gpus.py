@@ -1,0 +1,71 @@
+"""GPUs that ranks would use: how many, of which models, and which of them CUDA shows. Creates no CUDA context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from paceline.machine.nvml import Nvml
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of this machine that this user may open.
+
+    Attributes:
+        models: The model of each, empty for one that does not answer.
+        driver: Version of NVIDIA's driver.
+    """
+
+    models: tuple[str, ...] = ()
+    driver: str = ""
+
+
+def gather() -> Gpus | None:
+    """Return the GPUs of this machine, None if no NVIDIA driver answers."""
+    try:
+        with Nvml() as nvml:
+            models = (nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle, _ in nvml.handles())
+            return Gpus(tuple(models), nvml.text("nvmlSystemGetDriverVersion"))
+    except Exception:  # no library, no driver, no device: NVML has an exception for each
+        return None
+
+
+def count(visible_devices: str | None) -> tuple[int, str]:
+    """Return how many GPUs CUDA would show, and why.
+
+    Args:
+        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``, None if unset.
+    """
+    gpus = gather()
+    if gpus is None:
+        return 0, "no NVIDIA driver answers"
+    total = len(gpus.models)
+    if visible_devices is None:
+        return total, "GPUs of the machine"
+
+    def is_gpu(entry: str) -> bool:
+        return entry.startswith(("GPU-", "MIG-")) or (entry.isdecimal() and int(entry) < total)
+
+    return len(shown(visible_devices, is_gpu)), f"CUDA_VISIBLE_DEVICES={visible_devices}"
+
+
+def entries(visible_devices: str) -> list[str]:
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``; an empty one names no GPU, but one at the end is none."""
+    words = [word.strip() for word in visible_devices.split(",")]
+    return words if words[-1] else words[:-1]
+
+
+def shown(visible_devices: str, is_gpu: Callable[[str], bool]) -> list[str]:
+    """Return the entries of ``CUDA_VISIBLE_DEVICES`` that CUDA shows.
+
+    It stops at the first that names no GPU, and shows none where one is repeated (as
+    ``torch.cuda._parse_visible_devices`` has it).
+
+    Args:
+        visible_devices: The value.
+        is_gpu: Whether an entry names a GPU.
+    """
+    taken = list(takewhile(is_gpu, entries(visible_devices)))
+    return taken if len(set(taken)) == len(taken) else []

@@ -1,0 +1,92 @@
+"""Network interfaces of this machine: their addresses and rates, and whether hardware stands behind them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.machine import files
+
+_NET = Path("/sys/class/net")
+_MOST_MBIT = 4_000_000  # an unknown rate can be -1, or that without a sign
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up and has an address.
+
+    Attributes:
+        name: Its name.
+        addresses: Its numeric addresses, IPv4 first.
+        mbit: Its rate in Mbit/s, 0 if unknown.
+        loopback: Whether it only leads back to this machine.
+        virtual: Whether no hardware stands behind it (a bridge, a tunnel, a container's).
+        driver: The kernel's driver of its hardware.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    mbit: int = 0
+    loopback: bool = False
+    virtual: bool = False
+    driver: str = ""
+
+
+def gather(net: Path = _NET) -> tuple[Interface, ...]:
+    """Return the interfaces that are up and have an address that is not link-local, in the kernel's order."""
+    import psutil
+
+    stats = psutil.net_if_stats()
+    numeric = {
+        name: [entry.address.split("%")[0] for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in stats and stats[name].isup
+    }
+    routed = {name: [each for each in found if not each.startswith("fe80:")] for name, found in numeric.items()}
+    return tuple(describe(name, found, stats[name].speed, net=net) for name, found in routed.items() if found)
+
+
+def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NET) -> Interface:
+    """Return an interface as the kernel describes it.
+
+    Args:
+        name: Its name.
+        addresses: Its numeric addresses.
+        speed: Its rate in Mbit/s as the kernel has it.
+        net: Where the kernel describes interfaces.
+    """
+    loopback = all(map(is_loopback, addresses))
+    outside = not net.exists() or _leads_outside(net, name)
+    return Interface(
+        name,
+        tuple(sorted(addresses, key=_ipv4_first)),
+        mbit=speed if outside and 0 < speed < _MOST_MBIT else 0,
+        loopback=loopback,
+        virtual=not loopback and not outside,
+        driver=files.link_name(net / name / "device" / "driver"),
+    )
+
+
+def _leads_outside(net: Path, name: str, depth: int = 3) -> bool:
+    """Return whether hardware stands behind an interface, perhaps below a bond, a VLAN or a bridge."""
+    if (net / name / "device").exists():
+        return True
+    below = [entry.removeprefix("lower_") for entry in files.names(net / name) if entry.startswith("lower_")]
+    return depth > 0 and any(_leads_outside(net, each, depth - 1) for each in below)
+
+
+def addresses() -> tuple[tuple[str, str], ...]:
+    """Return ``(interface, address)`` of the interfaces that are up; IPv4 before IPv6, no link-local."""
+    pairs = [(interface.name, address) for interface in gather() for address in interface.addresses]
+    return tuple(sorted(pairs, key=lambda pair: (":" in pair[1], *pair)))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address, or the name for it that all machines have, leads to this machine only."""
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
+def _ipv4_first(address: str) -> tuple[bool, str]:
+    return ":" in address, address

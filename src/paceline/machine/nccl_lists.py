@@ -1,0 +1,74 @@
+"""NCCL's lists of interfaces and cards: ``eth``, ``=eth0,ib0``, ``^docker,lo``, ``mlx5_0:1``. Pure.
+
+Read as NCCL 2.30 reads them: ``parseStringList`` and ``matchIfList`` in src/misc/utils.cc, and their callers for
+``NCCL_SOCKET_IFNAME`` (src/os/linux.cc) and ``NCCL_IB_HCA`` (src/transport/net_ib/init.cc).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ANY_PORT = -1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a list.
+
+    Attributes:
+        prefix: The beginning of a name, or a whole name in an exact list.
+        port: The port of a card. Interfaces have no ports: for them it counts nothing.
+    """
+
+    prefix: str
+    port: int = ANY_PORT
+
+
+@dataclass(frozen=True)
+class NameList:
+    """A list of names.
+
+    Attributes:
+        entries: Its entries.
+        exact: Whether the entries are whole names (``=``).
+        excluded: Whether the list names what is not taken (``^``).
+    """
+
+    entries: tuple[Entry, ...]
+    exact: bool = False
+    excluded: bool = False
+
+    def takes(self, name: str, port: int = ANY_PORT) -> bool:
+        """Return whether NCCL takes an interface, or a port of a card. A list without entries names everything."""
+        is_listed = not self.entries or any(self._names(entry, name, port) for entry in self.entries)
+        return is_listed != self.excluded
+
+    def _names(self, entry: Entry, name: str, port: int) -> bool:
+        is_same_port = ANY_PORT in (port, entry.port) or port == entry.port
+        is_same_name = name == entry.prefix if self.exact else name.startswith(entry.prefix)
+        return is_same_port and is_same_name
+
+
+def parse(setting: str) -> NameList:
+    """Return the list that a setting describes. Blanks are part of a name, as in NCCL."""
+    excluded, text = setting.startswith("^"), setting.removeprefix("^")
+    exact, text = text.startswith("="), text.removeprefix("=")
+    parts = [word.split(":") for word in text.split(",")]
+    entries = tuple(Entry(part[0], _port(part[1:])) for part in parts if part[0])
+    return NameList(entries, exact, excluded)
+
+
+def _port(fields: list[str]) -> int:
+    """Return the number behind the colon, as C's ``atoi`` reads it."""
+    if not fields or not fields[0]:
+        return ANY_PORT
+    number = re.match(r"\s*[+-]?\d+", fields[0])
+    return int(number[0]) if number else 0
+
+
+def taken_interfaces(setting: str, names: Iterable[str]) -> list[str]:
+    """Return the interfaces that ``NCCL_SOCKET_IFNAME`` takes. NCCL ignores a value of one character."""
+    name_list = parse(setting if len(setting) > 1 else "")
+    return [name for name in names if name_list.takes(name)]

@@ -1,0 +1,50 @@
+"""Processes of this machine as the kernel shows them: what they run, and the fields of ``/proc/PID/status``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_SECRET = re.compile(r"((?:token|secret|passw(?:or)?d|api.?key|access.?key)[\w-]*[=\s]+)\S+", re.I)
+_LONGEST = 80
+
+
+def describe(pid: int) -> str:
+    """Return ``pid 4242 (python old_train.py)``, as much of it as is visible."""
+    import psutil
+
+    try:
+        words = psutil.Process(pid).cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return f"pid {pid}"
+    return f"pid {pid} ({command_line(words)})"
+
+
+def command_line(words: Sequence[str]) -> str:
+    """Return a command in one short line, without the folders of program and script, and without secrets."""
+    names = [os.path.basename(word) if place < 2 else word for place, word in enumerate(words)]
+    line = " ".join(" ".join(names).split())  # a daemon that renames itself leaves blanks behind
+    line = _SECRET.sub(r"\1...", line)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+def status(pid: int) -> dict[str, str]:
+    """Return the fields of ``/proc/PID/status``, which are those of the main thread; empty if there is none."""
+    try:
+        return parse_status(Path(f"/proc/{pid}/status").read_text(errors="replace"))
+    except OSError:
+        return {}
+
+
+def parse_status(text: str) -> dict[str, str]:
+    """Return the fields of a ``/proc/PID/status``."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def switches(fields: Mapping[str, str]) -> int:
+    """Return how often a main thread has stopped running so far, -1 if that is not known."""
+    counts = [fields.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
+    return sum(map(int, counts)) if all(counts) else -1

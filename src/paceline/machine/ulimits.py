@@ -1,0 +1,30 @@
+"""Limits of this process as ``ulimit`` shows them."""
+
+from __future__ import annotations
+
+import resource
+
+UNLIMITED = -1
+_KINDS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "stack": "RLIMIT_STACK"}
+
+
+def soft(name: str) -> int | None:
+    """Return the limit that counts now: -1 for none, None where the system does not have this limit.
+
+    Args:
+        name: ``nofile``, ``memlock`` or ``stack``.
+    """
+    return _limits(name)[0]
+
+
+def hard(name: str) -> int | None:
+    """Return the limit to which this process may raise the one that counts now."""
+    return _limits(name)[1]
+
+
+def _limits(name: str) -> tuple[int | None, int | None]:
+    kind = getattr(resource, _KINDS[name], None)
+    if kind is None:
+        return None, None
+    now, most = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(kind))
+    return now, most

@@ -1,0 +1,222 @@
+"""The events of a run folder: their schema, how launchers write them, and what they say of the run.
+
+One folder holds all starts of a run, so an outcome counts only if no start came after it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
+from paceline.rundir.files import open_file
+
+EVENT_VERSION = 1
+# kind -> the fields beside version, time_ns, node and kind
+EVENTS: Mapping[str, frozenset[str]] = {
+    "start": frozenset({"attempt", "ranks", "pids", "world_size", "host", "launcher"}),
+    "end": frozenset({"attempt", "ends"}),
+    "restart": frozenset({"attempt", "why"}),
+    "outcome": frozenset({"exit_status", "findings", "summary"}),
+}
+# The last events of most runs. The outcome of a thousand ranks is longer, that of a hundred is not.
+TAIL_BYTES = 1 << 17
+
+_NO_START = -1
+_LOST = re.compile(r"node (\d+)(?: \(([^)]*)\))?")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run as its launcher recorded it.
+
+    Attributes:
+        exit_status: Of the command.
+        findings: The findings, the cause first.
+        time_ns: When.
+    """
+
+    exit_status: int
+    findings: tuple[Finding, ...] = ()
+    time_ns: int = 0
+
+    @property
+    def word(self) -> str:
+        """One word for a table."""
+        if self.exit_status in (EXIT_OK, EXIT_UNFINISHED):
+            return "succeeded" if self.exit_status == EXIT_OK else "unfinished"
+        return "stopped" if self.exit_status > 128 else "failed"
+
+    @property
+    def stopped(self) -> bool:
+        """It was ended from outside, with a checkpoint or without: the cause is not its own."""
+        return self.exit_status == EXIT_UNFINISHED or self.exit_status > 128
+
+    @property
+    def lost(self) -> tuple[tuple[int, str], ...]:
+        """The nodes that went silent, if that is the cause: node rank, and the name of the host, empty if unknown."""
+        first = self.findings[0] if self.findings else None
+        if first is None or first.name != "agent-died":
+            return ()
+        return tuple((int(rank), host) for rank, host in _LOST.findall(first.where))
+
+
+@dataclass(frozen=True)
+class History:
+    """What the events of a run folder say.
+
+    Attributes:
+        outcome: How the last start ended, None if that is not recorded.
+        started_ns: When ranks were last started, 0 if they never were.
+        steps: Optimizer steps of the last start, as far as they are recorded.
+        nodes: How many nodes have left events.
+        launchers: Host and process of each launcher of the last start.
+    """
+
+    outcome: Outcome | None = None
+    started_ns: int = 0
+    steps: int | None = None
+    nodes: int = 0
+    launchers: tuple[tuple[str, int], ...] = ()
+
+
+def append(path: Path, *, node: int, kind: str, **fields: Any) -> None:
+    """Append one event.
+
+    Raises:
+        ValueError: The kind is unknown or its fields are not those of the schema.
+    """
+    if EVENTS.get(kind) != frozenset(fields):
+        raise ValueError(f"event {kind!r} does not take the fields {sorted(fields)}")
+    event = {"version": EVENT_VERSION, "time_ns": time.time_ns(), "node": node, "kind": kind, **fields}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def paths(folder: Path) -> list[Path]:
+    """Return the event files of a run folder, the first node's first: the head's outcome says most.
+
+    Raises:
+        OSError: It cannot be read, or is not a folder.
+    """
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries)
+    return [folder / name for name in names if name.startswith("events.") and name.endswith(".jsonl")]
+
+
+def read(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Return the events of a file. Lines that are cut off, or that are not events, are left out.
+
+    Args:
+        path: The file.
+        tail_bytes: Read only the end of the file; None reads it whole.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open_file(path) as file:
+        if tail_bytes is not None:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - tail_bytes))
+        lines = file.read().splitlines()
+    return [event for line in lines if (event := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and _is_event(event) else None
+
+
+def _is_event(event: dict[str, Any]) -> bool:
+    """Return whether the fields that are read here have their types: the file may be anybody's."""
+    numbers = [event.get(name, 0) for name in ("time_ns", "attempt", "exit_status", "launcher")]
+    lists = [event.get(name, []) for name in ("ends", "findings")]
+    if not all(isinstance(value, int) for value in numbers) or not all(isinstance(value, list) for value in lists):
+        return False
+    return all(isinstance(end, dict) and isinstance(end.get("steps", 0), int) for end in lists[0])
+
+
+def read_history(folder: Path, *, since_ns: int = 0) -> History:
+    """Return what the last events of a run folder say, as far as it can be read.
+
+    Args:
+        folder: The run folder.
+        since_ns: Ends that are older do not count: the job has been queued again since.
+    """
+    try:
+        files = [_read_tail(path) for path in paths(folder)]
+    except OSError:
+        return History()
+    return history_of(files, since_ns=since_ns)
+
+
+def _read_tail(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read(path, tail_bytes=TAIL_BYTES)
+    except OSError:
+        return []
+
+
+def history_of(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> History:
+    """Return what the events of all nodes say, a list for each node. Pure."""
+    starts = [event for events in files for event in events if event.get("kind") == "start"]
+    last = max((start.get("attempt", 0) for start in starts), default=_NO_START)
+    outcome, ends = None, []
+    for events in files:
+        attempt, later = _last_start(events)
+        recent = [event for event in later if event.get("time_ns", 0) >= since_ns]
+        if attempt == last:
+            ends += [event for event in recent if event.get("kind") == "end"]
+        # a node that has left the run has recorded the end of an earlier start
+        if outcome is None and attempt in (_NO_START, last):
+            outcome = _last_outcome(recent)
+    return History(
+        outcome=outcome,
+        started_ns=max((start.get("time_ns", 0) for start in starts), default=0),
+        steps=_steps(ends),
+        nodes=sum(bool(events) for events in files),
+        launchers=tuple(
+            (str(start.get("host", "")), start["launcher"])
+            for start in starts
+            if start.get("attempt") == last and "launcher" in start
+        ),
+    )
+
+
+def _last_start(events: Sequence[dict[str, Any]]) -> tuple[int, Sequence[dict[str, Any]]]:
+    """Return the attempt that a node has started last, and what it recorded afterwards."""
+    places = [place for place, event in enumerate(events) if event.get("kind") == "start"]
+    if not places:
+        return _NO_START, events
+    return events[places[-1]].get("attempt", 0), events[places[-1] + 1 :]
+
+
+def _last_outcome(events: Sequence[dict[str, Any]]) -> Outcome | None:
+    outcomes = [event for event in events if event.get("kind") == "outcome"]
+    if not outcomes:
+        return None
+    event = outcomes[-1]
+    findings = [_finding(values) for values in event.get("findings", ())]
+    known = tuple(finding for finding in findings if finding is not None)
+    return Outcome(event.get("exit_status", 1), known, event.get("time_ns", 0))
+
+
+def _finding(values: Any) -> Finding | None:
+    try:
+        return Finding.from_json(values)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # written by another version, or by somebody else
+
+
+def _steps(ends: Sequence[dict[str, Any]]) -> int | None:
+    counts = [rank.get("steps", 0) for event in ends for rank in event.get("ends", ())]
+    return max(counts, default=0) if ends else None
