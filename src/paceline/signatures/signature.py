@@ -1,7 +1,7 @@
 r"""What a line of a log stands for: signatures as data.
 
-A signature is a text that a program prints, loosely matched, and what follows from it. How much it says is its weight;
-the order of the weights is the whole ranking (see ``ranking``).
+A signature is a text that a program prints, loosely matched, and what follows from it. Its tier says how directly it
+speaks of the cause; the order of the tiers is the ranking (see ``tier``).
 
 To add one:
 
@@ -11,8 +11,8 @@ To add one:
    looked at, so a common word costs time in every log.
 3. Its pattern names what varies (``(?P<port>\d+)``) and holds no name, path, host or number of one particular run.
    ``what`` and ``fix`` use the groups; where a group may be missing, give a second template without it.
-4. Its weight is CAUSE if the text can mean nothing else, COARSE if another line tells the same fault more finely,
-   HINTED if training may go on after it. A line that surviving ranks print is VICTIM, whatever it says.
+4. Its tier is CAUSE if the text can mean nothing else, COARSE if another line names the same fault more finely,
+   HINTED if training may continue after it. A line that surviving ranks print is VICTIM, whatever it says.
 5. What only several lines show is a ``note`` here and a rule in ``inference``.
 6. Add the text as a program really prints it to ``tests/unit/explain``, and one that looks alike and is harmless.
 """
@@ -24,19 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-# How much a text says about the cause. A greater weight wins, whatever comes first; among equals the earliest wins.
-REPORTED = 100  # a finding that paceline itself printed
-CAUSE = 80  # names the fault itself
-COARSE = 70  # names the fault, but another text about the same fault may name it more finely
-GENERAL = 60  # an exception that no signature knows; what ended the job from outside
-CRASH = 50  # a process ended by a signal: a fault of its own, mostly
-HINTED = 45  # a warning that names a fault, but may have been overcome
-TIMEOUT = 40  # somebody waited in vain: what is wrong lies elsewhere, mostly
-UNCLEAR = 30  # an error without a cause
-WARNED = UNCLEAR - 1  # names a fault, in a line that its own logger calls a warning or an information
-VICTIM = 20  # a consequence of another process's end
-SUMMARY = 10  # what a launcher says at the end
-REMARK = 0  # harmless
+from paceline.signatures.tier import Tier
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class Signature:
             whose groups have all matched.
         fix: The same for what to do.
         why: Why it matters.
-        weight: How much it says about the cause.
+        tier: How directly it speaks of the cause.
         where: Template for the place.
         key: What a note is called; the name if empty.
         unless: Regular expression; a line that it matches is not meant.
@@ -64,7 +52,7 @@ class Signature:
     what: tuple[str, ...] = ()
     fix: tuple[str, ...] = ()
     why: str = ""
-    weight: int = CAUSE
+    tier: Tier = Tier.CAUSE
     where: str = ""
     key: str = ""
     unless: str = ""
@@ -114,7 +102,7 @@ def cause(
     what: str | tuple[str, ...],
     fix: str | tuple[str, ...],
     why: str = "",
-    weight: int = CAUSE,
+    tier: Tier = Tier.CAUSE,
     where: str = "",
     key: str = "",
     unless: str = "",
@@ -128,7 +116,7 @@ def cause(
         (what,) if isinstance(what, str) else what,
         (fix,) if isinstance(fix, str) else fix,
         why,
-        weight,
+        tier,
         where,
         key or name,
         unless,
@@ -138,4 +126,4 @@ def cause(
 
 def note(key: str, anchor: str, pattern: str) -> Signature:
     """Return a signature that only notes what a line says."""
-    return Signature("", tuple(anchor.lower().split("|")), pattern, key=key, weight=REMARK)
+    return Signature("", tuple(anchor.lower().split("|")), pattern, key=key, tier=Tier.REMARK)

@@ -1,7 +1,7 @@
 """From the text of a log to the likely cause.
 
 Doors: ``explain`` reads a file or standard input, ``judge`` takes lines. Signatures are data (``signatures``), a line
-is looked at once (``scan``), what several lines say together is inferred (``inference``), and weights decide what goes
+is looked at once (``scan``), what several lines say together is inferred (``inference``), and tiers decide what goes
 first (``ranking``).
 """
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from paceline.diagnose.explain.candidates import Candidate, quoted
 from paceline.diagnose.explain.scan import Scanned
-from paceline.signatures.signature import CAUSE, COARSE, GENERAL, HINTED, TIMEOUT, VICTIM
+from paceline.signatures.tier import Tier
 
 _JOINING = (
     "init_process_group",
@@ -29,20 +29,20 @@ def members(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
     seen = Counter(int(match.groups["rank"]) for match in members)
     twice = sorted(rank for rank, times in seen.items() if times > 1)
     lines = [match.line for match in members]
-    if twice and len(seen) < total and not any(each.weight >= GENERAL for each in candidates):
+    if twice and len(seen) < total and not any(each.tier >= Tier.EXCEPTION for each in candidates):
         what = f"ranks {listed(twice)} of {total} came {max(seen.values())} times, "
         what += f"ranks {listed(_absent(seen, total))} never"
-        weight = COARSE
-    elif len(seen) < total and not any(each.weight >= TIMEOUT + 5 for each in candidates):
+        tier = Tier.COARSE
+    elif len(seen) < total and not any(each.tier >= Tier.HINTED for each in candidates):
         what = f"only {len(seen)} of {total} ranks came: {listed(sorted(seen))}"
-        weight = TIMEOUT + 4
+        tier = Tier.WAIT_EXPLAINED
     else:
         return list(candidates)
     return [
         *candidates,
         Candidate(
             "slurm-ntasks-mismatch",
-            weight,
+            tier,
             lines[0].number,
             what,
             evidence=quoted(lines, 4),
@@ -72,7 +72,7 @@ def devices(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
         if devices and local >= len(devices) and any(each.name == "invalid-device-ordinal" for each in candidates):
             found = Candidate(
                 "gpus-per-task-with-local-rank",
-                CAUSE + 1,
+                Tier.ORIGIN,
                 match.line.number,
                 f"local rank {local} sees {len(devices)} GPU{'s' if len(devices) > 1 else ''} only and picks "
                 f"number {local}",
@@ -99,7 +99,7 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
         groups = surplus[0].groups
         found = Candidate(
             "stale-init-file",
-            HINTED,
+            Tier.HINTED,
             surplus[0].line.number,
             f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet in is left over"
             " (likely)",
@@ -117,7 +117,7 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
         what = f"{groups['joined']} workers joined a world of {groups['total']}: {what}"
     found = Candidate(
         "double-launch",
-        HINTED,
+        Tier.HINTED,
         lines[0].number,
         what,
         evidence=quoted(lines),
@@ -140,7 +140,7 @@ def endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         if each.name != "c10d-without-rdzv-endpoint":
             moved.append(each)
         elif bare and not given:
-            moved.append(replace(each, weight=TIMEOUT + 3, evidence=quoted([bare[0].line]) + each.evidence))
+            moved.append(replace(each, tier=Tier.WAIT_EXPLAINED, evidence=quoted([bare[0].line]) + each.evidence))
         elif not given:
             moved.append(each)
     return moved
@@ -163,7 +163,7 @@ def interrupted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candi
         if raised.type == "KeyboardInterrupt" and any(frame.function in _JOINING for frame in raised.frames):
             found = Candidate(
                 "rendezvous-timeout",
-                VICTIM + 9,
+                Tier.INTERRUPTED,
                 raised.line.number,
                 "the run was interrupted while it waited for other ranks to join (likely they never started)",
                 where=raised.user_frame.place if raised.user_frame else "",

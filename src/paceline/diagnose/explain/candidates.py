@@ -1,4 +1,4 @@
-"""From what was found in a text to the faults that it may mean, each with its weight. Pure."""
+"""From what was found in a text to the faults that it may mean, each with its tier. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.lines import Line, shorten
-from paceline.signatures.signature import COARSE, GENERAL, REMARK, SUMMARY, WARNED, fill
+from paceline.signatures.signature import fill
+from paceline.signatures.tier import Tier
 from paceline.signatures.tracebacks import Frame, Raised, Stack
 
 _MAX_EVIDENCE = 3
@@ -31,7 +32,7 @@ class Candidate:
 
     Attributes:
         name: The fault.
-        weight: How much the text says for it.
+        tier: How directly the text speaks of the cause.
         number: The line where it is first seen.
         what: One sentence.
         where: The place.
@@ -48,7 +49,7 @@ class Candidate:
     """
 
     name: str
-    weight: int
+    tier: Tier
     number: int
     what: str
     where: str = ""
@@ -75,19 +76,19 @@ def place_of(line: Line, raised: Raised | Stack | None) -> str:
 
 def known(scanned: Scanned) -> list[Candidate]:
     """Return a candidate for each fault that a signature named."""
-    groups: dict[tuple[str, int, str], list[Match]] = {}
+    groups: dict[tuple[str, Tier, str], list[Match]] = {}
     for match in scanned.matches:
         signature = match.signature
-        if signature.name and signature.weight > REMARK:
-            groups.setdefault((signature.name, _weight(match), signature.key), []).append(match)
-    return [replace(_candidate(matches, scanned), weight=weight) for (_, weight, _), matches in groups.items()]
+        if signature.name and signature.tier is not Tier.REMARK:
+            groups.setdefault((signature.name, _tier(match), signature.key), []).append(match)
+    return [replace(_candidate(matches, scanned), tier=tier) for (_, tier, _), matches in groups.items()]
 
 
-def _weight(match: Match) -> int:
-    """Return a signature's weight; a low one where the line is logged as a warning, which is usually not the cause."""
+def _tier(match: Match) -> Tier:
+    """Return a signature's tier; a low one where the line is logged as a warning, which is usually not the cause."""
     signature = match.signature
-    mild = signature.weight >= COARSE and not signature.in_warning and _MILD.search(match.line.text)
-    return WARNED if mild else signature.weight
+    mild = signature.tier >= Tier.COARSE and not signature.in_warning and _MILD.search(match.line.text)
+    return Tier.WARNED if mild else signature.tier
 
 
 def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
@@ -97,7 +98,7 @@ def _candidate(matches: Sequence[Match], scanned: Scanned) -> Candidate:
     raised = _around(first.line, scanned.tracebacks.raised)
     return Candidate(
         signature.name,
-        signature.weight,
+        signature.tier,
         first.line.number,
         fill(signature.what, rich.groups),
         where=_where(rich, first.line, raised or _crash(first, scanned)),
@@ -216,18 +217,9 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
     same = {_same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]}
     missing = raised.type in ("ModuleNotFoundError", "ImportError")
     name = "module-not-found" if missing else "folder-not-writable" if _refused(raised) else "user-exception"
-    weight = GENERAL if raised.anchored else GENERAL - 6
-    if not raised.shown:
-        weight -= 2
-    if handled:
-        weight -= 1
-    if frame is None and raised.frames:
-        weight -= 3  # a library's own frames only: its launcher's, often
-    if not raised.shown and _MILD.search(raised.line.text):
-        weight = WARNED
     return Candidate(
         name,
-        weight,
+        _tier_of(raised, handled=handled),
         raised.line.number,
         shorten(text) + (f" (on rank {rank}{' alone' if alone else ''})" if rank else ""),
         where=frame.place if frame is not None else "",
@@ -241,6 +233,18 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         last=raised.line.number,
         others=max(len(same) - 1, 0),
     )
+
+
+def _tier_of(raised: Raised, *, handled: bool) -> Tier:
+    """Return the tier of an exception that no signature knows."""
+    if not raised.shown and _MILD.search(raised.line.text):
+        return Tier.WARNED
+    if not raised.anchored:
+        return Tier.MENTIONED_EXCEPTION
+    libraries_only = bool(raised.frames) and raised.user_frame is None  # often those of its launcher
+    if handled or libraries_only or not raised.shown:
+        return Tier.DOUBTFUL_EXCEPTION
+    return Tier.EXCEPTION
 
 
 def _same(raised: Raised) -> tuple[str, str, str]:
@@ -293,7 +297,7 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
     if not errors and not own and all(frame.launcher for frame in cut):
         return Candidate(
             "launcher-summary-only",
-            SUMMARY,
+            Tier.SUMMARY,
             scanned.num_lines,
             "the text breaks off in a traceback of the launcher; the error itself is not in it",
             evidence=(_quote(cut[-1]),),
@@ -302,7 +306,7 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
     first = errors[0] if errors else next(iter(scanned.tails.values()))[-1]
     return Candidate(
         "cause-unknown",
-        SUMMARY + 5,
+        Tier.UNEXPLAINED,
         first.number,
         "the text speaks of an error whose cause is not known here"
         if errors

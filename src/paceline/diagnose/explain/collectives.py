@@ -9,7 +9,7 @@ from dataclasses import replace
 from paceline.diagnose.explain.candidates import Candidate, quoted
 from paceline.diagnose.explain.scan import Scanned
 from paceline.signatures.lines import Line
-from paceline.signatures.signature import CAUSE, TIMEOUT, UNCLEAR, VICTIM
+from paceline.signatures.tier import Tier
 
 _INIT = re.compile(
     r"Channel \d|Trees \[|Ring \d|Connected (?:all )?|Setting affinity|NET/|Bootstrap|NCCL version"
@@ -74,7 +74,7 @@ def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]
     lines = [match.line for match in scanned.of("watchdog") if match.groups.get("seq") == seq]
     return Candidate(
         "collective-mismatch",
-        TIMEOUT + 5,
+        Tier.WAIT_EXPLAINED,
         lines[0].number,
         f"collective {seq} is not the same on all ranks: {'; '.join(parts[:4])}",
         evidence=tuple(line.body.strip()[:290] for line in lines[:3]),
@@ -89,7 +89,7 @@ def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]
 def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """A timeout while one rank prepares data or saves, as far as the text shows it."""
     timeout = next(
-        (each for each in candidates if each.name == "collective-timeout" and each.weight >= TIMEOUT - 1), None
+        (each for each in candidates if each.name == "collective-timeout" and each.tier >= Tier.TIMEOUT), None
     )
     if timeout is None or any(each.name == "collective-mismatch" for each in candidates):
         return list(candidates)
@@ -107,7 +107,7 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     found = replace(
         timeout,
         name="collective-timeout-slow-rank0",
-        weight=timeout.weight + 1,
+        tier=Tier.WAIT_EXPLAINED,
         what=f"{timeout.what}; likely one rank (rank 0, mostly) was busy preparing or saving for too long: {reason}",
         evidence=(*quoted(lines, 2), *timeout.evidence[:1]),
         fix=(
@@ -133,7 +133,7 @@ def branches(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         return list(candidates)
     found = Candidate(
         "rank-dependent-graph",
-        CAUSE + 1,
+        Tier.ORIGIN,
         lines[ranks[0]].number,
         f"ranks {', '.join(ranks[:4])} lack the gradients of different parameters: they run different parts of "
         f"the model",
@@ -148,7 +148,7 @@ def branches(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
 def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """A text that ends while NCCL sets up its connections."""
-    if any(each.weight > VICTIM + 8 for each in candidates):
+    if any(each.tier > Tier.STOPPED for each in candidates):
         return list(candidates)
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
     last = last[: next((place for place, text in enumerate(last) if _STOPPED.search(text)), len(last))]
@@ -161,7 +161,7 @@ def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     peer = sum("via P2P" in text for text in last) >= 2
     found = Candidate(
         "p2p-hang" if peer else "nccl-hang-at-init",
-        UNCLEAR,
+        Tier.UNCLEAR,
         scanned.num_lines,
         "the text ends while NCCL sets up "
         + (
@@ -202,7 +202,7 @@ def uneven(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     least, most = shown[0], shown[-1]
     found = Candidate(
         "uneven-inputs",
-        TIMEOUT + 6,
+        Tier.WAIT_EXPLAINED,
         most[1].line.number,
         f"rank {least[0]} has {least[1].groups['count']} batches, rank {most[0]} has {most[1].groups['count']}",
         where=f"rank {least[0]}",

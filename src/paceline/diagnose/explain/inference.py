@@ -10,9 +10,10 @@ from paceline.diagnose.explain.arrivals import devices, double_launch, endpoint,
 from paceline.diagnose.explain.candidates import Candidate, quoted
 from paceline.diagnose.explain.collectives import branches, hang, slow_rank, uneven, watchdogs
 from paceline.diagnose.explain.memory import held_by_others
+from paceline.diagnose.explain.pairs import consequences
 from paceline.diagnose.explain.scan import Scanned
 from paceline.diagnose.explain.survived import survived
-from paceline.signatures.signature import CAUSE, COARSE, GENERAL, HINTED, REMARK, SUMMARY, TIMEOUT, VICTIM, WARNED
+from paceline.signatures.tier import Tier
 
 _ALONE = (
     "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or os._exit(n) ends so too"
@@ -23,13 +24,12 @@ Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 _MIN_SCALE = 1e-3  # of a loss scale: below it nothing is left of a gradient in fp16
 _OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)  # of the whole, not of a download
 _ENDED_OUTSIDE = ("stop", "step-cancelled", "exit--15", "stopped")
-_OWN = ("user-exception", "script-error-on-one-rank")
 _NEVER = 1 << 62
-_WARNINGS = (HINTED, HINTED + 1, HINTED + 2, VICTIM + 3, VICTIM + 5, WARNED)  # what may have been overcome
+_WARNINGS = (Tier.HINTED, Tier.RETRIED, Tier.WARNED)  # what may have been overcome
 
 
 def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates, some with other weights, and those that only several lines together show."""
+    """Return the candidates, some in other tiers, and those that only several lines together show."""
     current = list(candidates)
     for rule in _RULES:
         current = rule(scanned, current)
@@ -46,7 +46,7 @@ def _loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candi
         return list(candidates)
     found = Candidate(
         "fp16-nan",
-        COARSE,
+        Tier.COARSE,
         scales[0][1].number,
         f"the loss scale has fallen to {scales[-1][0]:.4g} and every step is skipped: gradients are NaN or Inf",
         evidence=quoted([scales[0][1], scales[-1][1], *(match.line for match in scanned.of("nan"))]),
@@ -78,7 +78,7 @@ def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         return list(candidates)
     found = Candidate(
         "non-finite-on-one-rank",
-        CAUSE,
+        Tier.CAUSE,
         values[bad[0]].line.number,
         f"the gradient is NaN or Inf on rank {listed([int(rank) for rank in bad])} alone",
         where=f"rank {bad[0]}",
@@ -98,7 +98,7 @@ def _stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[C
     ranks = sorted(map(int, notes))
     found = Candidate(
         "non-finite-on-one-rank",
-        CAUSE,
+        Tier.CAUSE,
         next(iter(notes.values())).number,
         f"rank {listed(ranks)} stopped on a loss that is NaN or Inf, and the others wait for it",
         where=f"rank {ranks[0]}",
@@ -133,7 +133,7 @@ def _replicas(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         return list(candidates)
     found = Candidate(
         "batch-smaller-than-gpus",
-        CAUSE,
+        Tier.CAUSE,
         notes[0].line.number,
         f"replica {notes[0].groups['replica']} got nothing: the batch has fewer samples than GPUs",
         evidence=quoted([notes[0].line, lacking[0].line]),
@@ -153,7 +153,7 @@ def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
     for each in candidates:
         if not each.where and each.key.startswith(("exit-", "summary")):
             current.append(replace(each, where=place))
-        elif each.name == "peer-rank-died" and code > 0 and each.weight >= VICTIM:
+        elif each.name == "peer-rank-died" and code > 0 and each.tier >= Tier.VICTIM:
             what = f"{place} ended first, with exit code {code}; its own words are not in this text"
             shown = quoted([codes[-1].line]) + each.evidence
             current.append(replace(each, what=what, where=place, fix=_ALONE, evidence=shown))
@@ -173,7 +173,7 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         return replace(
             candidate,
             name="user-exception",
-            weight=GENERAL - 1,  # below the exception that names the refusal, where the text has it
+            tier=Tier.DOUBTFUL_EXCEPTION,  # below the exception that names the refusal, where the text has it
             what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
             evidence=refusal + candidate.evidence,
             why="the server was reached, so this node has access to it",
@@ -182,18 +182,6 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         )
 
     return [refused(candidate) if candidate.key == "not-in-cache" else candidate for candidate in candidates]
-
-
-def _unclear(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What NCCL does not explain is explained by a connection that was closed."""
-    if not any(each.name == "peer-rank-died" and each.weight >= VICTIM for each in candidates):
-        return list(candidates)
-    return [
-        replace(each, weight=min(each.weight, VICTIM - 1))
-        if each.name in ("cause-unknown", "nccl-system-error")
-        else each
-        for each in candidates
-    ]
 
 
 def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -227,7 +215,7 @@ def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
         return list(candidates)
 
     def is_harmless(candidate: Candidate) -> bool:
-        was_ended_outside = candidate.key in _ENDED_OUTSIDE and candidate.weight < GENERAL
+        was_ended_outside = candidate.key in _ENDED_OUTSIDE and candidate.tier < Tier.EXCEPTION
         return was_ended_outside and candidate.number >= ends[-1]
 
     return [candidate for candidate in candidates if not is_harmless(candidate)]
@@ -243,10 +231,10 @@ def _submitted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
 def _after(each: Candidate, stop: Candidate) -> Candidate:
     if each.key == "stop":
         return each
-    if each.number >= stop.number and each.weight <= GENERAL:
-        return replace(each, weight=min(each.weight, VICTIM))
-    if each.number < stop.number and TIMEOUT <= each.weight < GENERAL:
-        return replace(each, weight=GENERAL + 6)
+    if each.number >= stop.number and each.tier <= Tier.EXCEPTION:
+        return replace(each, tier=min(each.tier, Tier.VICTIM))
+    if each.number < stop.number and Tier.TIMEOUT <= each.tier < Tier.EXCEPTION:
+        return replace(each, tier=Tier.OUTSIDE)
     return each
 
 
@@ -260,7 +248,7 @@ def _endings(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         or scanned.counts["exit--7"]
     )
     return [
-        replace(each, name="peer-rank-died", weight=SUMMARY - 4)
+        replace(each, name="peer-rank-died", tier=Tier.RANKS_ENDED)
         if each.key == "exit--15" and (failed or aborted)
         else each
         for each in candidates
@@ -274,15 +262,6 @@ def _alone(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
         replace(each, name="script-error-on-one-rank")
         if each.key == "alone" and each.name == "user-exception" and victims
         else each
-        for each in candidates
-    ]
-
-
-def _torn(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Transfers and connections break when a rank ends: a plain exception of one rank comes before that."""
-    own = any(each.weight >= GENERAL - 1 and each.name in _OWN and each.where for each in candidates)
-    return [
-        replace(each, weight=VICTIM + 1) if own and each.name in ("infiniband-error", "interface-not-routed") else each
         for each in candidates
     ]
 
@@ -314,9 +293,9 @@ def _recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
     if not restarts or not progress or progress[-1].line.number <= restarts[-1].line.number:
         return list(candidates)
     again, going = restarts[0].line.number, progress[-1].line.number
-    ends = [each.last if each.last < _NEVER else each.number for each in candidates if each.weight > REMARK]
+    ends = [each.last if each.last < _NEVER else each.number for each in candidates if each.tier is not Tier.REMARK]
     if any(end > going for end in ends) or any(
-        again < each.number and each.weight >= GENERAL - 9 for each in candidates
+        again < each.number and each.tier >= Tier.WORKER_CRASH for each in candidates
     ):
         return list(candidates)
     return []
@@ -338,8 +317,7 @@ def _overcome(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
     return [
         each
         for each in candidates
-        if going <= each.last
-        or not (each.weight in _WARNINGS or (each.name == "peer-rank-died" and each.weight <= VICTIM + 5))
+        if going <= each.last or not (each.tier in _WARNINGS or each.name == "peer-rank-died")
     ]
 
 
@@ -364,13 +342,12 @@ _RULES: tuple[Rule, ...] = (
     _in_place,
     _table,
     _answered,
-    _unclear,
     _endings,
     _alone,
     survived,
     _cleared_away,
     _submitted,
-    _torn,
+    consequences,
     _other_python,
     _stops,
     _overcome,

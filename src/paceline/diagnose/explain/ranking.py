@@ -1,7 +1,8 @@
 """From candidates to findings, likeliest first. Pure.
 
-The scheme: a candidate with the greater weight goes first (see ``signature``), among equals the one that the text shows
-first. What comes after the first is a consequence or a second opinion, and is marked so by its severity.
+The scheme: a candidate of the higher tier goes first (see ``signatures.tier``), in one tier the one that the text shows
+first; ``pairs`` has the exceptions. What comes after the first is a consequence or a second opinion, and is marked so
+by its severity.
 """
 
 from __future__ import annotations
@@ -13,30 +14,12 @@ from dataclasses import replace
 from paceline.diagnose.explain.answer import Answer
 from paceline.diagnose.explain.candidates import Candidate, exceptions, known, unclear
 from paceline.diagnose.explain.inference import infer
+from paceline.diagnose.explain.pairs import explaining_first
 from paceline.diagnose.explain.scan import Scanned
 from paceline.errors import Finding
 from paceline.signatures.lines import shorten
-from paceline.signatures.signature import GENERAL, TIMEOUT, VICTIM
+from paceline.signatures.tier import Tier
 
-# The first has the last word over the second in the same text, whatever their weights: it tells of the same fault more.
-_OUTRANKS = (
-    ("gloo-loopback", "master-unreachable"),
-    ("master-addr-wrong", "master-unreachable"),
-    ("hostname-unresolvable", "master-unreachable"),
-    ("memlock-too-low", "infiniband-error"),
-    *(
-        (missing, follows)
-        for missing in ("environment-module-unknown", "conda-activate-without-hook")
-        for follows in (
-            "torch-missing",
-            "module-not-found",
-            "wrong-python-env",
-            "library-version-mismatch",
-            "script-missing",
-            "rank-died-signal",
-        )
-    ),
-)
 _UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
 # True only where nothing stands above it.
 _ELSEWHERE = re.compile(
@@ -53,7 +36,7 @@ def judge_scanned(scanned: Scanned) -> Answer:
     reported = _reported(scanned)
     candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
     candidates = [each for each in candidates if each.number > scanned.told_until]  # the account has judged the rest
-    if not any(each.weight >= VICTIM for each in candidates) and scanned.told_until < 0:
+    if not any(each.tier >= Tier.VICTIM for each in candidates) and scanned.told_until < 0:
         ends = [each.number for each in candidates if not each.survived]
         before = min(ends, default=scanned.num_lines + 1)
         candidates += [each for each in (unclear(scanned, before),) if each is not None]
@@ -86,7 +69,7 @@ def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
     for each in ordered[1:]:
         if each.survived:
             headings[each.name] = _SURVIVED
-        elif each.number < ordered[0].number and each.weight >= TIMEOUT:
+        elif each.number < ordered[0].number and each.tier >= Tier.TIMEOUT:
             headings[each.name] = _ALSO
     return headings
 
@@ -113,22 +96,17 @@ def _merged(reported: Sequence[Finding], found: Sequence[Finding]) -> list[Findi
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
     """One candidate for each name, likeliest first."""
     best: dict[str, Candidate] = {}
-    for each in sorted(candidates, key=lambda each: (-each.weight, each.number)):
+    for each in sorted(candidates, key=lambda each: (each.tier.value, each.number)):
         kept = best.setdefault(each.name, each)
         if kept is not each:
             best[each.name] = replace(kept, count=kept.count + (each.count if each.key != kept.key else 0))
-    ordered = list(best.values())
-    for winner, loser in _OUTRANKS:
-        names = [each.name for each in ordered]
-        if winner in names and loser in names and names.index(loser) < names.index(winner):
-            ordered.insert(names.index(loser), ordered.pop(names.index(winner)))
-    return ordered
+    return explaining_first(list(best.values()))
 
 
 def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
     found = []
     for place, each in enumerate(ordered):
-        severity = each.severity if place == 0 else "warning" if each.weight >= GENERAL else "hint"
+        severity = each.severity if place == 0 else "warning" if each.tier >= Tier.EXCEPTION else "hint"
         found.append(
             Finding(
                 each.name,

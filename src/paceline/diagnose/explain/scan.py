@@ -19,7 +19,8 @@ from paceline.errors import Finding
 from paceline.signatures.languages import anchors
 from paceline.signatures.libraries import signatures
 from paceline.signatures.lines import Line, parse
-from paceline.signatures.signature import REMARK, Signature
+from paceline.signatures.signature import Signature
+from paceline.signatures.tier import Tier
 from paceline.signatures.tracebacks import Tracebacks
 
 _HEX = b"0123456789abcdefABCDEF"
@@ -271,7 +272,7 @@ class Scanner:
             groups = signature.match(line.text, lower)
             if groups is None:
                 continue
-            if warning and signature.name and signature.weight > REMARK and not signature.in_warning:
+            if warning and signature.name and signature.tier is not Tier.REMARK and not signature.in_warning:
                 continue
             keys.append(signature.key)
             named = named or bool(signature.name)

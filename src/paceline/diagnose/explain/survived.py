@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.diagnose.explain.candidates import Candidate
 from paceline.diagnose.explain.scan import Scanned
 from paceline.signatures.lines import Line
-from paceline.signatures.signature import GENERAL, REMARK
+from paceline.signatures.tier import Tier
 
 _STEP = re.compile(
     r"\b(?:global_?)?(?:steps?|iter\w*|batch|(?:num_)?updates)\b\D{0,4}(?P<step>\d+)|\b(?P<of>\d+) ?/ ?\d+\b",
@@ -53,7 +53,7 @@ def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
         if not alive:
             current.append(_doubtful(each, steps))
         elif each.number < end:
-            current.append(replace(each, weight=REMARK + 1, survived=True))
+            current.append(replace(each, tier=Tier.SURVIVED, survived=True))
     return current
 
 
@@ -116,6 +116,6 @@ def _num_after(steps: Sequence[_Step], number: int) -> int:
 def _doubtful(candidate: Candidate, steps: Sequence[_Step]) -> Candidate:
     """An exception after which a few steps are shown, of this process or of others: another exception goes first."""
     after = sum(step.line.number > candidate.number and step.line.source == candidate.source for step in steps)
-    if candidate.name not in _EXCEPTIONS or candidate.weight > GENERAL or after < _OWN_STEPS:
+    if candidate.name not in _EXCEPTIONS or candidate.tier is not Tier.EXCEPTION or after < _OWN_STEPS:
         return candidate
-    return replace(candidate, weight=candidate.weight - 1)
+    return replace(candidate, tier=Tier.DOUBTFUL_EXCEPTION)

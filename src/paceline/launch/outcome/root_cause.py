@@ -30,7 +30,6 @@ _VICTIM = re.compile(
     r"|Connection was likely closed|failed to recv, got 0 bytes|Failed to recv|Read error|Write error"
 )
 _COLLECTIVE = re.compile(r"gloo|nccl|c10d|TCPStore|ProcessGroup|Dist\w*Error|RendezvousConnectionError", re.I)
-_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.I)
 _NO_STORE = re.compile(r"client socket has timed out .*trying to connect", re.I)
 _NOT_JOINED = re.compile(r"waiting for clients\. \d+/\d+ clients joined")
 _TIMEOUT = re.compile(
@@ -42,14 +41,12 @@ _MISMATCH = re.compile(
     r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
     r"|Invalid mt19937 state"  # Accelerate has taken what another collective sent for a random state
 )
-_OTHER_MODEL = re.compile(
-    r"params\[\d+\] in this process with sizes|DDP expects same model across all ranks|inconsistent \d+ params"
-)
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
 # The loader says so from a signal's handler, so the line that the exception comes from is whichever was running.
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)")
-_SHM = re.compile(r"unable to (?:allocate|write|open) shared memory|Bus error|out of shared memory", re.I)
+# Faults that an exception's text names. Their texts are known to ``signatures``.
+_NAMED = ("cuda-oom", "port-in-use", "too-many-open-files", "dataloader-shm-too-small", "ddp-model-mismatch")
 # What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
@@ -115,12 +112,19 @@ def weigh(end: RankEnd) -> int:
 
 def _weigh_words(lines: Iterable[str]) -> int | None:
     """Weigh what was said; None if it speaks of no other rank."""
-    lines = [line for line in lines if not _PORT_TAKEN.search(line)]
+    lines = [line for line in lines if _named(line) != "port-in-use"]
     if any(_about_others(line) for line in lines):
         return SUSPECT
     if any(_VICTIM.search(line) and _COLLECTIVE.search(line) for line in lines):
         return VICTIM
     return None
+
+
+def _named(line: str) -> str:
+    """Return the fault that a library's text names, which is none of another rank's; empty if it names none."""
+    from paceline.signatures.naming import name_of  # a run without a failure needs no signatures
+
+    return name_of(line, _NAMED)
 
 
 def _about_others(line: str) -> bool:
@@ -314,11 +318,15 @@ def _name_of(failure: Failure, *, alone: bool) -> str:
     text = failure.root
     if failure.type in ("ModuleNotFoundError", "ImportError") or "No module named" in text:
         return "module-not-found"
-    if failure.type == "OutOfMemoryError" or "CUDA out of memory" in text:
+    if failure.type == "OutOfMemoryError":
         return "cuda-oom"
     if "port-held-by-other" in text:
         return "port-held-by-other"
-    for pattern, name in _NAMES:
+    if _NO_METHOD.search(text):
+        return "method-does-not-exist"
+    if name := _named(text):
+        return name
+    for pattern, name in _WAITS:
         if pattern.search(text):
             return name
     return "script-error-on-one-rank" if alone else "user-exception"
@@ -335,15 +343,12 @@ def _instead_of(owner: str, method: str) -> str:
     return "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x) in its forward"
 
 
-_NAMES = (
-    (_NO_METHOD, "method-does-not-exist"),
-    (_PORT_TAKEN, "port-in-use"),
+# What a rank says that waited in vain for others, or met them in another collective.
+_WAITS = (
     (_NO_STORE, "master-unreachable"),
     (_NOT_JOINED, "rendezvous-timeout"),
     (_TIMEOUT, "collective-timeout"),
     (_MISMATCH, "collective-mismatch"),
-    (_SHM, "dataloader-shm-too-small"),
-    (_OTHER_MODEL, "ddp-model-mismatch"),
 )
 
 

@@ -1,4 +1,4 @@
-"""All signatures, by area: the order inside an area does not matter, the weights do."""
+"""All signatures, by area: the order inside an area does not matter, the tiers do."""
 
 from __future__ import annotations
 

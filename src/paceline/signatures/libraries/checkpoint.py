@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -35,7 +36,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "build the model with the settings that the checkpoint was saved with; strict=False only for heads "
             "that are new"
         ),
-        weight=COARSE,
+        tier=Tier.COARSE,
         key="other-model",
     ),
     cause(
@@ -83,7 +84,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a checkpoint or data file ends too early: it was not written to its end",
         fix="ls -l FILE and compare its size with the others; take the checkpoint before it",
         why="the writer was stopped, or the disk was full, while it was written",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "checkpoint-unfinished",

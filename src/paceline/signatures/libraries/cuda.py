@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import CAUSE, GENERAL, HINTED, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -80,7 +81,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the GPU's driver reports an error without a cause: {error}",
         fix="nvidia-smi and dmesg -T | grep -i -E 'xid|nvrm' on that node; the same program on another node",
         why="it comes from the driver or the GPU, not from the line of the program that is shown",
-        weight=HINTED - 1,
+        tier=Tier.HINTED,
     ),
     cause(
         "fabric-manager-down",
@@ -89,7 +90,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="CUDA is not ready on this node (error 802): the fabric manager of its NVSwitches does not run (likely)",
         fix="systemctl status nvidia-fabricmanager; take the node out of the queue and tell its operators",
         why="on machines with NVSwitch no GPU can be used until the fabric manager has set the switches up",
-        weight=CAUSE + 1,
+        tier=Tier.ORIGIN,
     ),
     cause(
         "gpus-fewer-than-processes",
@@ -97,7 +98,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"^No devices were found",
         what="nvidia-smi finds no GPU",
         fix="ask for GPUs (sbatch --gres=gpu:N); dmesg | grep -i nvrm on the node shows whether one was lost",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "cause-unknown",
@@ -105,7 +106,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"CUDA kernel errors might be asynchronously reported|consider passing CUDA_LAUNCH_BLOCKING=1",
         what="a CUDA error; the line that names it is not in this text",
         fix="look at the line before this one in the full output",
-        weight=HINTED - 25,
+        tier=Tier.VICTIM,
     ),
     cause(
         "gpu-busy",
@@ -127,7 +128,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what=("a GPU reports a hardware fault: {error}", "the driver reports Xid {xid} for the GPU at {pci}"),
         fix="take the node out of the queue and tell its operators: nvidia-smi -q -d ECC; dmesg | grep -i xid",
         why="the GPU, not the program, is at fault; on the same node it comes back",
-        weight=CAUSE + 1,  # failed assertions and illegal accesses follow from it
+        tier=Tier.ORIGIN,  # failed assertions and illegal accesses follow from it
         unless=r"Xid[^:]*\([^)]*\): *(?:13|31|43|45|94)\b",
     ),
     cause(
@@ -162,7 +163,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the library of the NVIDIA driver and its module in the kernel have different versions",
         fix="reboot the node (the driver was updated), or take another; cat /proc/driver/nvidia/version",
         why="no program on this node can use a GPU until the module of the new version is loaded",
-        weight=CAUSE + 1,  # that no GPU is visible follows from it
+        tier=Tier.ORIGIN,  # that no GPU is visible follows from it
     ),
     cause(
         "driver-mismatch",
@@ -177,7 +178,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "the NVIDIA driver is too old for the CUDA that torch is built for",
         ),
         fix="nvidia-smi shows the CUDA that the driver serves: install a torch for it, or update the driver",
-        weight=CAUSE + 1,
+        tier=Tier.ORIGIN,
         in_warning=True,
     ),
     note("gpu-holder", "memory in use", r"\bProcess \d+ has [\d.]+ [KMGT]?i?B memory in use"),
@@ -198,7 +199,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fix="CUDA_LAUNCH_BLOCKING=1 (ROCm: AMD_SERIALIZE_KERNEL=3) shows the call; then compute-sanitizer python "
         "script.py shows the kernel; if it stays with one GPU, test that GPU",
         why="kernels run behind the program: the line that is shown is often not the one that started this kernel",
-        weight=GENERAL,
+        tier=Tier.EXCEPTION,
     ),
     cause(
         "cuda-oom",

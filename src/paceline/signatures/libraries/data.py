@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import CRASH, HINTED, UNCLEAR, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 _SHM = "docker run --shm-size=8g (Kubernetes: emptyDir with medium: Memory at /dev/shm), or fewer DataLoader workers"
 
@@ -29,7 +30,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fix=_SHM,
         why="df -h /dev/shm in the job shows how large it is",
         unless=r"PCIe",
-        weight=CRASH,
+        tier=Tier.CRASH,
     ),
     cause(
         "too-many-open-files",
@@ -54,7 +55,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"PytorchStreamWriter failed writing file|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error",
         what="a checkpoint could not be written: the disk is full, or the quota is reached (likely)",
         fix="df -h and quota -s for the checkpoint folder",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "folder-not-writable",
@@ -72,7 +73,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "more memory for the job (--mem), fewer workers, smaller prefetch_factor; dmesg -T | grep -i oom "
             "tells for sure"
         ),
-        weight=CRASH + 1,
+        tier=Tier.WORKER_CRASH,
     ),
     cause(
         "rank-segfault",
@@ -80,7 +81,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"DataLoader worker \(pid[^)]*\) is killed by signal: Segmentation fault",
         what="a DataLoader worker crashed in native code (SIGSEGV)",
         fix="num_workers=0 shows the line; faulthandler.enable() in the worker prints its stack",
-        weight=CRASH + 1,
+        tier=Tier.WORKER_CRASH,
     ),
     cause(
         "rank-died-signal",
@@ -94,6 +95,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "a DataLoader worker was ended by a signal: {signal}",
         ),
         fix="num_workers=0 shows an error of the data set itself; dmesg -T | grep -i oom tells whether memory ran out",
-        weight=UNCLEAR + 5,
+        tier=Tier.SUSPECTED,
     ),
 )

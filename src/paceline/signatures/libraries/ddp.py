@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, HINTED, UNCLEAR, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -66,7 +67,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "(likely)",
         ),
         fix="DistributedDataParallel(..., broadcast_buffers=False), or one forward for each backward, or SyncBatchNorm",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "process-group-not-initialized",
@@ -120,7 +121,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:rank|process) (?P<rank>\d+)[^\n]{0,40}(?:loss|gradients?) (?:is|are|contains?) (?:NaN|Inf)",
         what="loss or gradients are NaN or Inf on rank {rank}",
         fix="keep that rank's batch and look at it: torch.isfinite on inputs, labels and loss",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "fp16-nan",
@@ -134,7 +135,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "torch.autograd.set_detect_anomaly(True) finds the operation; lower the learning rate, use bf16, "
             "check inputs"
         ),
-        weight=COARSE,
+        tier=Tier.COARSE,
         key="diverged",
     ),
     note(
@@ -203,7 +204,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fix=(
             "every rank must build the same model and run the same layers; look for a rank with NaN or a changed buffer"
         ),
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "straggler",
@@ -218,7 +219,7 @@ SIGNATURES: tuple[Signature, ...] = (
         where="rank {rank}",
         fix="nvidia-smi -q -d CLOCK,TEMPERATURE,PERFORMANCE on its node, against another node; else take the node out",
         why="every collective waits for the slowest rank",
-        weight=UNCLEAR + 1,
+        tier=Tier.SUSPECTED,
     ),
     note("missing-argument", "missing", r"missing \d+ required positional arguments?:"),
     cause(

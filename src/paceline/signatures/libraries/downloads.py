@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, GENERAL, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 _FIX = (
     "download on a login node before the job, then export HF_HUB_OFFLINE=1 (WANDB_MODE=offline); or the site's "
@@ -35,7 +36,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_FIX,
         why=_WHY,
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"host='(?:localhost|127\.|10\.|172\.(?:1[6-9]|2\d|3[01])\.|192\.168\.|0\.0\.0\.0|\[?::)"
         r"|retry loop|[Rr]etrying|will retry",
     ),
@@ -52,7 +53,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_FIX,
         why=_WHY,
-        weight=COARSE,
+        tier=Tier.COARSE,
         key="not-in-cache",
         unless=r"[Rr]etrying|will retry",
     ),
@@ -64,7 +65,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the package index cannot be reached: this node has no access to the internet (likely)",
         fix="install on a login node before the job, or the site's proxy: export https_proxy=http://HOST:PORT",
         why=_WHY,
-        weight=GENERAL - 8,
+        tier=Tier.MENTIONED_EXCEPTION,
     ),
     note(
         "server-answered",

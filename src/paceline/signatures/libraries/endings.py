@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import CRASH, GENERAL, SUMMARY, UNCLEAR, VICTIM, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 _ELSEWHERE = "look in the output of that rank: torchrun --log-dir logs --redirects 3, or wrap main with @record"
 _NATIVE = (
@@ -18,7 +19,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"closing signal SIGHUP|Received 1 death signal|Signals?\.?SIGHUP|got signal: 1\b|: Hangup\b|signal: SIGHUP",
         what="the terminal that started the run was closed (SIGHUP)",
         fix="start it in tmux or screen, or with nohup ... & disown, or through the scheduler",
-        weight=GENERAL + 5,
+        tier=Tier.OUTSIDE,
         key="stop",
     ),
     cause(
@@ -28,7 +29,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|[Rr]eceived SIGINT\b",
         what="the run was ended by Ctrl-C (or SIGINT)",
         fix=_HUNG,
-        weight=VICTIM + 8,
+        tier=Tier.STOPPED,
         key="stopped-by-hand",
     ),
     cause(
@@ -41,7 +42,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "the run was stopped from outside: {term}",
         ),
         fix="who stopped it: sacct -j JOB -o State,Comment, the shell's history, the queue's preemption log",
-        weight=VICTIM + 8,
+        tier=Tier.STOPPED,
         key="stopped",
     ),
     cause(
@@ -58,7 +59,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_NATIVE,
         why="an extension, a driver or a version that does not fit; Python cannot say where",
-        weight=CRASH,
+        tier=Tier.CRASH,
         key="exit--11",
         unless=r"potential root causes",
     ),
@@ -79,7 +80,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_WHO,
         why="the one who sends SIGKILL leaves no word in the program's own output",
-        weight=CRASH,
+        tier=Tier.CRASH,
         key="exit--9",
         unless=r"forcefully exit|Unable to shutdown",
     ),
@@ -92,7 +93,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a process was killed (SIGKILL): mostly because host memory ran out",
         fix=_WHO,
         why="the one who sends SIGKILL leaves no word in the program's own output",
-        weight=CRASH - 2,
+        tier=Tier.CRASH,
         unless=r"by signal|oom",
     ),
     cause(
@@ -101,7 +102,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:exitcode *: *|return code *=? *)-7\b|\(SIGBUS\)|[Ss]ignal 7\b",
         what="a rank ended with a bus error (SIGBUS), mostly because /dev/shm is full (likely)",
         fix="df -h /dev/shm on the node; docker run --shm-size=8g, or fewer DataLoader workers",
-        weight=CRASH,
+        tier=Tier.CRASH,
         key="exit--7",
     ),
     cause(
@@ -110,7 +111,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"exitcode *: *-(?P<number>4|8|3|5)\b|\((?P<signal>SIGILL|SIGFPE|SIGTRAP)\)",
         what=("a rank was ended by {signal}", "a rank was ended by signal {number}"),
         fix=_NATIVE,
-        weight=CRASH - 3,
+        tier=Tier.CRASH,
     ),
     cause(
         "rank-died-signal",
@@ -119,7 +120,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Aborted \(core dumped\)|Aborted *$|(?:exit code|status) 134\b",
         what="a rank aborted itself (SIGABRT); the line before the abort tells why",
         fix="look at the last lines of that rank's own output, above the stack of C++ frames",
-        weight=VICTIM + 2,
+        tier=Tier.ABORTED,
         key="exit--6",
     ),
     cause(
@@ -131,7 +132,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a rank crashed in native code: {error}",
         fix=_NATIVE,
         why="a compiled library wrote where it must not",
-        weight=CRASH - 1,
+        tier=Tier.CRASH,
     ),
     cause(
         "rank-died-signal",
@@ -140,7 +141,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|terminate called without an active exception",
         what=("a rank aborted on a C++ exception, {type}", "a rank aborted on a C++ exception"),
         fix="the line after it, what(), tells why",
-        weight=VICTIM + 3,
+        tier=Tier.ABORTED,
         unless=r"DistBackendError|gloo|c10::Error",
     ),
     cause(
@@ -155,7 +156,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "had failed"
         ),
         why="a launcher ends the other ranks so when one has failed",
-        weight=SUMMARY + 1,
+        tier=Tier.UNEXPLAINED,
         key="exit--15",
     ),
     cause(
@@ -164,7 +165,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"exitcode *: *-2\b",
         what="the run was ended by Ctrl-C (or SIGINT)",
         fix=_HUNG,
-        weight=VICTIM + 6,
+        tier=Tier.STOPPED,
         key="exit--2",
     ),
     cause(
@@ -181,7 +182,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"SignalException",
         what="the run was stopped from outside",
         fix="who stopped it: sacct -j JOB -o State, the shell's history",
-        weight=VICTIM + 6,
+        tier=Tier.STOPPED,
     ),
     cause(
         "rank-died-signal",
@@ -191,7 +192,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Worker exit type: SYSTEM_ERROR",
         what="a Ray worker process died, and its own output does not say why here",
         fix="ray logs, or the worker's file in /tmp/ray/session_latest/logs; dmesg -T | grep -i oom on its node",
-        weight=UNCLEAR + 2,
+        tier=Tier.SUSPECTED,
     ),
     cause(
         "sighup-terminal-closed",
@@ -199,7 +200,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"exitcode *: *-1\b.*",
         what="a rank was ended by SIGHUP: the terminal that started the run was closed",
         fix="start it in tmux or screen, or through the scheduler",
-        weight=VICTIM + 5,
+        tier=Tier.STOPPED,
     ),
     cause(
         "launcher-summary-only",
@@ -222,7 +223,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the launcher says that a rank failed; the error itself is not in this text",
         fix=_ELSEWHERE,
         why="torchrun repeats a traceback only if the rank wrote an error file (@record on main)",
-        weight=SUMMARY,
+        tier=Tier.SUMMARY,
         key="summary",
     ),
     cause(
@@ -231,7 +232,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"see (?:the )?(?:root cause|(?:actual |original )?error) above|Received sigquit from a child proces",
         what="the text says that the cause was printed before it, and it is not in this text",
         fix="look further up in the full output, and at the output of the other processes",
-        weight=SUMMARY,
+        tier=Tier.SUMMARY,
         key="summary-above",
     ),
     cause(
@@ -240,7 +241,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Child process with PID \d+ terminated with code (?P<code>-?\d+)\. Forcefully terminating",
         what="a rank ended with code {code}, and its launcher ended the others; the error itself is not in this text",
         fix="look for the traceback of the rank that ended first, in the output of all ranks",
-        weight=SUMMARY + 3,
+        tier=Tier.UNEXPLAINED,
     ),
     note("exit", "exitcode", r"exitcode *: *(?P<code>-?\d+)\)? .*?(?:local_rank: (?P<local>\d+))?"),
     note("table-rank", "rank      :|rank :|rank  ", r"^\s*rank\s*: *(?P<rank>\d+) \(local_rank: *(?P<local>\d+)\)"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import CAUSE, COARSE, HINTED, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -40,7 +41,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|dist)-packages[^)]*)\))",
         what="{package} as installed has no {name}: the packages do not fit each other",
         fix="pip show {package}: install the version that the program was written for",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "wrong-python-env",
@@ -98,7 +99,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?P<script>[\w./-]+\.py): error: unrecognized arguments: (?P<arguments>.{1,120})",
         what="{script} does not know the arguments {arguments}",
         fix="python {script} --help lists those that it knows; options of the launcher stand before the script's name",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"^(?:launch|run)\.py",
     ),
     cause(
@@ -108,7 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r".{1,160})",
         what="{script} refuses its arguments: {error}",
         fix="python {script} --help lists what it wants",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "interface-missing-on-node",
@@ -116,7 +117,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:could not find|no such) interface:? *(?P<interface>\S+)",
         what="the interface {interface} does not exist on this node",
         fix="ip -br addr lists those of the node",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "environment-module-unknown",
@@ -133,7 +134,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="module spider NAME (or module avail NAME) on that node lists the versions, and what to load before it",
         why="what the module would have brought (Python, CUDA, a compiler) is missing in what follows",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "conda-activate-without-hook",
@@ -142,7 +143,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="conda activate did nothing: the shell of the job has not been set up for conda",
         fix='before it: eval "$(conda shell.bash hook)"',
         why="the job then runs with the Python that it finds, not with the environment's",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "wrong-python-env",
@@ -150,7 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Could not find conda environment: (?P<name>\S+)|Not a conda environment: (?P<path>\S+)",
         what=("there is no conda environment {name}", "there is no conda environment {path}"),
         fix="conda env list on the node shows those that it sees",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "container-not-started",
@@ -187,7 +188,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"[Cc]ould not find any nv (?:files|libraries)|could not select device driver .*gpu",
         what="the container sees no NVIDIA driver",
         fix="nvidia-smi on the node itself; apptainer exec --nv, or docker run --gpus all with the NVIDIA toolkit",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "torch-missing",
@@ -196,6 +197,5 @@ SIGNATURES: tuple[Signature, ...] = (
         what="torch is not installed in the Python that runs here",
         fix="activate the environment that has torch before the start; which python tells which one runs",
         why="the launcher or the job script uses another Python than the one with torch",
-        weight=CAUSE,
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, HINTED, TIMEOUT, VICTIM, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 _IFNAME = "export GLOO_SOCKET_IFNAME to the interface that all nodes share: ip -br addr"
 
@@ -19,7 +20,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_IFNAME + "; or take the 127.0.1.1 line of the host's own name out of /etc/hosts",
         why="the host name resolves to a loopback address, so other nodes connect to themselves",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"socket\.cpp|http",
     ),
     cause(
@@ -28,7 +29,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Unable to resolve hostname to a \(local\) address",
         what="Gloo falls back to the loopback address: the host name does not resolve to one of its own addresses",
         fix=_IFNAME,
-        weight=HINTED - 3,
+        tier=Tier.HINTED,
     ),
     cause(
         "interface-missing-on-node",
@@ -62,7 +63,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:gloo|ProcessGroupGloo).*(?:invalid tensor|tensors? .*(?:equal|same) size)|Invalid mt19937 state",
         what="a collective got something else than it expects: ranks are in different collectives (likely)",
         fix="every rank must make the same calls with the same shapes; paceline run names the two lines that differ",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "collective-timeout",
@@ -74,7 +75,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="py-spy dump on every rank shows which one is elsewhere; look for uneven batches and rank-0-only work",
         why="the other rank is alive: it left the loop earlier or does something else",
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "rendezvous-timeout",
@@ -83,7 +84,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="Gloo could not connect all ranks with each other",
         fix=_IFNAME,
         why="a rank is missing, or ranks give each other addresses that are not routed between the nodes",
-        weight=TIMEOUT - 3,
+        tier=Tier.TIMEOUT,
         key="full-mesh",
     ),
     cause(
@@ -92,7 +93,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"connect \[(?P<host>[^\]]+)\]:(?P<port>\d+): (?P<error>Connection (?:refused|timed out)|No route to host)",
         what="Gloo cannot connect to {host}, port {port}: {error}",
         fix=_IFNAME,
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
         unless=r"\[127\.",
     ),
     cause(
@@ -107,6 +108,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="look at the other ranks' output for the first that ended: its traceback, its exit code, dmesg on its node",
         why="this is what the surviving ranks say; the cause is in the output of the one that ended",
-        weight=VICTIM,
+        tier=Tier.VICTIM,
     ),
 )

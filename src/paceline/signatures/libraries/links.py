@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, HINTED, TIMEOUT, UNCLEAR, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -48,7 +49,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="ib_write_bw between the two nodes; check the link, NCCL_IB_HCA and, on RoCE, NCCL_IB_GID_INDEX",
         why="status 12 is a transport timeout: the other side does not answer over that link",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"NCCL INFO(?!.*(?:fatal|failed|IBV_WC))",
     ),
     cause(
@@ -68,7 +69,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "upgrade efa-installer and aws-ofi-nccl to a pair that fits this NCCL; fi_info -p efa must list the "
             "adapters"
         ),
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "interface-not-routed",
@@ -90,7 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "an interface that is up need not be routed between the nodes (docker0, virbr0), or a firewall drops "
             "packets"
         ),
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "interface-not-routed",
@@ -103,7 +104,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "look "
         "there first",
         why="the interface is not routed between the nodes, a firewall is in between, or the other process has ended",
-        weight=TIMEOUT - 2,
+        tier=Tier.TIMEOUT,
         unless=r"gloo|retrying",
     ),
     cause(
@@ -120,7 +121,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "GPU peer-to-peer transfer does not work between these devices",
         ),
         fix="NCCL_P2P_DISABLE=1 as a test; then ACS off in the BIOS, or all GPUs of the node visible to every rank",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "nccl-shm-too-small",
@@ -128,6 +129,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"unlink shared memory \S*nccl\S* failed",
         what="somebody removed NCCL's shared memory while it was in use",
         fix="RemoveIPC=no in /etc/systemd/logind.conf: systemd cleans up for users without a login",
-        weight=UNCLEAR,
+        tier=Tier.UNCLEAR,
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -16,7 +17,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "a compiled kernel does not fit this GPU or its driver",
         ),
         fix="install a CUDA toolkit (and triton) that knows this GPU: nvidia-smi --query-gpu=compute_cap --format=csv",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "library-version-mismatch",
@@ -34,7 +35,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="unset LD_LIBRARY_PATH entries that hold another CUDA or cuDNN, and install torch with its own libraries "
         "into a fresh environment (Windows: the Visual C++ runtime)",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"\bW tensorflow|dlerror|[Ww]arning|optional|skipp",
     ),
     cause(
@@ -48,7 +49,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="install numpy and torch from one source (all pip or all conda); until then import numpy first, or export "
         "MKL_THREADING_LAYER=GNU",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "cpu-starved",
@@ -57,7 +58,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="no more threads can be started: the limit of the user or of the job is reached",
         fix="export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1, fewer DataLoader workers; ulimit -u shows the limit",
         why="each rank starts a thread for each CPU of the node in each numerical library, unless told otherwise",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "library-version-mismatch",
@@ -73,7 +74,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="install the CUDA toolkit of torch.version.cuda (conda install cuda-toolkit=VERSION) or a torch for the "
         "installed one; point CUDA_HOME to it",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"[Ww]arning|WARN",
     ),
     cause(
@@ -82,7 +83,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"OutOfDiskError|local object store is full and the local disk's utilization",
         what="the disk that Ray writes its objects to is full",
         fix="df -h /tmp; ray start --temp-dir on a disk with room, and a smaller object store",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "cuda-oom",
@@ -98,6 +99,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="nvidia-smi tells whether another process holds memory; a smaller --max-model-len, more GPUs "
         "(--tensor-parallel-size), or another --gpu-memory-utilization",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
 )

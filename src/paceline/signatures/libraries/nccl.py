@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import HINTED, REMARK, TIMEOUT, UNCLEAR, VICTIM, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 _LATE = "find the rank that did not come: compare last enqueued work of all ranks, or py-spy dump on each of them"
 _WARN = "run again with NCCL_DEBUG=WARN and read the NCCL WARN line above the error"
@@ -27,7 +28,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the first collective; NCCL_DEBUG=WARN "
             "says more"
         ),
-        weight=UNCLEAR + 5,
+        tier=Tier.SUSPECTED,
     ),
     cause(
         "nccl-version-mismatch",
@@ -91,7 +92,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "every rank must make the same calls in the same order: no collective, log or save inside a block "
             "for one rank"
         ),
-        weight=HINTED - 1,
+        tier=Tier.HINTED,
     ),
     cause(
         "variable-contradicted",
@@ -117,7 +118,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_LATE,
         why="one rank stopped, left the loop earlier or does something else, while the others wait for it",
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
         key="watchdog",
     ),
     cause(
@@ -134,7 +135,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_LATE,
         why="one rank stopped, left the loop earlier or does something else, while the others wait for it",
-        weight=TIMEOUT - 1,
+        tier=Tier.TIMEOUT,
         unless=r"gloo",
     ),
     cause(
@@ -146,7 +147,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "it ended: "
         "look at its output",
         why="NCCL's first collective begins with an identifier that rank 0 makes",
-        weight=TIMEOUT + 1,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "peer-rank-died",
@@ -156,7 +157,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"received errors",
         what="rank 0 ended while this rank waited for it",
         fix="look at the end of rank 0's own output",
-        weight=VICTIM + 1,
+        tier=Tier.VICTIM,
         unless=r"time(?:d )?out",
     ),
     note(
@@ -181,7 +182,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the connection to another rank was closed: that rank ended first",
         fix="look for the first rank that ended: its traceback, exit code or dmesg on its node (memory, Xid)",
         why="this is what the surviving ranks say; the cause is in the output of the one that ended",
-        weight=VICTIM,
+        tier=Tier.VICTIM,
     ),
     cause(
         "peer-rank-died",
@@ -191,7 +192,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|communicator.*encountered error|another rank .*(?:error|fail)",
         what="this rank took itself down after a failure elsewhere",
         fix="look for the first rank that failed, in the output of all ranks",
-        weight=VICTIM - 3,
+        tier=Tier.AFTERMATH,
     ),
     cause(
         "cause-unknown",
@@ -201,7 +202,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what=("NCCL failed ({kind}), and the text does not say why", "NCCL failed, and the text does not say why"),
         fix=_WARN,
         why="torch repeats only the kind of the error",
-        weight=UNCLEAR,
+        tier=Tier.UNCLEAR,
     ),
     cause(
         "nccl-system-error",
@@ -213,7 +214,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "same NCCL and driver on each; df -h /dev/shm; then NCCL_DEBUG=WARN, whose NCCL WARN line names it",
         why="torch repeats only the kind of the error; usually the nodes do not reach each other over the interface "
         "that NCCL chose",
-        weight=UNCLEAR,
+        tier=Tier.UNCLEAR,
     ),
     cause(
         "collective-on-wrong-device",
@@ -238,7 +239,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_WARN,
         why="codes: 1 CUDA, 2 system call, 3 internal, 5 wrong use, 6 the remote side",
-        weight=UNCLEAR - 4,
+        tier=Tier.ABORTED,
     ),
     cause(
         "nccl-not-built-in",
@@ -274,7 +275,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|device used by this process is currently unknown",
         what="only harmless warnings",
         fix="",
-        weight=REMARK,
+        tier=Tier.REMARK,
         key="remark",
     ),
 )

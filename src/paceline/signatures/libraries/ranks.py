@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, TIMEOUT, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -51,7 +52,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"train_batch_size is not equal to micro_batch_per_gpu",
         what="the batch size that is configured does not fit the number of processes",
         fix="start as many processes as the configuration means: batch size = micro batch * accumulation * processes",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "duplicate-ranks",
@@ -75,7 +76,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:FileStore|file://|init[_ -](?:method )?file).*(?:timeout|timed out|stale|already exists|left over|Wait)",
         what="the file of the file:// init method is left over from an earlier run, or is not shared",
         fix="delete the file before each start, or use env:// with a launcher",
-        weight=TIMEOUT + 2,
+        tier=Tier.WAIT_EXPLAINED,
     ),
     cause(
         "local-rank-argument-unknown",

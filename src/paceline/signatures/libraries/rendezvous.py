@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import CAUSE, COARSE, HINTED, TIMEOUT, UNCLEAR, VICTIM, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 _PORT_FIX = (
     "take another port, --master-port {port} is held: --standalone on one node, or a port made from the job's number",
@@ -35,7 +36,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="port {port} is already in use on this node",
         fix=_PORT_FIX,
         why="an earlier run still holds it, or two jobs on the node use the same port",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "port-in-use",
@@ -53,7 +54,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the port of the master may not be listened on (permission denied): it is below 1024 or reserved (likely)",
         fix="take a port from 20000 on: --master-port 29500; $RANDOM alone may give one below 1024",
         why="ports below 1024 belong to root",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"ssh|rsync|/",
     ),
     cause(
@@ -74,7 +75,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="give the address in full: --master-addr 127.0.0.1 on one node, the first node's IP address on several",
         why="a host name made of digits counts as an IPv4 address",
-        weight=HINTED + 2,
+        tier=Tier.HINTED,
     ),
     cause(
         "hostname-unresolvable",
@@ -100,7 +101,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "on each node: getent hosts $MASTER_ADDR; use an address or name that every node resolves",
         ),
         why="no rank can reach a master whose name its node does not know",
-        weight=HINTED + 1,
+        tier=Tier.HINTED,
         unless=r"https?://|HTTP|urllib|requests\.|huggingface|wandb|HTTPSConnection|Max retries|boto|s3\.",
     ),
     cause(
@@ -110,7 +111,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the name {host} of the master has no IPv6 address",
         fix="on each node: getent hosts {host}; if it has an IPv4 address, this warning does no harm",
         why="torch asks for IPv6 first; it is harmless where the IPv4 address is found",
-        weight=VICTIM + 3,
+        tier=Tier.RETRIED,
         key="ipv6",
     ),
     cause(
@@ -119,7 +120,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:unknown host|Unable to resolve host(?:name)?|No such host is known)\b[: ]*(?P<host>[\w.-]+)?",
         what=("the name {host} cannot be resolved", "the name of the master cannot be resolved"),
         fix="on each node: getent hosts $MASTER_ADDR; use an address or name that every node resolves",
-        weight=HINTED + 1,
+        tier=Tier.HINTED,
         unless=r"https?://|HTTP|urllib|loopback|huggingface",
     ),
     cause(
@@ -131,7 +132,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "with "
         "the nodes of the job",
         why=_WAIT_WHY,
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "rendezvous-timeout",
@@ -147,7 +148,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="start the same command on every node; the number of processes must equal the world size",
         why=_WAIT_WHY,
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "rendezvous-timeout",
@@ -156,7 +157,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="too few nodes joined the rendezvous in time",
         fix="start torchrun on every node within 10 minutes with the same --rdzv-id, --rdzv-endpoint and --nnodes",
         why=_WAIT_WHY,
-        weight=TIMEOUT + 1,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "rendezvous-timeout",
@@ -171,7 +172,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "look for the rank that is missing in the other nodes' output; compare --nnodes and the number of processes"
         ),
         why=_WAIT_WHY,
-        weight=TIMEOUT - 1,
+        tier=Tier.TIMEOUT,
         unless=r"ncclUniqueId|broadcastUniqueNCCLID|HTTP|read timeout",
     ),
     cause(
@@ -180,7 +181,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"RendezvousClosedError|rendezvous '[^']*' (?:is|has been) (?:already )?closed",
         what="the rendezvous was closed: a node came to a run that was over",
         fix="give each attempt an id of its own: --rdzv-id $SLURM_JOB_ID, and start all nodes together",
-        weight=TIMEOUT - 3,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "late-node",
@@ -188,7 +189,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:WAITING|waiting) for .* (?:rendezvous|participants)",
         what="a node waits for the others to join",
         fix="start the program on the other nodes too",
-        weight=UNCLEAR - 5,
+        tier=Tier.RETRIED,
     ),
     cause(
         "master-unreachable",
@@ -202,7 +203,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_REACH_FIX,
         why="the first node's program is not running there, the address is wrong, or a firewall drops the packets",
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "master-unreachable",
@@ -215,7 +216,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix=_REACH_FIX,
         why="the first node's program is not running there, the address is wrong, or a firewall drops the packets",
-        weight=TIMEOUT - 1,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "master-unreachable",
@@ -225,7 +226,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="connecting to {host}, port {port}, fails: {error}",
         fix=_REACH_FIX,
         why="retries at the start are normal; at the end of a log they mean that nobody listens there",
-        weight=VICTIM + 5,
+        tier=Tier.RETRIED,
     ),
     cause(
         "master-unreachable",
@@ -235,7 +236,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|EtcdException|etcd\S* (?:is )?unreachable",
         what="nothing answers at the address of the master",
         fix=_REACH_FIX,
-        weight=TIMEOUT - 2,
+        tier=Tier.TIMEOUT,
         unless=r"https?://|HTTP|urllib|requests\.|huggingface|wandb|Max retries",
     ),
     cause(
@@ -255,7 +256,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="take another port, between 20000 and 60000; ss -ltnp on the first node tells which program holds it",
         why="a service or another program listens there, and does not speak the store's protocol",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "port-held-by-other",
@@ -264,7 +265,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|unexpected (?:query|reply))",
         what="something else than the run's store answers at the master's port",
         fix="take another port; ss -ltnp on the first node tells which program holds it",
-        weight=HINTED,
+        tier=Tier.HINTED,
         unless=r"retrying \(try=|corrupt|torch\.load|pickle",
     ),
     cause(
@@ -275,7 +276,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "--rdzv-endpoint is given",
         fix="torchrun --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT ..., with the first node's name, on every node",
         why="each node then waits for itself, or for a store on its own localhost",
-        weight=TIMEOUT - 4,
+        tier=Tier.SUSPECTED,
     ),
     cause(
         "peer-rank-died",
@@ -288,7 +289,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:Broken pipe|Connection reset by peer|Connection closed))",
         what="the store's connection was closed: the process that hosts it ended first",
         fix="look at the end of rank 0's own output, or at the node that hosts the store",
-        weight=VICTIM,
+        tier=Tier.VICTIM,
         unless=r"https?://|HTTP|urllib|requests\.|wandb",
     ),
     cause(
@@ -297,7 +298,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"use_libuv was requested but PyTorch was built without libuv",
         what="torch's store asks for libuv, which this build of torch does not have",
         fix="export USE_LIBUV=0 (Windows: set USE_LIBUV=0)",
-        weight=CAUSE,
     ),
     cause(
         "rendezvous-timeout",
@@ -306,7 +306,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|nodes) .*timed out",
         what="not all ranks joined in time",
         fix="look for the ranks that are missing: did every node start the program?",
-        weight=TIMEOUT - 2,
+        tier=Tier.TIMEOUT,
     ),
     cause(
         "rendezvous-timeout",
@@ -316,7 +316,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="not all processes reached the coordination service in time",
         fix="start every process with the same coordinator address and number of processes; look for the missing one",
         why=_WAIT_WHY,
-        weight=TIMEOUT,
+        tier=Tier.TIMEOUT,
     ),
     note(
         "store-barrier",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, GENERAL, HINTED, SUMMARY, VICTIM, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
@@ -16,7 +17,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         fix="ask for more time (PBS: -l walltime, LSF: -W, Kubernetes: activeDeadlineSeconds), or save and submit "
         "again before it",
-        weight=GENERAL,
+        tier=Tier.EXCEPTION,
         key="stop",
     ),
     cause(
@@ -45,7 +46,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "mpirun is asked for {slots} processes and has fewer slots",
         ),
         fix="kubectl describe nodes, or mpirun --host NODE:SLOTS (--oversubscribe): ask for what there is",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "container-not-started",
@@ -53,7 +54,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?P<reason>ImagePullBackOff|ErrImagePull|CreateContainer(?:Config)?Error|Failed to pull image \S+)",
         what="the container did not start: {reason}",
         fix="kubectl describe pod POD: the image's name, its tag, and the secret for its registry",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "launcher-summary-only",
@@ -61,7 +62,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"MPI_ABORT was invoked on rank (?P<rank>\d+)",
         what="rank {rank} ended the others with MPI_Abort; the error itself is not in this text",
         fix="look above this line, and at the output of that rank",
-        weight=SUMMARY,
+        tier=Tier.SUMMARY,
         key="summary",
     ),
     cause(
@@ -70,6 +71,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"has failed to send a keep-alive heartbeat to the rendezvous",
         what="the node that hosts the rendezvous does not answer any more: it ended first, or cannot be reached",
         fix="look at the end of the output of the first node",
-        weight=VICTIM - 4,
+        tier=Tier.AFTERMATH,
     ),
 )

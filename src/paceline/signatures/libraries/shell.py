@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, CRASH, GENERAL, HINTED, SUMMARY, UNCLEAR, Signature, cause
+from paceline.signatures.signature import Signature, cause
+from paceline.signatures.tier import Tier
 
 _START = r"(?:^|(?<=[\]:)] )|(?<=\]:)|(?<=>:)|(?<=Z ))"  # of a line, behind the labels of launchers
 _PROGRAM = r"(?:python|torchrun|accelerate|deepspeed|lightning|composer|mpirun|srun|bash|\./|CUDA_VISIBLE)"
@@ -17,7 +18,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fix="python -X faulthandler script.py prints the stack; compare lscpu of this node with the machine on which "
         "the library was built, and install one that is built for less",
         why="a binary that is built for a newer CPU (AVX2, AVX-512) ends so on an older one",
-        weight=CRASH,
+        tier=Tier.CRASH,
         unless=r"CUDA error|HIP error",
     ),
     cause(
@@ -33,7 +34,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "a process was ended by a signal: Floating point exception",
         ),
         fix="python -X faulthandler script.py prints the stack; for a limit: ulimit -a",
-        weight=CRASH - 1,
+        tier=Tier.CRASH,
         unless=r"FloatingPointError",
     ),
     cause(
@@ -42,7 +43,7 @@ SIGNATURES: tuple[Signature, ...] = (
         rf"(?:line \d+:|\]\+?) +\d* ?Terminated\s+\S*{_PROGRAM}",
         what="the program was ended by SIGTERM",
         fix="who sent it: the scheduler (sacct -j JOB -o State), timeout, a person, or a kill in the script itself",
-        weight=SUMMARY + 1,
+        tier=Tier.UNEXPLAINED,
         key="exit--15",
     ),
     cause(
@@ -65,7 +66,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "{exec} may not be run on the node",
         ),
         fix="ls -l FILE: chmod +x it, or start it as bash FILE; the folder may be mounted noexec, or be another user's",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "wrong-python-env",
@@ -87,7 +88,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Read-only file system))",
         what="{program} could not write: {reason}",
         fix="write to a folder that the job may write: touch FOLDER/x on the node tells",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "script-missing",
@@ -96,7 +97,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"No such file or directory",
         what="the script {file} does not exist on the node that starts it",
         fix="give the full path, or cd to the folder first (sbatch: cd $SLURM_SUBMIT_DIR); containers need it mounted",
-        weight=HINTED,
+        tier=Tier.HINTED,
         unless=r"Error|Errno|\b(?:ls|cp|mv|cat|rm|chmod|tar|source|grep): ",
     ),
     cause(
@@ -105,7 +106,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"line \d+: cd: (?P<folder>\S+): (?P<reason>No such file or directory|Permission denied|Not a directory)",
         what="the job script cannot enter {folder}: {reason}",
         fix="ls -ld FOLDER on the node; set -e in the script ends it there, and what follows is not misled",
-        weight=UNCLEAR + 2,
+        tier=Tier.SUSPECTED,
     ),
     cause(
         "user-exception",
@@ -116,7 +117,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|PackagesNotFoundError|ResolvePackageNotFound|UnsatisfiableError|ResolutionImpossible)",
         what="an installation failed: {error}",
         fix="install into a fresh environment before the job, and start the job in it; read the lines above and below",
-        weight=UNCLEAR + 2,
+        tier=Tier.SUSPECTED,
         key="installation",
     ),
     cause(
@@ -125,7 +126,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Failed to spawn: `(?P<program>[^`]+)`",
         what="{program} is not in the environment that uv uses",
         fix="uv pip list; uv add torch, or activate the environment that has it",
-        weight=HINTED,
+        tier=Tier.HINTED,
     ),
     cause(
         "wrong-python-env",
@@ -134,7 +135,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:command )?not found",
         what="{program} is not found: it is not installed on this node, or not in the PATH of the job",
         fix="which {program} on the node; load the module or activate the environment that has it in the job script",
-        weight=UNCLEAR,
+        tier=Tier.UNCLEAR,
         unless=r"\bmodule: ",
     ),
     cause(
@@ -151,7 +152,7 @@ SIGNATURES: tuple[Signature, ...] = (
         rf"|{_START}\S*python[\w.]*(?:\.exe)?: Error while finding module specification for '(?P<spec>[^']+)'",
         what=("there is no module {module} in the Python that runs", "python -m finds no module {spec}"),
         fix="which python tells which one that is; python -m wants a module's name (package.module), not a file's",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "node-missing",
@@ -169,7 +170,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fix="ssh NODE true from the first node must work without a question: ssh-copy-id NODE, ssh-keyscan NODE >> "
         "~/.ssh/known_hosts; or start the program on each node without ssh",
         why="launchers like DeepSpeed's start the other nodes over ssh",
-        weight=GENERAL + 1,
+        tier=Tier.OUTSIDE,
         unless=r"git@|github|gitlab|rsync",
     ),
     cause(
@@ -182,7 +183,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Cannot find primary config.{0,80}|Could not load '[^']+'\.?)",
         what="Hydra refuses the configuration: {error}",
         fix="python SCRIPT --cfg job shows the configuration; +key=value adds a key that it does not have",
-        weight=GENERAL - 5,
+        tier=Tier.DOUBTFUL_EXCEPTION,
     ),
     cause(
         "option-unknown",
@@ -190,7 +191,7 @@ SIGNATURES: tuple[Signature, ...] = (
         rf"{_START}Error: (?:No such option:? *(?P<option>\S+)|Got unexpected extra arguments? \((?P<extra>[^)]*)\))",
         what=("the program does not know the option {option}", "the program does not know the arguments {extra}"),
         fix="its --help lists those that it knows",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     cause(
         "user-exception",
@@ -200,7 +201,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|argument \S+: (?:invalid|expected|not allowed)).{1,160})",
         what=("the program refuses its arguments: {click}", "the program refuses its arguments: {argparse}"),
         fix="its --help lists what it wants",
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=rf"{_START}(?:torchrun|accelerate|deepspeed|lightning|fabric|srun|sbatch)\b|--local[-_]rank",
     ),
     cause(
@@ -215,6 +216,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "no GPU can be used: the NVIDIA driver does not answer",
         ),
         fix="nvidia-smi -L on the node: ask for as many as it lists (deepspeed --include, --num_gpus; Ray: num_gpus)",
-        weight=HINTED + 2,
+        tier=Tier.HINTED,
     ),
 )

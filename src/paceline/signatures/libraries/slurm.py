@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import GENERAL, HINTED, SUMMARY, VICTIM, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 _MEMORY = (
     "sbatch --mem=... with more memory, or fewer DataLoader workers and less caching; sacct -j JOB -o MaxRSS,State"
@@ -20,7 +21,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ask for more time (--time), or save and requeue before it: #SBATCH --signal=TERM@120 and a script "
             "that handles it"
         ),
-        weight=GENERAL,
+        tier=Tier.EXCEPTION,
         key="stop",
     ),
     cause(
@@ -47,7 +48,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"CANCELLED AT \S+ DUE TO (?P<reason>PREEMPTION|JOB REQUEUE|\w+ LIMIT|ADMIN\w*)|DUE TO (?P<cause>PREEMPTION)",
         what=("Slurm ended the job: {reason}", "Slurm ended the job: {cause}"),
         fix="save on SIGTERM and requeue: #SBATCH --requeue --signal=TERM@120",
-        weight=GENERAL,
+        tier=Tier.EXCEPTION,
         key="stop",
         unless=r"TIME LIMIT",
     ),
@@ -58,7 +59,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|nodes) (?P<name>\S+) not responding",
         what=("the node {node} failed", "the node {name} does not respond", "a node of the job failed"),
         fix="submit again with --exclude=NODE, and tell the operators; sinfo -R tells why it is down",
-        weight=GENERAL + 5,
+        tier=Tier.OUTSIDE,
     ),
     cause(
         "slurm-job-ended",
@@ -67,7 +68,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="Slurm cancelled job {job}, and names no reason: by scancel, mostly",
         fix="sacct -j {job} -o JobID,State,ExitCode,Elapsed: CANCELLED by UID tells who; look for what failed above it",
         why="at a time limit, a preemption or a failed node Slurm writes the reason behind it",
-        weight=VICTIM + 9,
+        tier=Tier.INTERRUPTED,
         key="stop",
     ),
     cause(
@@ -76,7 +77,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"\*\*\* STEP (?P<step>\S+) ON \S+ CANCELLED AT \S+ *\*\*\*",
         what="Slurm cancelled step {step}: by scancel, or because a task of it failed",
         fix="look for the first task that failed above this line; sacct -j JOB -o JobID,State,ExitCode",
-        weight=SUMMARY - 1,
+        tier=Tier.STEP_ENDED,
         key="step-cancelled",
     ),
     cause(
@@ -98,7 +99,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"`?srun`? command is available on your system but is not used",
         what="srun is there and is not used: the program runs as one task on the first node",
         fix="srun python script.py in the job script",
-        weight=HINTED - 13,
+        tier=Tier.SUSPECTED,
     ),
     cause(
         "clock-skew",
@@ -116,7 +117,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"couldn't chdir to [`'\"](?P<folder>[^`'\"]+)['\"]: (?P<reason>[^:]+)",
         what="the job's folder {folder} cannot be used on this node ({reason}), so it runs in another one",
         fix="submit from a folder that the compute nodes see and may enter, or #SBATCH --chdir=FOLDER",
-        weight=HINTED + 3,
+        tier=Tier.LASTING,
     ),
     cause(
         "peer-rank-died",
@@ -125,7 +126,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Job step aborted|forcing job termination|First task exited|Terminating (?:StepId|job step)",
         what="srun ends the other tasks after one of them failed",
         fix="look for the task that ended first, in the output of all tasks",
-        weight=SUMMARY - 3,
+        tier=Tier.TASKS_ENDED,
     ),
     cause(
         "launcher-summary-only",
@@ -133,7 +134,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"srun: error: (?P<node>[^\s:]+): tasks? (?P<task>[\d,\- ]+): Exited with exit code (?P<code>\d+)",
         what="task {task} on {node} ended with exit code {code}; its own error is not in this text",
         fix="look at the output of that task: srun --output=log-%t.txt --label",
-        weight=SUMMARY,
+        tier=Tier.SUMMARY,
     ),
     cause(
         "rank-segfault",
@@ -141,7 +142,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"srun: error: (?P<node>[^\s:]+): tasks? (?P<task>[\d,\- ]+): Segmentation fault",
         what="task {task} on {node} crashed in native code (SIGSEGV)",
         fix="python -X faulthandler script.py prints the stack of the crash",
-        weight=SUMMARY + 35,
+        tier=Tier.HINTED,
         where="task {task} on {node}",
     ),
     cause(
@@ -150,7 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"srun: error: (?P<node>[^\s:]+): tasks? (?P<task>[\d,\- ]+): Bus error",
         what="task {task} on {node} ended with a bus error, mostly because /dev/shm is full (likely)",
         fix="df -h /dev/shm on the node; a larger one, or fewer DataLoader workers",
-        weight=SUMMARY + 35,
+        tier=Tier.HINTED,
     ),
     cause(
         "rank-died-signal",
@@ -159,7 +160,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Illegal instruction)",
         what="task {task} on {node} was ended by a signal: {signal}",
         fix="sacct -j JOB -o JobID,State,ExitCode,MaxRSS and dmesg -T | grep -i oom on the node tell who sent it",
-        weight=VICTIM + 4,
+        tier=Tier.STOPPED,
     ),
     cause(
         "launcher-summary-only",
@@ -167,7 +168,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"srun: error: .*: (?:Aborted|Terminated)",
         what="a Slurm task was aborted; its own error is not in this text",
         fix="look at the output of that task: srun --output=log-%t.txt --label",
-        weight=SUMMARY - 2,
+        tier=Tier.STEP_ENDED,
     ),
     note(
         "member",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.signatures.signature import COARSE, TIMEOUT, UNCLEAR, Signature, cause, note
+from paceline.signatures.signature import Signature, cause, note
+from paceline.signatures.tier import Tier
 
 _COMPARE = "compare the #SBATCH lines with sinfo -o '%P %l %c %m %G' and the limits of your account"
 
@@ -29,7 +30,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|srun: error: Unable to create step for job \d+: Job allocation has expired",
         what="the job was already over when a step of it was to start or to go on",
         fix="sacct -j JOB -o JobID,State,Reason,Elapsed,Timelimit tells how the job ended",
-        weight=COARSE + 1,
+        tier=Tier.COARSE,
     ),
     cause(
         "slurm-refused",
@@ -39,7 +40,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Job submit/allocate failed|[Aa]llocation failure): (?P<reason>.+)",
         what="Slurm refuses the request: {reason}",
         fix=_COMPARE,
-        weight=COARSE,
+        tier=Tier.COARSE,
         unless=r"Job/step already completing|allocation has expired",
     ),
     cause(
@@ -51,7 +52,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|.*(?:not permitted|not allowed|is invalid|are invalid).*)",
         what="Slurm refuses the request: {reason}",
         fix=_COMPARE,
-        weight=COARSE - 1,
+        tier=Tier.BROAD,
     ),
     cause(
         "script-missing",
@@ -73,7 +74,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Caught signal SIGUSR[12] on \S+: this job is (?P<how>preempted|timed-out)",
         what="Slurm was about to end the job, and submitit had it queued again: {how}",
         fix="a checkpointing callable goes on in the next start; sacct -j JOB -o JobID,State,Elapsed,Timelimit",
-        weight=TIMEOUT - 2,
+        tier=Tier.SUSPECTED,
     ),
     cause(
         "dos-line-ends",
@@ -96,7 +97,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|Unable to process configuration file|Incompatible versions of client and server code",
         what="Slurm does not answer, is not set up on this host, or does not accept it",
         fix="scontrol ping, and munge -n on this host; wait a minute and try again; then tell the operators",
-        weight=COARSE + 1,
+        tier=Tier.COARSE,
     ),
     cause(
         "slurm-unavailable",
@@ -104,7 +105,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:sbatch|srun|salloc|squeue|sinfo|sacct|scontrol|scancel): fatal: (?P<reason>.+)",
         what="Slurm's command could not work on this host: {reason}",
         fix="scontrol ping; the same command on a login node; then tell the operators",
-        weight=COARSE - 2,
+        tier=Tier.BROAD,
     ),
     cause(
         "slurm-refused",
@@ -112,7 +113,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?:sbatch|salloc): error: (?P<reason>.+)",
         what="Slurm refuses the request: {reason}",
         fix=_COMPARE,
-        weight=UNCLEAR,
+        tier=Tier.UNCLEAR,
         key="refused-in-other-words",
     ),
     cause(
@@ -123,7 +124,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|error: .*(?:Unable to confirm allocation|Invalid job id))",
         what="srun does not work here: no Slurm job around it",
         fix="start it inside a job: sbatch job.sh, or salloc first",
-        weight=COARSE,
+        tier=Tier.COARSE,
     ),
     note("submitted", "submitted batch job", r"Submitted batch job \d+"),
 )

@@ -10,6 +10,7 @@ from paceline.diagnose.explain import judge
 from paceline.diagnose.explain.scan import _DIGITS
 from paceline.signatures.libraries import signatures
 from paceline.signatures.signature import fill
+from paceline.signatures.tier import Tier
 from unit.diagnose.explain.nccl_texts import last, watchdog
 
 VICTIM = "[rank1]: RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41014"
@@ -157,7 +158,7 @@ def test_the_users_own_frames_are_told_from_libraries(file, own):
 def test_a_signature_can_always_be_told(signature):
     assert all(len(_DIGITS.sub("", anchor)) >= 3 for anchor in signature.anchor)
     assert all(anchor == anchor.lower() for anchor in signature.anchor)
-    if signature.name and signature.weight:
+    if signature.name and signature.tier is not Tier.REMARK:
         assert fill((signature.what[-1],), {}) or "{" in signature.what[-1]
         assert signature.what and signature.fix
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.diagnose.explain import judge as explain_judge
 from paceline.errors import Finding
 from paceline.launch.channel import silence
 from paceline.launch.monitor.position import Frame, Position
@@ -883,3 +884,29 @@ def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
     assert verdict.causes == (1,)
     lines = block(verdict, exit_status=1, run_dir="runs/x")
     assert "in rank 0, thread loader raised OSError: gone (train.py:7)" in lines
+
+
+# ------------------------------------------------------------------------- the same names as `paceline explain` gives
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (f"[Errno 98] {PORT_TAKEN}", "port-in-use"),
+        ("[Errno 98] Address already in use", "port-in-use"),
+        ("tensorboard: [Errno 98] Address already in use", "user-exception"),
+        ("unable to open shared memory object </torch_412_28> in read-write mode", "dataloader-shm-too-small"),
+        ("unable to write to file </torch_1869_15>: No space left on device (28)", "dataloader-shm-too-small"),
+        ("unable to open shared memory object </torch_412_28>: Too many open files (24)", "too-many-open-files"),
+        ("received 0 items of ancdata", "too-many-open-files"),
+        ("pcieport 0000:00:03.0: PCIe Bus Error: severity=Corrected", "user-exception"),
+        ("DDP expects same model across all ranks, but Rank 1 has 5 params", "ddp-model-mismatch"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda-oom"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda-oom"),
+        ("the shared memory of the plant", "user-exception"),
+    ],
+)
+def test_a_text_of_a_library_has_one_name(message, name):
+    ends = [end(rank, failure=raised("RuntimeError", message)) for rank in (0, 1)]
+    assert judge(ends).finding.name == name
+    assert explain_judge([f"RuntimeError: {message}"]).findings[0].name == name
