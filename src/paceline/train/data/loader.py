@@ -184,8 +184,8 @@ class Loader:
         self._meets |= iteration.meets
         if not with_grad:
             self._likeness.see_dataset(self._mark)
-        elif self._around.tally.before_group is not None and (iteration.rows is None or iteration.rows.ends_group):
-            self._around.tally.before_group(iteration.number < 0, self._is_of_training(iteration))
+        elif iteration.rows is None or iteration.rows.ends_group:
+            self._around.at_boundary(iteration.number < 0, self._is_of_training(iteration))
             self._likeness.check(self._mark)
 
     @property
@@ -212,17 +212,17 @@ class Loader:
         what = absent.choose(situation)
         if what == absent.BORROW:
             iteration.borrow(borrowed)
-            if tally.few_rows is not None:
-                tally.few_rows.borrow(self._advice(), knows=self.takes_any)
+            if around.few_rows is not None:
+                around.few_rows.borrow(self._advice(), knows=self.takes_any)
             return batch
         empty = absent.emptied(batch, situation, num_rows=borrowed) if what == absent.EMPTY else None
-        if empty is not None and not situation.has_trained and tally.few_rows is not None:
-            tally.few_rows.compute_without(batch, empty)
+        if empty is not None and not situation.has_trained and around.few_rows is not None:
+            around.few_rows.compute_without(batch, empty)
         return empty
 
     def _note_few(self, rows: Rows | None) -> None:
         """Say that a batch has so few rows here that a layer may be unable to compute it, or that it is over."""
-        watch, was_few = self._around.tally.few_rows, self._is_few
+        watch, was_few = self._around.few_rows, self._is_few
         self._is_few = rows is not None and rows.of_rank < 2 and self._around.world.world_size > 1
         if watch is not None and (self._is_few or was_few):
             watch.watch(rows if self._is_few else None, self._advice() if self._is_few else "")

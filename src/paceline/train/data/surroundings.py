@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
+from paceline.train.data.shard import Rows
 from paceline.train.data.tally import Tally
 from paceline.world import World
+
+
+class Watch(Protocol):
+    """Who hears of batches with one row or none on this rank."""
+
+    def watch(self, rows: Rows | None, advice: str) -> None:
+        """Such a batch comes; None: it is over."""
+
+    def borrow(self, advice: str, *, knows: bool) -> None:
+        """The rank computes another rank's row of it, which the caller may leave out of its sums."""
+
+    def compute_without(self, batch: Any, empty: Any) -> None:
+        """The rank gets it with zero rows, as ``empty``."""
+
+
+def _nothing(_begins: bool, _is_of_training: bool) -> None:
+    """Do nothing at a boundary."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +41,9 @@ class Surroundings:
         seed: Seed of the order and of the samples' own randomness.
         accumulate: Batches of a group.
         cpus: CPUs that the ranks of this node may use.
+        at_boundary: Called before the first batch of each group of a loop with autograd, where a step is complete;
+            with whether the loop begins, and whether it is one of training.
+        few_rows: Hears of batches with one row or none on this rank.
         total: Returns the sums of ints over all ranks; for sharded streams.
         first_of: Returns the value under a key that a rank has set first; nobody waits for another rank in it.
         in_training_mode: Returns whether a model of the session is in training mode; None without a model.
@@ -35,6 +57,8 @@ class Surroundings:
     seed: int = 0
     accumulate: int = 1
     cpus: int = 1
+    at_boundary: Callable[[bool, bool], None] = _nothing
+    few_rows: Watch | None = None
     total: Callable[[list[int]], list[int]] = list
     first_of: Callable[[str, str], str] = lambda _, value: value
     in_training_mode: Callable[[], bool | None] = lambda: None

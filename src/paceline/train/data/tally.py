@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from paceline.errors import Finding, UsageError
 from paceline.train.data.shard import Rows, Shard
@@ -93,22 +92,6 @@ class Iteration:
         return self.end if self.rows.ends_group and not waits_for_backward else self.group_start
 
 
-class Watch(Protocol):
-    """Who hears of batches with one row or none on this rank."""
-
-    def watch(self, rows: Rows | None, advice: str) -> None:
-        """Such a batch comes; None: it is over."""
-
-    def borrow(self, advice: str, *, knows: bool) -> None:
-        """The rank computes another rank's row of it, which the caller may leave out of its sums."""
-
-    def compute_without(self, batch: Any, empty: Any) -> None:
-        """The rank gets it with zero rows, as ``empty``."""
-
-    def stop(self) -> None:
-        """The backward has begun."""
-
-
 class Tally:
     """Which batch the next backward belongs to; shared by the loaders of a session.
 
@@ -116,21 +99,18 @@ class Tally:
     batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between two training
     batches has therefore ended by the time of the next backward.
 
+    Args:
+        on_sync: Called with whether the next backward ends its group; None if groups have one batch.
+
     Attributes:
-        before_group: Called before the first batch of each group of a loop with autograd, where a step is complete;
-            with whether the loop begins, and whether it is one of training.
-        on_sync: Called with whether the next backward ends its group, if groups have more than one batch.
-        few_rows: Hears of batches with one row or none on this rank.
         last: The loop that yielded a batch last.
         is_uneven: Whether a rank was left out of all batches of some loop; all ranks know it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_sync: Callable[[bool], None] | None = None) -> None:
+        self._on_sync = on_sync
         self._iterations: list[Iteration] = []
         self._rows: Rows | None = None
-        self.before_group: Callable[[bool, bool], None] | None = None
-        self.on_sync: Callable[[bool], None] | None = None
-        self.few_rows: Watch | None = None
         self.last: Iteration | None = None
         self.is_uneven = False
         self.is_borrowed = False  # whether the last backward is of another rank's rows
@@ -151,8 +131,8 @@ class Tally:
     def close(self, iteration: Iteration) -> None:
         """Take down that a loop has ended."""
         iteration.live = False
-        if self.on_sync is not None:  # an evaluation may have been between two batches of a group
-            self.on_sync(self._ends_group())
+        if self._on_sync is not None:  # an evaluation may have been between two batches of a group
+            self._on_sync(self._ends_group())
 
     def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
         """Take down that a loop is about to yield a batch."""
@@ -167,8 +147,8 @@ class Tally:
         iteration.num_batches += 1
         iteration.with_grad = with_grad
         self.last = iteration
-        if with_grad and self.on_sync is not None:
-            self.on_sync(self._ends_group())
+        if with_grad and self._on_sync is not None:
+            self._on_sync(self._ends_group())
 
     def _ends_group(self) -> bool:
         """Whether a group ends with the present batches: of several loops, as of a zip, if it does for one."""

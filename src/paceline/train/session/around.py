@@ -9,20 +9,29 @@ from collections.abc import Callable
 from paceline import env
 from paceline.machine import cpus
 from paceline.train import runtime
-from paceline.train.data import Surroundings, Tally
+from paceline.train.data import Surroundings
 from paceline.train.session.gradients import Gradients
 from paceline.world import World
 
 
-def surroundings(gradients: Gradients, *, world: World, tally: Tally, seed: int, accumulate: int) -> Surroundings:
+def surroundings(
+    gradients: Gradients,
+    at_boundary: Callable[[bool, bool], None],
+    *,
+    world: World,
+    seed: int,
+    accumulate: int,
+) -> Surroundings:
     """Return the surroundings of one more loader."""
     return Surroundings(
         world=world,
         device=gradients.device,
-        tally=tally,
+        tally=gradients.tally,
         seed=seed,
         accumulate=accumulate,
         cpus=cpus.of_ranks(world, granted=env.read(env.CPUS_PER_TASK) or ""),
+        at_boundary=at_boundary,
+        few_rows=gradients.few_rows,
         total=runtime.totals,
         first_of=_first_of(world),
         in_training_mode=gradients.in_training_mode,

@@ -41,7 +41,6 @@ class Gradients:
         chosen: In which types models compute.
         way: How models are made parallel.
         accumulate: Batches of a step.
-        tally: Tells which batch a loss belongs to.
         say: Prints a line on rank 0.
 
     Attributes:
@@ -50,6 +49,8 @@ class Gradients:
         optimizers: Their optimizers, in the same order.
         scale: The loss scale; None unless float16.
         steps: How often gradients were complete.
+        tally: Knows which batch a loss belongs to.
+        few_rows: Watches the models while a rank has few rows.
     """
 
     def __init__(
@@ -60,7 +61,6 @@ class Gradients:
         chosen: precision.Precision,
         way: strategy.Strategy,
         accumulate: int,
-        tally: Tally,
         say: Callable[[str], None],
     ) -> None:
         _check_together(chosen, way)
@@ -70,8 +70,9 @@ class Gradients:
         self.steps = 0
         self._world_size, self.device = world.world_size, device
         self._precision, self._strategy, self._accumulate = chosen, way, accumulate
-        self._tally, self._say = tally, say
-        self._few_rows = tally.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
+        self._say = say
+        self.tally = Tally(self._sync if accumulate > 1 and world.world_size > 1 else None)
+        self.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
         self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
@@ -110,14 +111,14 @@ class Gradients:
         """Compute gradients; return whether they are complete."""
         if loss.numel() != 1:
             raise _no_scalar(loss)
-        rows = self._tally.take(weighted=weight is not None)
-        is_borrowed = self._tally.is_borrowed  # the loss of another rank's row
+        rows = self.tally.take(weighted=weight is not None)
+        is_borrowed = self.tally.is_borrowed  # the loss of another rank's row
         if weight is None and rows is not None and not is_borrowed and self._num_losses < LOSSES_LOOKED_AT:
             self._look_at(loss, rows.of_rank)
         if is_borrowed:
             weight = None if weight is None else 0.0
-            self._few_rows.stop()
-        part = self._group.add(rows, weight, again=self._tally.is_again)
+            self.few_rows.stop()
+        part = self._group.add(rows, weight, again=self.tally.is_again)
         if part.ends_group and self._armed.models and not self._armed:
             raise _not_averaged()
         if part.rescale != 1.0 and (held := [each.grad for each in self._parameters if each.grad is not None]):
@@ -183,7 +184,7 @@ class Gradients:
 
     def drop_unfinished(self) -> None:
         """Drop the gradients of a group that was left before its end."""
-        if self._group.num_batches and self._tally.has_left_group:
+        if self._group.num_batches and self.tally.has_left_group:
             self._group.drop()
             for each in self._parameters:
                 each.grad = None
@@ -247,7 +248,6 @@ class Gradients:
             ready = replica = strategy.replicate(model, self._strategy)
             self._armed.watch(replica)
             if self._accumulate > 1:
-                self._tally.on_sync = self._sync
                 replica.require_backward_grad_sync = self._strategy.static_graph
                 self._unlearned |= {replica} if self._strategy.static_graph else set()
             self._note_frozen(model)

@@ -22,7 +22,7 @@ from paceline.rundir.files import RunDir
 from paceline.text import terminal
 from paceline.train import logging, runtime
 from paceline.train.checkpoint import Checkpoints
-from paceline.train.data import Loader, Tally, adopted, derive
+from paceline.train.data import Loader, adopted, derive
 from paceline.train.model import activations
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
@@ -95,16 +95,15 @@ class Session:
         self._precision = precisions.choose(precision, self._device)
         self._seed, self._seeded, self._accumulate = read_seed(seed), seed is not None, accumulate
         self._told: set[str] = set()
-        self._tally = Tally()
         self._gradients = Gradients(
             world=self._world,
             device=self._device,
             chosen=self._precision,
             way=strategies.choose(strategy, self._device),
             accumulate=accumulate,
-            tally=self._tally,
             say=self._say_once,
         )
+        self._tally = self._gradients.tally
         runtime.open_group(self._world, self._device, timeout_s=timeout_s)
         self._place = Place(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
@@ -122,7 +121,6 @@ class Session:
             say=self._say_once,
             reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
         )
-        self._tally.before_group = self._progress.at_boundary
         self._loggers = [logging.of_name(each, self.run_dir) for each in (loggers or ())]
         if self._seeded:
             seed_device(self._seed)
@@ -256,7 +254,7 @@ class Session:
         given = {name: value for name, value in arguments.items() if value is not None}
         dataset, given = adopted(dataset, given, per_rank=per_rank)
         around = surroundings(
-            self._gradients, world=self._world, tally=self._tally, seed=self._seed, accumulate=self._accumulate
+            self._gradients, self._progress.at_boundary, world=self._world, seed=self._seed, accumulate=self._accumulate
         )
         loader = Loader(dataset, around, **given)
         if said := loader.describe():
