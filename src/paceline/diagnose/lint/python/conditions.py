@@ -98,12 +98,12 @@ def _of_comparison(script: Script, test: ast.Compare) -> Sides | None:
     if not _is_rank(script, left) or _is_rank(script, right):
         return None
     scope, sure = _scope(left), _sure(left)
-    one, rest = Sides("one", "rest", scope, sure), Sides("rest", "one", scope, sure)
+    picked, others = Sides("one", "rest", scope, sure), Sides("rest", "one", scope, sure)
     if isinstance(op, ast.In | ast.NotIn):
         members = [constant(part) for part in getattr(right, "elts", [])]
         if not members or 0 not in members or len([m for m in members if m != -1]) > 1:
             return None
-        return one if isinstance(op, ast.In) else rest
+        return picked if isinstance(op, ast.In) else others
     value = constant(right)
     if value is ...:
         if isinstance(op, ast.Eq | ast.NotEq) and dotted(right):
@@ -114,18 +114,18 @@ def _of_comparison(script: Script, test: ast.Compare) -> Sides | None:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return _by_number(op, value, one, rest)
+    return _by_number(op, value, picked, others)
 
 
-def _by_number(op: ast.cmpop, value: int, one: Sides, rest: Sides) -> Sides | None:
+def _by_number(op: ast.cmpop, value: int, picked: Sides, others: Sides) -> Sides | None:
     if isinstance(op, ast.Eq | ast.Is):
-        return one if value >= 0 else None
+        return picked if value >= 0 else None
     if isinstance(op, ast.NotEq | ast.IsNot):
-        return rest if value >= 0 else None
+        return others if value >= 0 else None
     if (isinstance(op, ast.Gt) and value == 0) or (isinstance(op, ast.GtE) and value == 1):
-        return rest
+        return others
     if (isinstance(op, ast.Lt) and value == 1) or (isinstance(op, ast.LtE) and value == 0):
-        return one
+        return picked
     return None
 
 

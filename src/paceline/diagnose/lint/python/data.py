@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.conditions import sides
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, made_by
-from paceline.diagnose.lint.python.ranks import Partial, partial, runs_alone
+from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
 from paceline.diagnose.lint.python.script import (
     Script,
     constant,
@@ -38,7 +38,7 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
     if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
         return
     for call in loaders.samplers(script):
-        if not _shuffles(call) or _is_told(script, call) or _goes_elsewhere(script, call):
+        if not _shuffles(call) or _has_set_epoch(script, call) or _goes_elsewhere(script, call):
             continue
         names = loaders.targets(script, call)
         name = names[0] if names else "sampler"
@@ -52,23 +52,26 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
 
 
 def _shuffles(call: ast.Call) -> bool:
-    given = argument(call, "shuffle", 3)
-    if has_unknown_arguments(call) or (given is not None and constant(given) is not True):
+    shuffle = argument(call, "shuffle", 3)
+    if has_unknown_arguments(call) or (shuffle is not None and constant(shuffle) is not True):
         return False
     seed = argument(call, "seed", 4)
     return seed is None or constant(seed) is not ...
 
 
-def _is_told(script: Script, call: ast.Call) -> bool:
-    mine = {name.rpartition(".")[2] for name in loaders.targets(script, call)}
+def _has_set_epoch(script: Script, call: ast.Call) -> bool:
+    names = {name.rpartition(".")[2] for name in loaders.targets(script, call)}
     others = {
-        n.rpartition(".")[2] for c in loaders.samplers(script) if c is not call for n in loaders.targets(script, c)
+        name.rpartition(".")[2]
+        for other in loaders.samplers(script)
+        if other is not call
+        for name in loaders.targets(script, other)
     }
-    for told in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
-        word = receiver(told).rpartition(".")[2]
-        if word in mine or word not in others - mine:
+    for setter in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
+        word = receiver(setter).rpartition(".")[2]
+        if word in names or word not in others - names:
             return True
-    return any(isinstance(n, ast.Constant) and n.value == "set_epoch" for n in script.nodes)
+    return any(isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes)
 
 
 def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
@@ -91,7 +94,7 @@ def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
 def _leaves_the_file(script: Script, names: list[str]) -> bool:
     """Say whether a loop over epochs hands one of the names to a function that the file does not hold."""
     short = {name.rpartition(".")[2] for name in names}
-    known = (
+    neutral = (
         "len",
         "iter",
         "next",
@@ -107,15 +110,15 @@ def _leaves_the_file(script: Script, names: list[str]) -> bool:
     )
     for loop in loaders.epoch_loops(script):
         for node in inside(loop):
-            if not isinstance(node, ast.Call) or last(node) in known or last(node) in script.functions:
+            if not isinstance(node, ast.Call) or last(node) in neutral or last(node) in script.functions:
                 continue
-            if any(last(a) in short for a in [*node.args, *(k.value for k in node.keywords)]):
+            if any(last(argument) in short for argument in [*node.args, *(k.value for k in node.keywords)]):
                 return True
     return any(
-        last(a) in {n.rpartition(".")[2] for n in names}
+        last(argument) in {name.rpartition(".")[2] for name in names}
         for call in script.calls
         if script.full(call.func) and not script.full(call.func).startswith(("torch.", "tqdm", "itertools"))
-        for a in [*call.args, *(k.value for k in call.keywords)]
+        for argument in [*call.args, *(k.value for k in call.keywords)]
     )
 
 
@@ -135,7 +138,7 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
         if (
             loaders.may_shard_itself(script, call)
             or not loaders.runs_in_parallel(script, call)
-            or partial(script, call)
+            or rank_block(script, call)
         ):
             continue
         names = loaders.targets(script, call)
@@ -152,9 +155,9 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
 
 def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
     """Another branch makes the loader of the same name with a sampler."""
-    mine = set(loaders.targets(script, call))
+    names = set(loaders.targets(script, call))
     return any(
-        mine & set(loaders.targets(script, other)) and loaders.sampler_of(script, other) is not None
+        names & set(loaders.targets(script, other)) and loaders.sampler_of(script, other) is not None
         for other in loaders.data_loaders(script)
         if other is not call
     )
@@ -165,16 +168,17 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     for call in loaders.data_loaders(script):
         if constant(argument(call, "shuffle", 2)) is not True:
             continue
-        given = loaders.sampler_of(script, call)
-        if given is None or _expects_an_error(script, call):
+        sampler = loaders.sampler_of(script, call)
+        if sampler is None or _expects_an_error(script, call):
             continue
-        sure = isinstance(given, ast.Call) and made_or_known(script, given)
+        sure = isinstance(sampler, ast.Call) and made_or_known(script, sampler)
         if not sure:
-            values = script.assigned(dotted(given), given) if dotted(given) else []
+            values = script.assigned(dotted(sampler), sampler) if dotted(sampler) else []
             sure = bool(values) and all(
-                isinstance(v.value, ast.Call) and v.place < 0 and made_or_known(script, v.value) for v in values
+                isinstance(value.value, ast.Call) and value.place < 0 and made_or_known(script, value.value)
+                for value in values
             )
-            if not sure and not any(isinstance(v.value, ast.Call) for v in values):
+            if not sure and not any(isinstance(value.value, ast.Call) for value in values):
                 continue
         yield script.finding(
             "shuffle-with-sampler",
@@ -212,14 +216,15 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
     A warning where the folder is visibly local to a node (/tmp, $TMPDIR), else a hint, as a shared file system is fine.
     """
     for call in script.calls:
-        where = _fetches_on_one(script, call)
-        if not where or runs_alone(script, call) or loaders.started(script):
+        condition = _fetches_on_one(script, call)
+        if not condition or runs_alone(script, call) or loaders.started(script):
             continue
         local = _LOCAL_FOLDER.search(" ".join(_texts(script, call)))
         yield script.finding(
             "download-on-global-rank-only",
             call,
-            f"only global rank 0 (`{where}`) fetches this data" + (", into a folder of its own node" if local else ""),
+            f"only global rank 0 (`{condition}`) fetches this data"
+            + (", into a folder of its own node" if local else ""),
             why="the other nodes do not see it unless the folder is shared between them",
             fix="let one rank of each node fetch: if int(os.environ['LOCAL_RANK']) == 0: ...",
             severity="warning" if local else "hint",
@@ -229,18 +234,18 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
 
 
 def _fetches_on_one(script: Script, call: ast.Call) -> str:
-    given = keyword(call, "download")
+    download = keyword(call, "download")
     # What is fetched and returned is for the rank itself.
     for_others = not isinstance(script.parents.get(call), ast.Return)
-    fetches = (bool(_DOWNLOADS.search(last(call))) and for_others) or constant(given) is True
-    if given is not None and constant(given) is ...:
-        told = sides(script, given)
-        if told and told.true == "one" and told.scope == "global" and told.sure:
-            return dotted(given) or "rank == 0"
-    where: Partial | None = partial(script, call) if fetches else None
-    if where is None or where.side != "one" or where.scope != "global" or not where.sure:
+    fetches = (bool(_DOWNLOADS.search(last(call))) and for_others) or constant(download) is True
+    if download is not None and constant(download) is ...:
+        condition = sides(script, download)
+        if condition and condition.true == "one" and condition.scope == "global" and condition.sure:
+            return dotted(download) or "rank == 0"
+    block: RankBlock | None = rank_block(script, call) if fetches else None
+    if block is None or block.side != "one" or block.scope != "global" or not block.sure:
         return ""
-    return where.says
+    return block.condition
 
 
 def _all_at_once(script: Script) -> Iterator[Finding]:

@@ -41,11 +41,11 @@ def device_not_set(script: Script) -> Iterator[Finding]:
 
 
 def _is_nccl(script: Script, call: ast.Call) -> bool:
-    given = argument(call, "backend", 0)
-    if given is None:
+    backend = argument(call, "backend", 0)
+    if backend is None:
         return True
-    values = [given, *(v.value for v in (script.assigned(dotted(given), call) if dotted(given) else []))]
-    return any(isinstance(constant(v), str) and "nccl" in str(constant(v)) for v in values)
+    values = [backend, *(value.value for value in (script.assigned(dotted(backend), call) if dotted(backend) else []))]
+    return any(isinstance(constant(value), str) and "nccl" in str(constant(value)) for value in values)
 
 
 def _selects(script: Script) -> bool:
@@ -53,8 +53,8 @@ def _selects(script: Script) -> bool:
         return True
     for call in script.calls:
         name = last(call)
-        given = keyword(call, "device_ids")
-        if name in _SELECTS or (given is not None and constant(given) is not None):
+        device_ids = keyword(call, "device_ids")
+        if name in _SELECTS or (device_ids is not None and constant(device_ids) is not None):
             return True
         if script.full(call.func) == "torch.cuda.device":
             return True
@@ -95,8 +95,8 @@ def _takes_first(script: Script, call: ast.Call) -> bool:
         return not call.args and keyword(call, "device") is None
     if call.func.attr != "to" or not call.args:
         return False
-    given = call.args[0]
-    values = [given, *(v.value for v in (script.assigned(dotted(given), call) if dotted(given) else []))]
+    device = call.args[0]
+    values = [device, *(value.value for value in (script.assigned(dotted(device), call) if dotted(device) else []))]
     return any(_is_plain_cuda(script, value) for value in values)
 
 

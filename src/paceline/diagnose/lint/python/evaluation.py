@@ -29,13 +29,13 @@ def evaluation_not_reduced(script: Script) -> Iterator[Finding]:
 
     Silent as soon as anything around the evaluation reduces, gathers or synchronises, by whatever name.
     """
-    for found in evaluations(script):
-        if reduces(script, found.around) or not (shown := _reported(script, found)):
+    for evaluation in evaluations(script):
+        if reduces(script, evaluation.around) or not (report := _reported(script, evaluation)):
             continue
         yield script.finding(
             "evaluation-not-reduced",
-            shown,
-            f"{found.loader} is sharded by {found.by}, and this figure is that of one rank's share",
+            report,
+            f"{evaluation.loader} is sharded by {evaluation.by}, and this figure is that of one rank's share",
             why="each rank has evaluated other samples; the figure depends on the number of ranks",
             fix="totals = torch.tensor([correct, count], device=device); dist.all_reduce(totals)  # then divide",
         )
@@ -47,16 +47,17 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
 
     Silent with drop_last=True and where what was added is cut off again.
     """
-    for found in evaluations(script):
-        if not found.padded or not reduces(script, found.around) or _trims(found.around):
+    for evaluation in evaluations(script):
+        if not evaluation.padded or not reduces(script, evaluation.around) or _trims(evaluation.around):
             continue
         yield script.finding(
             "evaluation-padded",
-            found.loop,
-            f"{found.loader} is sharded by {found.by}, which repeats samples so that all ranks get the same number",
+            evaluation.loop,
+            f"{evaluation.loader} is sharded by {evaluation.by},"
+            " which repeats samples so that all ranks get the same number",
             why="the average over the ranks counts those samples twice and depends on the number of ranks",
             fix="give rank r dataset[r::world_size] (Subset) for evaluation, and divide sums by counts over all ranks",
-            severity="warning" if found.by == "DistributedSampler" else "hint",
+            severity="warning" if evaluation.by == "DistributedSampler" else "hint",
         )
     yield from _gathered_with_padding(script)
     yield from _trainer_pads(script)
@@ -78,27 +79,27 @@ def reduces(script: Script, nodes: list[ast.AST]) -> bool:
     return bool(script.roots & {"torchmetrics", "ignite", "evaluate"})
 
 
-def _reported(script: Script, found: Evaluation) -> ast.AST | None:
+def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
     """The call that shows the figure, or the return that hands it on."""
-    function = script.function(found.loop)
+    function = script.function(evaluation.loop)
     top: ast.AST = function or script.tree
-    shown = [
+    reports = [
         node
         for node in inside(top)
         if isinstance(node, ast.Call)
         and _REPORTS.search(last(node))
-        and node.lineno > found.loop.lineno
+        and node.lineno > evaluation.loop.lineno
         and _shows_value(node)
-        and not any(parent is found.loop for parent in script.up(node))
+        and not any(parent is evaluation.loop for parent in script.up(node))
     ]
-    if shown:
-        return shown[0]
+    if reports:
+        return reports[0]
     if function is None:
         return None
     returns = [
         n
         for n in inside(function)
-        if isinstance(n, ast.Return) and n.value is not None and n.lineno > found.loop.lineno
+        if isinstance(n, ast.Return) and n.value is not None and n.lineno > evaluation.loop.lineno
     ]
     used = any(not isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name))
     return returns[0] if returns and used else None
@@ -211,10 +212,10 @@ def _trainer_pads(script: Script) -> Iterator[Finding]:
             continue
         if "trainer" not in kinds(script, call.func.value, call):
             continue
-        made = makes(script, "trainer")
-        if not made or not all(several(m) for m in made):
+        trainers = makes(script, "trainer")
+        if not trainers or not all(several(trainer) for trainer in trainers):
             continue
-        if any(constant(keyword(m, "use_distributed_sampler")) is False for m in made):
+        if any(constant(keyword(trainer, "use_distributed_sampler")) is False for trainer in trainers):
             continue
         yield script.finding(
             "evaluation-padded",

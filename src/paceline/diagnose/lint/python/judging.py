@@ -67,5 +67,5 @@ def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
 
 
 def _findings(script: Script) -> list[Finding]:
-    found = {(finding.name, finding.where): finding for check in CHECKS for finding in check(script)}
-    return sorted(found.values(), key=lambda finding: int(finding.where.rpartition(":")[2]))
+    findings = {(finding.name, finding.where): finding for check in CHECKS for finding in check(script)}
+    return sorted(findings.values(), key=lambda finding: int(finding.where.rpartition(":")[2]))

@@ -33,19 +33,19 @@ def method_does_not_exist(script: Script) -> Iterator[Finding]:
 
 
 def _of_frameworks(script: Script) -> Iterator[Finding]:
-    for kind, (title, known) in _HAS.items():
-        made = makes(script, kind)
-        names = {name for call in made for name in _only_names(script, call)}
+    for kind, (title, methods) in _HAS.items():
+        constructors = makes(script, kind)
+        names = {name for call in constructors for name in _only_names(script, call)}
         for call in script.calls if names else ():
             owner = receiver(call)
             if owner not in names or kinds(script, call.func.value, call) != {kind}:  # type: ignore[attr-defined]
                 continue
             method = last(call)
-            if method in known or method in _REMOVED.get(kind, {}) or method.startswith("_"):
+            if method in methods or method in _REMOVED.get(kind, {}) or method.startswith("_"):
                 continue
             if f"{owner}.{method}" in script.values or _is_asked_for(script, method, call):
                 continue
-            near = closest(method, known)
+            near = closest(method, methods)
             yield script.finding(
                 "method-does-not-exist",
                 call,
@@ -56,14 +56,14 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
             )
 
 
-def _only_names(script: Script, made: ast.Call) -> Iterator[str]:
+def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
     """The names that stand for this object and nothing else in the file."""
-    parent = script.parents.get(made)
+    parent = script.parents.get(constructor)
     if not isinstance(parent, ast.Assign) or len(parent.targets) != 1:
         return
     name = dotted(parent.targets[0])
     values = script.values.get(name, [])
-    kind = made_by(script, made)
+    kind = made_by(script, constructor)
     if name and all(isinstance(v.value, ast.Call) and made_by(script, v.value) == kind for v in values):
         yield name
 
@@ -133,8 +133,8 @@ def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
     values = script.assigned(owner, call) if owner and "." not in owner else []
     if len(values) != 1 or values[0].place >= 0 or owner in parameters(script.scope(call)):
         return _wrapped(script, call, values)
-    made = values[0].value
-    node = script.classes.get(last(made)) if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
+    value = values[0].value
+    node = script.classes.get(last(value)) if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else None
     if node is not None and node.name in plain and not _has(node, method):
         return plain[node.name]
     return _wrapped(script, call, values)
@@ -188,10 +188,10 @@ def _old_arguments(script: Script) -> Iterator[Finding]:
     tables = (("trainer", "Trainer", surfaces.REMOVED_TRAINER_ARGUMENTS, "Lightning 2"),
               ("accelerator", "Accelerator", surfaces.REMOVED_ACCELERATOR_ARGUMENTS, "Accelerate 1"))  # fmt: skip
     for kind, title, removed, release in tables:
-        for made in makes(script, kind):
-            for given in made.keywords:
-                if given.arg in removed:
-                    yield _gone(script, given.value, f"{title}({given.arg}=...)", removed[given.arg], release)
+        for constructor in makes(script, kind):
+            for keyword in constructor.keywords:
+                if keyword.arg in removed:
+                    yield _gone(script, keyword.value, f"{title}({keyword.arg}=...)", removed[keyword.arg], release)
     for call in script.calls:
         if not isinstance(call.func, ast.Attribute) or last(call) not in surfaces.REMOVED_TRAINER:
             continue
@@ -228,14 +228,14 @@ def _gone(script: Script, node: ast.AST, what: str, today: str, release: str) ->
 def _old_functions(script: Script) -> Iterator[Finding]:
     if not script.calls_of("backward") and not any(_is_main_guard(node) for node in script.tree.body):
         return
-    said: set[str] = set()
+    reported: set[str] = set()
     for call in [*script.calls, *(d for fs in script.functions.values() for f in fs for d in f.decorator_list)]:
         full = script.full(call.func if isinstance(call, ast.Call) else call)
-        if full in said or (full not in surfaces.OLD_TORCH and full not in surfaces.GONE_FROM_TORCH):
+        if full in reported or (full not in surfaces.OLD_TORCH and full not in surfaces.GONE_FROM_TORCH):
             continue
         if f"torch.amp.{full.rpartition('.')[2]}" in {script.full(c.func) for c in script.calls}:
             continue  # both are there: the script asks for torch's version
-        said.add(full)
+        reported.add(full)
         today = surfaces.OLD_TORCH.get(full) or surfaces.GONE_FROM_TORCH[full]
         gone = full in surfaces.GONE_FROM_TORCH
         yield script.finding(

@@ -68,11 +68,11 @@ def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
         return None
     if script.calls_of("set_defaults") or script.calls_of("setattr"):
         return None
-    made = _options(script).get(node.attr, [])
-    if len(made) != 1:
+    options = _options(script).get(node.attr, [])
+    if len(options) != 1:
         return None
-    forms = tuple(form for form in map(constant, made[0].args) if isinstance(form, str))
-    return Number(ARGUMENT, _plain(constant(keyword(made[0], "default"))), forms)
+    forms = tuple(form for form in map(constant, options[0].args) if isinstance(form, str))
+    return Number(ARGUMENT, _plain(constant(keyword(options[0], "default"))), forms)
 
 
 def _parsed(script: Script) -> frozenset[str]:
@@ -85,20 +85,20 @@ def _parsed(script: Script) -> frozenset[str]:
             if all(last(value.value) in ("parse_args", "parse_known_args") for value in values)
         )
 
-    return script.ask("parsed", find) or frozenset()
+    return script.cached("parsed", find) or frozenset()
 
 
 def _options(script: Script) -> dict[str, list[ast.Call]]:
     """The calls of ``add_argument`` by the attribute that they fill."""
 
     def find() -> dict[str, list[ast.Call]]:
-        found: dict[str, list[ast.Call]] = {}
+        options: dict[str, list[ast.Call]] = {}
         for call in script.calls_of("add_argument"):
             forms = [form for form in map(constant, call.args) if isinstance(form, str)]
             long = [form for form in forms if form.startswith("--")] or forms
-            named = constant(keyword(call, "dest"))
-            attribute = named if isinstance(named, str) else (long[0].lstrip("-").replace("-", "_") if long else "")
-            found.setdefault(attribute, []).append(call)
-        return found
+            dest = constant(keyword(call, "dest"))
+            attribute = dest if isinstance(dest, str) else (long[0].lstrip("-").replace("-", "_") if long else "")
+            options.setdefault(attribute, []).append(call)
+        return options
 
-    return script.ask("options", find) or {}
+    return script.cached("options", find) or {}

@@ -64,7 +64,7 @@ def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int =
     """
     if depth > _MAX_DEPTH:
         return set()
-    return script.ask(("kinds", node, at), lambda: _kinds(script, node, at, depth)) or set()
+    return script.cached(("kinds", node, at), lambda: _kinds(script, node, at, depth)) or set()
 
 
 def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set[str]:
@@ -77,14 +77,14 @@ def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set
     name = dotted(node)
     if not name:
         return set()
-    found: set[str] = set()
+    result: set[str] = set()
     place = at or node
     for value in _until(script, script.assigned(name, place), place):
         if value.value is node:
             continue
-        told = kinds(script, value.value, value.at, depth + 1) if value.at is not at or depth == 0 else set()
-        found |= _part(told, value)
-    return found or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
+        value_kinds = kinds(script, value.value, value.at, depth + 1) if value.at is not at or depth == 0 else set()
+        result |= _part(value_kinds, value)
+    return result or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
 
 
 def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned]:
@@ -95,26 +95,26 @@ def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned
 
 
 def _of_call(script: Script, call: ast.Call, at: ast.AST, depth: int) -> set[str]:
-    made = made_by(script, call)
-    if made:
-        return {made}
+    kind = made_by(script, call)
+    if kind:
+        return {kind}
     if isinstance(call.func, ast.Attribute):
         method = call.func.attr
         if script.full(call.func) == "torch.compile" and call.args:
             return kinds(script, call.args[0], at, depth + 1)
         owners = kinds(script, call.func.value, at, depth + 1)
-        given = {gift for owner in owners if (gift := _GIVES.get((owner, method)))}
-        if given:
-            return given
+        results = {result for owner in owners if (result := _GIVES.get((owner, method)))}
+        if results:
+            return results
         if method in _THROUGH:
             return owners
     return set()
 
 
-def _part(told: set[str], value: Assigned) -> set[str]:
-    if "engine" in told and value.place > 0:
+def _part(value_kinds: set[str], value: Assigned) -> set[str]:
+    if "engine" in value_kinds and value.place > 0:
         return {"deepspeed-other"}
-    return told
+    return value_kinds
 
 
 def _by_annotation(script: Script, node: ast.AST, at: ast.AST) -> set[str]:
@@ -142,22 +142,22 @@ def _by_same_name(script: Script, node: ast.AST, at: ast.AST, depth: int) -> set
     if depth or word not in ("fabric", "accelerator", "session"):
         return set()
 
-    def found() -> set[str]:
-        told: set[str] = set()
+    def find() -> set[str]:
+        candidates: set[str] = set()
         for name, values in script.values.items():
             if name == word or name.endswith("." + word):
                 for value in values:
-                    told |= kinds(script, value.value, value.at, depth + 1)
-        return told
+                    candidates |= kinds(script, value.value, value.at, depth + 1)
+        return candidates
 
-    only = script.ask(("called", word), found) or set()
-    return only if len(only) == 1 else set()
+    candidates = script.cached(("called", word), find) or set()
+    return candidates if len(candidates) == 1 else set()
 
 
-def makes(script: Script, *wanted: str) -> list[ast.Call]:
+def makes(script: Script, *wanted_kinds: str) -> list[ast.Call]:
     """Return the calls that make an object of one of the kinds."""
-    made = script.ask("made", lambda: [(call, made_by(script, call)) for call in script.calls])
-    return [call for call, kind in made if kind in wanted]
+    constructors = script.cached("made", lambda: [(call, made_by(script, call)) for call in script.calls])
+    return [call for call, kind in constructors if kind in wanted_kinds]
 
 
 def is_sharded_run(script: Script) -> bool:
@@ -170,22 +170,22 @@ def is_sharded_run(script: Script) -> bool:
     )
 
 
-def names_of(script: Script, *wanted: str) -> dict[str, list[Assigned]]:
+def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
     """Return the dotted names to which an object of one of the kinds is assigned, with those assignments."""
-    found: dict[str, list[Assigned]] = {}
+    names: dict[str, list[Assigned]] = {}
     for name, values in script.values.items():
-        fitting = [v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted)]
-        if fitting:
-            found[name] = fitting
-    return found
+        assignments = [v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted_kinds)]
+        if assignments:
+            names[name] = assignments
+    return names
 
 
 def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
     """Return an argument by its name or its place, if it is given."""
-    given = keyword(call, name)
-    if given is None and len(call.args) > place and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1]):
+    value = keyword(call, name)
+    if value is None and len(call.args) > place and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1]):
         return call.args[place]
-    return given
+    return value
 
 
 def method_calls(script: Script, kind: str) -> Iterator[tuple[ast.Call, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import is_partial
+from paceline.diagnose.lint.python.ranks import in_rank_block
 from paceline.diagnose.lint.python.script import Script, constant, inside, last, receiver, words, words_of
 from paceline.errors import Finding
 
@@ -36,7 +36,7 @@ def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
             continue
         owner = kinds(script, backward.func.value, backward) if isinstance(backward.func, ast.Attribute) else set()
         fix = _no_sync_for(script, owner)
-        if not fix or is_partial(script, backward) or not loaders.runs_in_parallel(script, backward):
+        if not fix or in_rank_block(script, backward) or not loaders.runs_in_parallel(script, backward):
             continue
         yield script.finding(
             "accumulation-syncs-every-step",
@@ -59,7 +59,8 @@ def _no_sync_for(script: Script, owner: set[str]) -> str:
 
 def _names(script: Script) -> set[str]:
     return (
-        script.ask("names", lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)}) or set()
+        script.cached("names", lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)})
+        or set()
     )
 
 
@@ -104,12 +105,12 @@ def _is_equal(node: ast.Compare) -> bool:
     return isinstance(node.ops[0], ast.Eq)
 
 
-def _is_step(script: Script, node: ast.AST, who: re.Pattern[str]) -> bool:
+def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
     if not isinstance(node, ast.Call) or last(node) != "step":
         return False
-    if who.search(receiver(node).rpartition(".")[2]):
+    if pattern.search(receiver(node).rpartition(".")[2]):
         return True
-    return who is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
+    return pattern is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
 
 
 def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
@@ -186,8 +187,10 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
         name = receiver(call)
         if not _is_step(script, call, _SCHEDULER) or "prepared" not in _kinds_of(script, call):
             continue
-        made = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
-        plain = [m for m in made if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH]
+        schedulers = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
+        plain = [
+            m for m in schedulers if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH
+        ]
         if not plain or any(_SIZE.search(word) for m in plain for word in words(m)):
             continue
         loops = [p for p in script.up(call) if isinstance(p, ast.For | ast.While)]
@@ -205,8 +208,8 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
 def _splits(script: Script) -> bool:
     return any(
         k.arg in (None, "split_batches", "dataloader_config", "step_scheduler_with_optimizer")
-        for made in makes(script, "accelerator")
-        for k in made.keywords
+        for constructor in makes(script, "accelerator")
+        for k in constructor.keywords
     )
 
 
@@ -221,7 +224,7 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
         return
     for call in script.calls:
         if script.full(call.func) == "torch.optim.SGD" and isinstance(constant(argument(call, "lr", 1)), int | float):
-            if is_partial(script, call):
+            if in_rank_block(script, call):
                 continue
             yield script.finding(
                 "learning-rate-not-scaled",

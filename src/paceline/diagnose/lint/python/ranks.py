@@ -18,7 +18,7 @@ _DECORATORS = words_of(
 
 
 @dataclass(frozen=True)
-class Partial:
+class RankBlock:
     """A block that only some ranks enter.
 
     Attributes:
@@ -26,7 +26,7 @@ class Partial:
         scope: As in `Sides`.
         sure: As in `Sides`.
         at: The ``if``, or the decorated function.
-        says: The condition as text.
+        condition: The condition as text.
         early: Whether the others left before by a return.
     """
 
@@ -34,42 +34,42 @@ class Partial:
     scope: str
     sure: bool
     at: ast.AST
-    says: str
+    condition: str
     early: bool = False
 
 
-def partial(script: Script, node: ast.AST) -> Partial | None:
+def rank_block(script: Script, node: ast.AST) -> RankBlock | None:
     """Return the innermost block around a node that only some ranks enter, within its function."""
-    answer: Partial | None = script.inherit("partial", node, _enclosing)
-    return answer
+    block: RankBlock | None = script.nearest("rank block", node, _enclosing)
+    return block
 
 
-def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[Partial | None] | None:
+def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[RankBlock | None] | None:
     """Look at one step upwards; a tuple ends the search."""
-    found = _branch(script, parent, child) if isinstance(parent, ast.If) else None
-    found = found or _after_return(script, parent, child)
-    if found:
-        return (found,)
+    block = _branch(script, parent, child) if isinstance(parent, ast.If) else None
+    block = block or _after_return(script, parent, child)
+    if block:
+        return (block,)
     if isinstance(parent, Function):
         return (_decorated(parent),)
     return (None,) if isinstance(parent, ast.Lambda) else None
 
 
-def _branch(script: Script, branch: ast.If, child: ast.AST) -> Partial | None:
+def _branch(script: Script, branch: ast.If, child: ast.AST) -> RankBlock | None:
     if child is branch.test:
         return None
-    told = _sides_of(script, branch)
-    if told is None:
+    condition = _sides_of(script, branch)
+    if condition is None:
         return None
-    side = told.false if child in branch.orelse else told.true
-    return Partial(side, told.scope, told.sure, branch, _text(branch.test)) if side else None
+    side = condition.false if child in branch.orelse else condition.true
+    return RankBlock(side, condition.scope, condition.sure, branch, _text(branch.test)) if side else None
 
 
 def _sides_of(script: Script, branch: ast.If) -> Sides | None:
-    return script.ask(("sides", branch), lambda: sides(script, branch.test))
+    return script.cached(("sides", branch), lambda: sides(script, branch.test))
 
 
-def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> Partial | None:
+def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock | None:
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parent, block, None)
         if not isinstance(statements, list):
@@ -80,9 +80,11 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> Partial | 
             if statement is child:
                 break
             if isinstance(statement, ast.If) and not statement.orelse and leaves(statement.body):
-                told = _sides_of(script, statement)
-                if told and told.false:
-                    return Partial(told.false, told.scope, told.sure, statement, _text(statement.test), early=True)
+                condition = _sides_of(script, statement)
+                if condition and condition.false:
+                    return RankBlock(
+                        condition.false, condition.scope, condition.sure, statement, _text(statement.test), early=True
+                    )
     return None
 
 
@@ -96,12 +98,12 @@ def leaves(body: list[ast.stmt]) -> bool:
     )
 
 
-def _decorated(function: Function) -> Partial | None:
+def _decorated(function: Function) -> RankBlock | None:
     for decorator in function.decorator_list:
         name = last(decorator)
         if name in _DECORATORS:
             scope = "local" if "local" in name else "global"
-            return Partial("one", scope, sure=True, at=function, says=f"@{name}")
+            return RankBlock("one", scope, sure=True, at=function, condition=f"@{name}")
     return None
 
 
@@ -118,12 +120,12 @@ def called_by_some_only(script: Script, function: Function, depth: int = 0) -> b
     calls = [call for call in script.calls_of(function.name) if script.function(call) is not function]
     if not calls or depth > 3:
         return False
-    return all(is_partial(script, call, depth + 1) for call in calls)
+    return all(in_rank_block(script, call, depth + 1) for call in calls)
 
 
-def is_partial(script: Script, node: ast.AST, depth: int = 0) -> bool:
+def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
     """Say whether only some ranks come to a node, by a block around it or by all calls of its function."""
-    if partial(script, node):
+    if rank_block(script, node):
         return True
     function = script.function(node)
     return function is not None and called_by_some_only(script, function, depth)
@@ -131,7 +133,7 @@ def is_partial(script: Script, node: ast.AST, depth: int = 0) -> bool:
 
 def runs_alone(script: Script, node: ast.AST) -> bool:
     """Say whether a node stands in a branch for runs of one process."""
-    return bool(script.inherit("alone", node, _branch_alone))
+    return bool(script.nearest("alone", node, _branch_alone))
 
 
 def _branch_alone(script: Script, parent: ast.AST, child: ast.AST) -> tuple[bool] | None:

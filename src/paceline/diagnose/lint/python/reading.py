@@ -47,22 +47,22 @@ def _unreadable(source: str, name: str, error: SyntaxError) -> Finding:
     lines = source.splitlines()
     number = min(max(error.lineno or 1, 1), max(len(lines), 1))
     line = lines[number - 1].strip()[:160] if lines else ""
-    told = (error.msg or "invalid syntax").rstrip(".")
-    meant = name.endswith((".py", ".pyw")) or bool(_SHEBANG.match(source))
-    severity = "error" if meant and not _NEWER.search(line) else "warning"
+    message = (error.msg or "invalid syntax").rstrip(".")
+    is_script = name.endswith((".py", ".pyw")) or bool(_SHEBANG.match(source))
+    severity = "error" if is_script and not _NEWER.search(line) else "warning"
     return Finding(
         "script-syntax-error",
-        f"Python cannot read this file: {told}",
+        f"Python cannot read this file: {message}",
         where=f"{name}:{number}",
         evidence=(line,) if line else (),
-        why=_reason(told, line),
+        why=_reason(message, line),
         fix=f"python -m py_compile {name}",
         severity=severity,
     )
 
 
-def _reason(told: str, line: str) -> str:
-    if _PYTHON_2.search(told):
+def _reason(message: str, line: str) -> str:
+    if _PYTHON_2.search(message):
         return "this is Python 2, which no PyTorch that is still maintained runs on"
     if _NOTEBOOK.search(line):
         return "lines with % or ! belong to a notebook; a script cannot have them"

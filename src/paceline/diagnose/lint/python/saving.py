@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.conditions import mentions_rank
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import is_partial, runs_alone
+from paceline.diagnose.lint.python.ranks import in_rank_block, runs_alone
 from paceline.diagnose.lint.python.script import Script, dotted, inside, last, words
 from paceline.errors import Finding
 
@@ -29,7 +29,7 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
         if script.full(call.func) != "torch.save":
             continue
         path = argument(call, "f", 1)
-        if path is None or is_partial(script, call) or not loaders.runs_in_parallel(script, call):
+        if path is None or in_rank_block(script, call) or not loaders.runs_in_parallel(script, call):
             continue
         if _is_of_the_rank(script, path, call, 0) or _is_uncalled(script, call) or _is_tested(script, call):
             continue

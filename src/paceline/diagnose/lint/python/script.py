@@ -49,7 +49,7 @@ class Script:
         nodes: All nodes, parents before children, in the order of the text.
         parents: The parent of each node.
         scopes: The function that each node is in, or the module.
-        known: Answers that were found already, for the questions that are asked again and again.
+        cache: Answers that were found already, for the questions that are asked again and again.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Script:
     nodes: list[ast.AST] = field(repr=False)
     parents: dict[ast.AST, ast.AST] = field(repr=False)
     scopes: dict[ast.AST, Scope] = field(repr=False)
-    known: dict[object, Any] = field(default_factory=dict, repr=False)
+    cache: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, tree: ast.Module, source: str, name: str) -> Script:
@@ -78,20 +78,20 @@ class Script:
             stack.extend(reversed(children))
         return cls(name, source.splitlines(), tree, nodes, parents, scopes)
 
-    def ask(self, question: object, answer: Callable[[], T]) -> T:
+    def cached(self, key: object, compute: Callable[[], T]) -> T:
         """Return the answer to a question, worked out once; a question within itself is answered by None."""
-        if question not in self.known:
-            self.known[question] = None
-            self.known[question] = answer()
-        found: T = self.known[question]
-        return found
+        if key not in self.cache:
+            self.cache[key] = None
+            self.cache[key] = compute()
+        answer_kept: T = self.cache[key]
+        return answer_kept
 
     @cached_property
     def calls(self) -> list[ast.Call]:
         """All calls, in the order of the text."""
         return [node for node in self.nodes if isinstance(node, ast.Call)]
 
-    def inherit(
+    def nearest(
         self, question: str, node: ast.AST, look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None]
     ) -> T | None:
         """Return the answer of the nearest parent that has one; each step upwards is looked at once for all nodes.
@@ -102,21 +102,21 @@ class Script:
             look: Looks at a parent and the child that it was reached from; a tuple of one is the answer.
         """
         path: list[ast.AST] = []
-        found: T | None = None
+        answer: T | None = None
         while True:
-            if (question, node) in self.known:
-                found = self.known[question, node]
+            if (question, node) in self.cache:
+                answer = self.cache[question, node]
                 break
             path.append(node)
             parent = self.parents.get(node)
-            told = look(self, parent, node) if parent is not None else None
-            if told is not None:
-                found = told[0]
-            if told is not None or parent is None:
+            step_answer = look(self, parent, node) if parent is not None else None
+            if step_answer is not None:
+                answer = step_answer[0]
+            if step_answer is not None or parent is None:
                 break
             node = parent
-        self.known.update(dict.fromkeys(((question, step) for step in path), found))
-        return found
+        self.cache.update(dict.fromkeys(((question, passed) for passed in path), answer))
+        return answer
 
     def calls_of(self, name: str) -> list[ast.Call]:
         """Return the calls of functions and methods of a name."""
@@ -124,19 +124,19 @@ class Script:
 
     @cached_property
     def _calls_by_name(self) -> dict[str, list[ast.Call]]:
-        found: dict[str, list[ast.Call]] = defaultdict(list)
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
         for call in self.calls:
-            found[last(call)].append(call)
-        return dict(found)
+            calls[last(call)].append(call)
+        return dict(calls)
 
     @cached_property
     def functions(self) -> dict[str, list[Function]]:
         """Functions and methods by their bare names."""
-        found: dict[str, list[Function]] = defaultdict(list)
+        functions: dict[str, list[Function]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, Function):
-                found[node.name].append(node)
-        return dict(found)
+                functions[node.name].append(node)
+        return dict(functions)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
@@ -146,23 +146,23 @@ class Script:
     @cached_property
     def imports(self) -> dict[str, str]:
         """What each imported name stands for; ``dist = torch.distributed`` counts as an import."""
-        found: dict[str, str] = {}
+        imports: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     full = alias.name if alias.asname else alias.name.partition(".")[0]
-                    found.setdefault(alias.asname or full, full)
+                    imports.setdefault(alias.asname or full, full)
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
                 for alias in node.names:
-                    found.setdefault(alias.asname or alias.name, f"{module}.{alias.name}")
+                    imports.setdefault(alias.asname or alias.name, f"{module}.{alias.name}")
         for name, values in self.values.items():
-            if len(values) == 1 and values[0].place < 0 and name not in found:
+            if len(values) == 1 and values[0].place < 0 and name not in imports:
                 chain = dotted(values[0].value)
                 root, _, rest = chain.partition(".")
-                if rest and root in found and "." not in name and root != name:
-                    found[name] = f"{found[root]}.{rest}"
-        return found
+                if rest and root in imports and "." not in name and root != name:
+                    imports[name] = f"{imports[root]}.{rest}"
+        return imports
 
     @cached_property
     def roots(self) -> frozenset[str]:
@@ -172,7 +172,7 @@ class Script:
     @cached_property
     def values(self) -> dict[str, list[Assigned]]:
         """Every assignment by its dotted target (``model``, ``self.model``, ``args.rank``), over the whole file."""
-        found: dict[str, list[Assigned]] = defaultdict(list)
+        values: dict[str, list[Assigned]] = defaultdict(list)
         for node in self.nodes:
             for target, value in _bindings(node):
                 if isinstance(target, ast.Tuple | ast.List):
@@ -181,10 +181,10 @@ class Script:
                     for place, part in enumerate(target.elts):
                         if name := dotted(part):
                             entry = Assigned(parts[place], -1, node) if paired else Assigned(value, place, node)
-                            found[name].append(entry)
+                            values[name].append(entry)
                 elif name := dotted(target):
-                    found[name].append(Assigned(value, -1, node))
-        return dict(found)
+                    values[name].append(Assigned(value, -1, node))
+        return dict(values)
 
     def full(self, node: ast.AST) -> str:
         """Return the full name of what an expression names, empty unless it begins with an imported name."""
@@ -241,11 +241,11 @@ class Script:
 
     @cached_property
     def _values_by_scope(self) -> dict[str, dict[ast.AST, list[Assigned]]]:
-        found: dict[str, dict[ast.AST, list[Assigned]]] = defaultdict(lambda: defaultdict(list))
+        by_scope: dict[str, dict[ast.AST, list[Assigned]]] = defaultdict(lambda: defaultdict(list))
         for name, values in self.values.items():
             for value in values:
-                found[name][self.scopes[value.at]].append(value)
-        return found
+                by_scope[name][self.scopes[value.at]].append(value)
+        return by_scope
 
     def finding(
         self, name: str, node: ast.AST, what: str, *, why: str = "", fix: str = "", severity: str = "warning"
