@@ -1,4 +1,4 @@
-"""Calls that all ranks must make together, and where a script lets only some of them come."""
+"""Check collective calls: every rank must make them, and some places are reached by part of the ranks only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from paceline.diagnose.lint.python.ranks import RankBlock, leaves, rank_block, r
 from paceline.diagnose.lint.python.script import Function, Script, constant, dotted, inside, keyword, last, words_of
 from paceline.errors import Finding
 
-_BY_GROUP_OF_ONE_NODE = re.compile(r"local|node|intra", re.I)
-
-
 _KNOWN_LIBRARIES = words_of(
     "torch os sys time json math random re logging pathlib shutil copy numpy pandas tqdm wandb rich loguru tensorboard"
 )
 
 
 def collective_in_rank_block(script: Script) -> Iterator[Finding]:
-    """A call that all ranks must make stands where only some of them come: the others never join, and the run hangs.
+    """Find collective calls that only some ranks reach: the other ranks never join, and the run hangs.
 
-    Silent where both branches make a call of the kind, where another block of the other ranks does (the idiom in which
-    rank 0 goes first), for calls within a group of their own, and in branches for one process.
+    Nothing is reported if both branches make a call of the same kind, if another block of the other ranks makes it
+    (the idiom in which rank 0 goes first), for calls within a subgroup, and in branches for a single process.
     """
     partial_calls = _partial_collectives(script)
     paired = _paired(script, partial_calls)
@@ -54,9 +51,10 @@ def _find_partial_collectives(script: Script) -> list[tuple[ast.Call, Collective
 
 
 def _paired(script: Script, partial_calls: list[tuple[ast.Call, Collective, RankBlock]]) -> set[ast.Call]:
-    """Return the calls that blocks of other ranks answer: ``if rank != 0: barrier()``, later ``if rank == 0: ...``.
+    """Return the calls that blocks of other ranks match: ``if rank != 0: barrier()``, later ``if rank == 0: ...``.
 
-    First within a function, where also ``rank == 0`` and ``rank == 1`` may meet; what is left over, over the file.
+    Calls are paired within their function first, where ``rank == 0`` can also match ``rank == 1``; the remaining
+    calls are paired over the whole file.
     """
     paired: set[ast.Call] = set()
     for kind in {collective.kind for _, collective, _ in partial_calls}:
@@ -65,10 +63,8 @@ def _paired(script: Script, partial_calls: list[tuple[ast.Call, Collective, Rank
         for call, block in same_kind:
             by_function.setdefault(script.function(call) or script.tree, []).append((call, block))
         for mates in by_function.values():
-            if (
-                len({(block.side, block.condition) for _, block in mates if block.condition}) > 1
-                and len(_places(mates)) > 1
-            ):
+            groups = {(block.side, block.condition) for _, block in mates if block.condition}
+            if len(groups) > 1 and len(_places(mates)) > 1:
                 paired |= {call for call, _ in mates}
         remaining = [(call, block) for call, block in same_kind if call not in paired]
         if {block.side for _, block in remaining} == {"one", "rest"}:
@@ -81,7 +77,7 @@ def _places(calls: list[tuple[ast.Call, RankBlock]]) -> set[ast.AST]:
 
 
 def _others(script: Script, block: RankBlock) -> list[ast.stmt]:
-    """Return what the ranks on the other side of a condition do instead."""
+    """Return the statements that the ranks on the other side of a condition run instead."""
     branch = block.at
     if not isinstance(branch, ast.If):
         return []
@@ -91,7 +87,7 @@ def _others(script: Script, block: RankBlock) -> list[ast.stmt]:
 
 
 def _may_be_answered_elsewhere(script: Script, block: RankBlock) -> bool:
-    """Say whether the other ranks call something that this file does not hold: it may well make the matching call."""
+    """Return whether the other ranks call code outside this file, which may make the matching call."""
     for statement in _others(script, block):
         for node in inside(statement):
             if not isinstance(node, ast.Call) or last(node) in script.functions or last(node) in script.classes:
@@ -113,7 +109,7 @@ def _in_other_branch(script: Script, block: RankBlock, collective: Collective) -
 
 
 def _after(script: Script, statement: ast.stmt) -> list[ast.stmt]:
-    """Return what follows a statement in its block."""
+    """Return the statements that follow one in its block."""
     parent = script.parents.get(statement)
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parent, block, None)
@@ -123,7 +119,7 @@ def _after(script: Script, statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _is_in_body(script: Script, block: RankBlock) -> bool:
-    # The side of the body is what the condition says of true; the else branch holds the other.
+    # ``true`` is the side of the ranks that run the body; the others run the else branch.
     branch = block.at
     assert isinstance(branch, ast.If)
     condition = sides(script, branch.test)
@@ -136,7 +132,7 @@ def _reaches(script: Script, call: ast.Call, kind: str) -> bool:
 
 
 def _kinds_within(script: Script, name: str) -> set[str]:
-    """Return the kinds of calls for all ranks that the functions of a name make, themselves or by others."""
+    """Return the kinds of collectives that the functions of a name call, directly or through other functions."""
     return script.cached(("kinds within", name), lambda: _find_kinds_within(script, name)) or set()
 
 
@@ -151,7 +147,7 @@ def _find_kinds_within(script: Script, name: str) -> set[str]:
 
 
 def _made_inside(script: Script, call: ast.Call, block: RankBlock) -> bool:
-    """Say whether the object was made in the same block: a Trainer of one device for the last test."""
+    """Return whether the object was created in the same block: a Trainer of one device for the last test."""
     if not isinstance(call.func, ast.Attribute):
         return False
     name = dotted(call.func.value)
@@ -208,7 +204,7 @@ def _holds_in_body(block: RankBlock, call: ast.Call, script: Script) -> bool:
 
 
 def _through_functions(script: Script) -> Iterator[Finding]:
-    """A function of the file that always makes such a call, called for some ranks only."""
+    """Find functions of the file that always make a collective call and are called by some ranks only."""
     always = _functions_with_collective(script)
     for call in script.calls:
         name = last(call)
@@ -248,7 +244,7 @@ def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Coll
 
 
 def _always(script: Script, node: ast.AST, function: Function) -> bool:
-    """Say whether a call is made whenever its function runs in several processes, as far as can be seen."""
+    """Return whether a call is made whenever its function runs in several processes, as far as the file shows."""
     child = node
     for parent in script.up(node):
         if parent is function:
@@ -273,7 +269,7 @@ def _may_leave_before(function: Function, statement: ast.AST) -> bool:
 
 
 def _forward_of_one(script: Script) -> Iterator[Finding]:
-    """The wrapped model is called by one rank alone, which works only as long as DDP has no buffers to send."""
+    """Find calls of the DDP model by a single rank, which only work as long as DDP has no buffers to broadcast."""
     if not names_of(script, "ddp"):
         return
     for call in script.calls:

@@ -1,4 +1,4 @@
-"""How the data reaches the ranks: samplers, their epochs, loaders without one, and downloads."""
+"""Check how data is distributed to ranks: samplers and set_epoch, unsharded loaders, downloads, workers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _DOWNLOADS = re.compile(r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_d
 
 
 def set_epoch_missing(script: Script) -> Iterator[Finding]:
-    """A DistributedSampler shuffles over several epochs and is never told the epoch: each has the same order.
+    """Find shuffling DistributedSamplers without a call of set_epoch: every epoch has the same order.
 
-    Lightning, Accelerate and the like call set_epoch themselves, so files that use them are left alone.
+    Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them are skipped.
     """
     if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
         return
@@ -75,7 +75,7 @@ def _has_set_epoch(script: Script, call: ast.Call) -> bool:
 
 
 def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
-    """The sampler or its loader is for evaluation, or is handed to code of another file, which may tell it."""
+    """Return whether a sampler is for evaluation, or passed to another file, which may call set_epoch."""
     names = loaders.targets(script, call)
     if not names and not isinstance(script.parents.get(call), ast.keyword):
         return True
@@ -92,7 +92,7 @@ def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
 
 
 def _leaves_the_file(script: Script, names: list[str]) -> bool:
-    """Say whether a loop over epochs hands one of the names to a function that the file does not hold."""
+    """Return whether a loop over epochs passes one of the names to a function outside the file."""
     short = {name.rpartition(".")[2] for name in names}
     neutral = (
         "len",
@@ -123,9 +123,9 @@ def _leaves_the_file(script: Script, names: list[str]) -> bool:
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
-    """In a distributed run the training DataLoader is not sharded: every rank goes through all samples.
+    """Find training DataLoaders that are not sharded in a distributed run: every rank reads all samples.
 
-    Silent for iterable datasets, for data that depends on the rank, and for loaders that a framework takes over.
+    Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a framework prepares.
     """
     if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
         return
@@ -154,7 +154,7 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
 
 
 def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
-    """Another branch makes the loader of the same name with a sampler."""
+    """Return whether another branch creates the loader of the same name with a sampler."""
     names = set(loaders.targets(script, call))
     return any(
         names & set(loaders.targets(script, other)) and loaders.sampler_of(script, other) is not None
@@ -164,7 +164,7 @@ def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
 
 
 def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
-    """A DataLoader has both shuffle=True and a sampler: torch raises ValueError when it is made."""
+    """Find DataLoaders with both shuffle=True and a sampler, which torch refuses with a ValueError."""
     for call in loaders.data_loaders(script):
         if constant(argument(call, "shuffle", 2)) is not True:
             continue
@@ -191,7 +191,7 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
 
 
 def made_or_known(script: Script, call: ast.Call) -> bool:
-    """Say whether a call certainly makes a sampler: one of torch's classes, or a class of the file."""
+    """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the file."""
     full = script.full(call.func)
     return full.startswith("torch.utils.data") or last(call) in script.classes
 
@@ -211,9 +211,10 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
 
 
 def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
-    """Data is fetched by global rank 0 alone: on further nodes with folders of their own it is missing.
+    """Find downloads by global rank 0 only: the data is missing on other nodes whose folder is not shared.
 
-    A warning where the folder is visibly local to a node (/tmp, $TMPDIR), else a hint, as a shared file system is fine.
+    The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a shared file system
+    is fine.
     """
     for call in script.calls:
         condition = _fetches_on_one(script, call)
@@ -235,7 +236,7 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
 
 def _fetches_on_one(script: Script, call: ast.Call) -> str:
     download = keyword(call, "download")
-    # What is fetched and returned is for the rank itself.
+    # A rank that returns what it fetches fetches it for itself.
     for_others = not isinstance(script.parents.get(call), ast.Return)
     fetches = (bool(_DOWNLOADS.search(last(call))) and for_others) or constant(download) is True
     if download is not None and constant(download) is ...:
@@ -249,7 +250,7 @@ def _fetches_on_one(script: Script, call: ast.Call) -> str:
 
 
 def _all_at_once(script: Script) -> Iterator[Finding]:
-    """Rank 0 of the job goes first: on the other nodes all ranks then fetch at once into the same local folder."""
+    """Find downloads in which only global rank 0 goes first: ranks of other nodes then write one folder at once."""
     for call in script.calls:
         if constant(keyword(call, "download")) is not True:
             continue
@@ -303,10 +304,10 @@ def _prepare_data_once(script: Script) -> Iterator[Finding]:
 
 
 def workers_not_persistent(script: Script) -> Iterator[Finding]:
-    """A DataLoader starts its workers again for every epoch.
+    """Find DataLoaders that start their workers again for every epoch.
 
-    Only where it is certain: the number of workers is in the file, the loader outlives the epoch, and its dataset is no
-    stream, whose workers may keep their place.
+    Only certain cases are reported: the number of workers is in the file, the loader is used for several epochs, and
+    its dataset is map-style; workers of a stream may keep their position.
     """
     for call in loaders.data_loaders(script):
         workers = _num_workers(script, call)
@@ -333,5 +334,5 @@ def _num_workers(script: Script, call: ast.Call) -> int:
 
 
 def _is_map_style(script: Script, call: ast.Call) -> bool:
-    """Say whether a DataLoader is given an order, which torch refuses for streams."""
+    """Return whether a DataLoader has an order (shuffle or sampler), which torch refuses for streams."""
     return constant(argument(call, "shuffle", 2)) is True or loaders.sampler_of(script, call) is not None

@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, and how it learns its local rank."""
+"""Check which GPU a rank selects, and how it gets its local rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SELECTS = frozenset(
 
 
 def device_not_set(script: Script) -> Iterator[Finding]:
-    """NCCL is used, tensors go to plain "cuda", and nothing tells the ranks which GPU is theirs: all take the first.
+    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU per rank: all ranks use the first.
 
-    Silent as soon as anything in the file may choose one: set_device, device_ids, a device made from a rank,
-    CUDA_VISIBLE_DEVICES.
+    Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device that depends on the
+    rank, CUDA_VISIBLE_DEVICES.
     """
     if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}) or not makes(script, "ddp"):
         return
@@ -66,7 +66,7 @@ def _selects(script: Script) -> bool:
 
 
 def _may_be_own(script: Script, node: ast.expr) -> bool:
-    """Say whether a device may be the rank's own: anything but plain "cuda", "cpu", a dtype or the model."""
+    """Return whether a device may depend on the rank: anything but plain "cuda", "cpu", a dtype or the model."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int) and not isinstance(node.value, bool)
     if isinstance(node, ast.IfExp):
@@ -109,9 +109,9 @@ def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
 
 
 def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
-    """The script takes --local_rank, which today's launchers do not pass: torchrun sets LOCAL_RANK instead.
+    """Find scripts that parse --local_rank, which current launchers do not pass: torchrun sets LOCAL_RANK.
 
-    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not take for --local_rank.
+    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as --local_rank.
     """
     if "deepspeed" in script.roots or script.roots & DOES_IT_ALL:
         return

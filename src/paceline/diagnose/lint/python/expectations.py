@@ -1,7 +1,7 @@
-"""What a training script expects of the job that starts it: ranks, devices, nodes, CPUs, port.
+"""Extract what a training script expects of its job: ranks, devices, nodes, loader workers, address and port.
 
-A job is judged by the answer, so only what certainly runs counts: what stands under a condition, in a loop, or in a
-function that nothing in the file surely calls is left out.
+A job is checked against these expectations, so only code that certainly runs counts. Code under a condition, in a loop,
+or in a function that the file does not certainly call is ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TRAINERS = frozenset({"transformers.Trainer", "transformers.Seq2SeqTrainer", "t
 
 
 def expectations(script: Script) -> Program:
-    """Return what a script expects of its start."""
+    """Return what a script expects of the job that starts it."""
     lightning = bool(script.roots & LIGHTNING)
     return Program(
         script.name,
@@ -61,7 +61,7 @@ def _place(script: Script, node: ast.AST) -> Place:
 
 
 def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
-    """Say whether a node certainly runs when the file is started as a program."""
+    """Return whether a node certainly runs when the file is started as a program."""
     child = node
     for parent in script.up(node):
         if isinstance(parent, ast.If) and not _holds(parent, child):
@@ -77,7 +77,7 @@ def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
 
 
 def _holds(branch: ast.If, child: ast.AST) -> bool:
-    """Whether a branch is taken by every rank of a run: it is the program's own start, or asks for GPUs only."""
+    """Return whether every rank of a run takes a branch: the main guard, or a test for GPUs only."""
     if child is branch.test:
         return True
     if child not in branch.body:
@@ -97,7 +97,7 @@ def _is_called(script: Script, function: Function, depth: int) -> bool:
 
 
 def _runner(script: Script) -> Runner | None:
-    """The one Trainer or Fabric; of several those that say the same."""
+    """Return the Trainer or Fabric, or None if the file creates several that differ."""
     calls = makes(script, "trainer", "fabric")
     runners = [_of_lightning(script, call) for call in calls]
     known_runners = [runner for runner in runners if runner is not None]
@@ -131,17 +131,20 @@ def _of_lightning(script: Script, call: ast.Call) -> Runner | None:
 def _devices(script: Script, call: ast.Call, *, has_unknown: bool) -> Number | None:
     devices = keyword(call, "devices") or keyword(call, "gpus")
     accelerator = keyword(call, "accelerator")
-    value = constant(devices) if devices is not None else ("..." if has_unknown else "auto")
+    default = "..." if has_unknown else "auto"
+    value = default if devices is None else constant(devices)
     if isinstance(devices, ast.List | ast.Tuple):
         return Number(CONSTANT, len(devices.elts))
     if value in ("auto", -1, "-1"):
-        gpus = constant(accelerator) in ("gpu", "cuda") or (accelerator is None and "lightning" in script.roots)
-        return Number(ALL_GPUS) if gpus else None
+        on_gpus = constant(accelerator) in ("gpu", "cuda")
+        default_gpus = accelerator is None and "lightning" in script.roots
+        return Number(ALL_GPUS) if on_gpus or default_gpus else None
     if isinstance(value, str) and "," in value:
         return Number(CONSTANT, len([part for part in value.split(",") if part.strip()]))
     count = number(script, devices)
-    # an argument whose default is not a number may be "auto" or a list as well
-    return count if count is None or count.kind != CONSTANT or count.value else None
+    if count is not None and count.kind == CONSTANT and not count.value:
+        return None
+    return count
 
 
 def _workers(script: Script) -> tuple[Number, Place] | None:
@@ -161,8 +164,10 @@ def _workers(script: Script) -> tuple[Number, Place] | None:
 
 
 def _needs_ranks(script: Script) -> Place | None:
-    """Where the script ends if no launcher has told it its rank."""
-    if script.roots & (DOES_IT_ALL | {"deepspeed", "horovod", "transformers", "mpi4py"}) or _may_set_ranks(script):
+    """Return where the script fails if no launcher sets the variables of its rank."""
+    if script.roots & (DOES_IT_ALL | {"deepspeed", "horovod", "transformers", "mpi4py"}):
+        return None
+    if _may_set_ranks(script):
         return None
     for node in script.nodes:
         if (_joins(script, node) or _reads_rank(script, node)) and certain(script, node):
@@ -191,7 +196,7 @@ def _from_environment(call: ast.Call) -> bool:
 
 
 def _may_set_ranks(script: Script) -> bool:
-    """Whether the script, or a module that it imports, may set the variables of a rank itself."""
+    """Return whether the script, or a module that it imports, may set the variables of a rank itself."""
     if any(name in _RANK_VARIABLES for name, _ in _settings(script)):
         return True
     if any(script.full(call.func) in _WRITES_ENVIRONMENT for call in script.calls):
@@ -222,7 +227,7 @@ def _spawns(script: Script) -> tuple[Number, Place] | None:
 
 
 def _settings(script: Script) -> Iterator[tuple[str, ast.Assign]]:
-    """Assignments to variables of the environment, which replace what the launcher has set."""
+    """Yield assignments to environment variables, which replace the values of the launcher."""
     for node in script.nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -252,7 +257,7 @@ def _selects(script: Script) -> tuple[str, Place] | None:
 
 
 def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
-    """``global`` or ``local`` for an expression that is such a rank, as it is; else an empty string."""
+    """Return ``global`` or ``local`` for an expression that is exactly such a rank, else an empty string."""
     if depth > _DEPTH:
         return ""
     if isinstance(node, ast.Call) and script.full(node.func) == "torch.distributed.get_rank" and not node.args:
@@ -267,7 +272,7 @@ def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
 
 
 def _downloads(script: Script) -> Place | None:
-    """Where torchvision or torchaudio fetch a dataset in every rank, with no rank that goes first."""
+    """Return where every rank downloads a torchvision or torchaudio dataset at the same time."""
     fetching = [call for call in script.calls if constant(keyword(call, "download")) is True]
     if any(rank_block(script, call) for call in fetching):
         return None

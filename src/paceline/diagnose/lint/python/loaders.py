@@ -1,4 +1,4 @@
-"""The loaders and samplers of a script: how each DataLoader is sharded, and which loops run over it."""
+"""Find the DataLoaders and samplers of a script, how each is sharded, and which loops iterate over it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from paceline.diagnose.lint.python.script import (
     dotted,
     has_unknown_arguments,
     inside,
-    keyword,
     last,
     words,
     words_of,
@@ -31,17 +30,17 @@ _DEPTH = 5
 
 
 def data_loaders(script: Script) -> list[ast.Call]:
-    """Return the calls that make a torch DataLoader."""
+    """Return the calls that create a torch DataLoader."""
     return [call for call in script.calls if made_by(script, call) == "loader"]
 
 
 def samplers(script: Script) -> list[ast.Call]:
-    """Return the calls that make torch's DistributedSampler."""
+    """Return the calls that create torch's DistributedSampler."""
     return [call for call in script.calls if made_by(script, call) == "sharding-sampler"]
 
 
 def targets(script: Script, node: ast.AST) -> list[str]:
-    """Return the dotted names to which the value of an expression goes, through conditions and wrapping calls."""
+    """Return the dotted names to which the value of an expression is assigned, also through a conditional."""
     child = node
     for parent in script.up(node):
         if isinstance(parent, ast.Assign):
@@ -56,13 +55,13 @@ def targets(script: Script, node: ast.AST) -> list[str]:
 
 
 def sampler_of(script: Script, loader: ast.Call) -> ast.expr | None:
-    """Return what a DataLoader is given as sampler or batch sampler, if anything; also through ``**arguments``."""
+    """Return the sampler or batch sampler argument of a DataLoader, also from ``**arguments``, or None."""
     sampler = argument(loader, "sampler", 3) or argument(loader, "batch_sampler", 4) or _in_dict(script, loader)
     return None if sampler is None or constant(sampler) is None else sampler
 
 
 def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
-    """Return the sampler of a dict that is handed on as ``**arguments``."""
+    """Return the sampler of a dict that is passed as ``**arguments``."""
     names = [dotted(k.value) for k in loader.keywords if k.arg is None]
     for value in [v.value for name in names if name for v in script.assigned(name, loader)]:
         if isinstance(value, ast.Dict):
@@ -79,13 +78,13 @@ def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
 
 
 def is_sharded(script: Script, loader: ast.Call) -> bool:
-    """Say whether a DataLoader certainly takes its samples from torch's DistributedSampler in a distributed run."""
+    """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed run."""
     sampler = sampler_of(script, loader)
     return sampler is not None and sampler_call(script, sampler) is not None
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
-    """Return the DistributedSampler that an expression stands for, through names, conditions and BatchSampler."""
+    """Return the DistributedSampler behind an expression, through names, conditionals and BatchSampler."""
     if depth > _DEPTH:
         return None
     if isinstance(node, ast.IfExp):
@@ -103,13 +102,13 @@ def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | N
 
 
 def may_shard_itself(script: Script, loader: ast.Call) -> bool:
-    """Say whether the data behind a DataLoader may be sharded in a way that the file does not show."""
+    """Return whether the dataset of a DataLoader may be sharded in a way that the file does not show."""
     dataset = argument(loader, "dataset", 0)
     if dataset is None or has_unknown_arguments(loader):
         return True
     if any(mentions_rank(k.value) for k in loader.keywords):
         return True
-    # An iterable dataset refuses shuffle=True, so what is behind it is an ordinary one, wherever it comes from.
+    # An iterable dataset refuses shuffle=True, so with it the dataset is map-style.
     return _may_shard(script, dataset, loader, 0, map_style=constant(argument(loader, "shuffle", 2)) is True)
 
 
@@ -122,7 +121,7 @@ def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_s
     if name:
         values = script.assigned(name, at)
         if not values:
-            return True  # a parameter or an import: nobody knows
+            return True  # a parameter or an import: unknown
         return any(_may_shard(script, value.value, value.at, depth + 1, map_style=map_style) for value in values)
     if isinstance(node, ast.Call):
         return _call_may_shard(script, node, at, depth, map_style)
@@ -154,7 +153,7 @@ def _uses_sharding(node: ast.AST) -> bool:
 
 
 def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
-    """Yield the loops over loaders of the names, also under the names of parameters that they are handed on as."""
+    """Yield the loops over loaders of these names, compared without the object that they belong to."""
     short_names = {name.rpartition(".")[2] for name in names}
     for node in script.nodes:
         if isinstance(node, ast.For) and (loader := iterated(node)) and loader.rpartition(".")[2] in short_names:
@@ -162,7 +161,7 @@ def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
 
 
 def iterated(loop: ast.For) -> str:
-    """Return the dotted name that a loop runs over, through ``enumerate``, ``tqdm`` and the like."""
+    """Return the dotted name that a loop iterates over, through ``enumerate``, ``tqdm`` and similar wrappers."""
     node: ast.AST = loop.iter
     while isinstance(node, ast.Call) and node.args and (last(node) in _WRAPS or last(node).startswith("log_every")):
         node = node.args[0]
@@ -172,12 +171,12 @@ def iterated(loop: ast.For) -> str:
 
 
 def learns(script: Script, node: ast.AST) -> bool:
-    """Say whether a block makes gradients."""
+    """Return whether a block calls ``backward``."""
     return any(isinstance(n, ast.Call) and last(n) == "backward" for n in inside(node))
 
 
 def is_for_training(script: Script, loader: ast.Call) -> bool | None:
-    """Say whether a DataLoader feeds the training, by its name and its loops; None if that is open."""
+    """Return whether a DataLoader is for training, by its name and its loops; None if unknown."""
     names = targets(script, loader)
     text = " ".join(names) or getattr(script.function(loader), "name", "")
     if EVALUATING.search(text) and not TRAINING.search(text):
@@ -212,7 +211,7 @@ def _is_once(call: ast.expr) -> bool:
 
 
 def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
-    """Say whether a loader is made before a loop over epochs, and looped over in it or in a function that it calls."""
+    """Return whether a loader is created before a loop over epochs and iterated over in every epoch."""
     names = {name.rpartition(".")[2] for name in targets(script, loader)}
     if not names or handed_to_framework(script, loader, list(names)):
         return False
@@ -226,7 +225,7 @@ def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
 
 
 def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
-    """Say whether a statement loops over a loader, or calls a function of the file with it."""
+    """Return whether a statement iterates over a loader, or passes it to a function of the file."""
     if isinstance(node, ast.For):
         return iterated(node).rpartition(".")[2] in names
     if not isinstance(node, ast.Call) or last(node) not in script.functions:
@@ -235,7 +234,7 @@ def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
 
 
 def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
-    """Say whether a loader goes through ``prepare``, ``setup_dataloaders``, ``fit`` or another adopting call."""
+    """Return whether a loader is passed to ``prepare``, ``setup_dataloaders``, ``fit`` or a similar call."""
     short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
         if last(call) in _ADOPT or kinds(script, call) & {"prepared", "fabric-loader", "session-loader", "engine"}:
@@ -255,13 +254,8 @@ _ADOPT = words_of(
 )
 
 
-def keyword_is(call: ast.Call, name: str, value: object) -> bool:
-    """Say whether a keyword argument is given as a literal of a value."""
-    return constant(keyword(call, name)) is value
-
-
 def runs_in_parallel(script: Script, node: ast.AST) -> bool:
-    """Say whether a node runs in the ranks: not in a branch for one process, nor in what ``mp.spawn`` starts from."""
+    """Return whether a node runs in the ranks, not in a single-process branch or the parent of ``mp.spawn``."""
     return not runs_alone(script, node) and not _is_of_the_starter(script, node)
 
 
@@ -274,6 +268,8 @@ def _is_of_the_starter(script: Script, node: ast.AST) -> bool:
 
 
 def started(script: Script) -> frozenset[str]:
+    """Return the functions that ``torch.multiprocessing`` or ``multiprocessing`` starts in processes."""
+
     def find() -> frozenset[str]:
         functions: set[str] = set()
         for call in script.calls:
@@ -289,7 +285,7 @@ def started(script: Script) -> frozenset[str]:
 
 
 def _targets_of(script: Script, call: ast.Call, target: ast.expr | None) -> set[str]:
-    """The function that is started; where it is a parameter, the functions that are handed on for it."""
+    """Return the function that is started; for a parameter, the functions that callers pass."""
     name = last(target)
     if name in script.functions:
         return {name}
@@ -318,7 +314,7 @@ def _closure(script: Script, names: frozenset[str]) -> frozenset[str]:
 
 
 def _named(script: Script, node: ast.AST) -> Iterator[str]:
-    """What a node of a worker may lead to: functions by name, the methods of classes that it makes."""
+    """Yield the functions that a node may call: a function of that name, the methods of a class."""
     if isinstance(node, ast.Name | ast.Attribute):
         name = last(node)
         if name in script.functions:

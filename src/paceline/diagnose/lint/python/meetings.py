@@ -1,4 +1,4 @@
-"""Calls that all ranks must make together, in torch, Horovod, DeepSpeed, Lightning, Accelerate and paceline."""
+"""Recognise collective calls of torch, Horovod, DeepSpeed, Lightning, Accelerate and paceline."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Collective:
     """A call that all ranks must make.
 
     Attributes:
-        kind: Calls of one kind meet each other.
-        label: The call as the finding writes it.
-        sure: Whether it certainly waits for the others.
+        kind: Calls of the same kind match each other.
+        label: The call as findings show it.
+        sure: Whether it certainly waits for the other ranks.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Collective:
 
 
 def as_collective(script: Script, call: ast.Call) -> Collective | None:
-    """Return what a call waits for, or None if it is not a call for all ranks."""
+    """Return a call as a collective, or None if it is not one."""
     return script.cached(("collective", call), lambda: _as_collective(script, call))
 
 
@@ -85,7 +85,7 @@ _ALL_METHODS = frozenset().union(*_METHODS.values(), {"all_gather", "barrier"})
 
 
 def _forward(script: Script, call: ast.Call) -> Collective | None:
-    """Return the forward of a model under FSDP, which gathers parameters; that of DDP may well send nothing."""
+    """Return the forward of an FSDP model, which gathers parameters; that of DDP may communicate nothing."""
     if not makes(script, "fsdp") or not dotted(call.func) or script.full(call.func):
         return None
     if "fsdp" in kinds(script, call.func, call):
@@ -112,7 +112,7 @@ def _in_lightning_module(script: Script, node: ast.AST) -> bool:
 
 
 def _sure_of(script: Script, call: ast.Call, kind: str) -> bool:
-    """A Trainer or Fabric for one device waits for nobody."""
+    """Return whether an object has several processes; a Trainer or Fabric for one device waits for nobody."""
     if kind not in ("trainer", "fabric", "paceline-trainer"):
         return True
     constructors = makes(script, kind)
@@ -120,7 +120,7 @@ def _sure_of(script: Script, call: ast.Call, kind: str) -> bool:
 
 
 def several(constructor: ast.Call) -> bool:
-    """Say whether a Trainer or Fabric certainly has several processes, by its arguments."""
+    """Return whether a Trainer or Fabric certainly has several processes, by its arguments."""
     devices, nodes = constant(keyword(constructor, "devices")), constant(keyword(constructor, "num_nodes"))
     if isinstance(nodes, int) and nodes > 1:
         return True

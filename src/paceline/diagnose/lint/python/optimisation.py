@@ -1,4 +1,4 @@
-"""Accumulated gradients, schedulers and the learning rate under several ranks."""
+"""Check gradient accumulation, learning rate schedulers and the learning rate on several ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SIZE = re.compile(
 
 
 def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
-    """Gradients are accumulated over several batches, and DDP exchanges them in each of these.
+    """Find gradient accumulation in which DDP synchronises gradients after every batch.
 
-    Silent where no_sync or one of its kin appears anywhere in the file, and under FSDP, where it costs memory.
+    Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where no_sync costs memory.
     """
     if _names(script) & _NO_SYNC or script.calls_of("accumulate") or makes(script, "fsdp", "engine"):
         return
@@ -65,7 +65,7 @@ def _names(script: Script) -> set[str]:
 
 
 def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
-    """Loops in which backward comes each time and the optimizer's step only at every nth."""
+    """Yield loops that call backward in each iteration and the optimizer's step only in every nth."""
     for loop in script.nodes:
         if not isinstance(loop, ast.For):
             continue
@@ -83,7 +83,7 @@ def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
 
 
 def _direct(loop: ast.For) -> Iterator[list[ast.AST]]:
-    """The nodes of a loop's body outside conditions and inner loops."""
+    """Yield the nodes of a loop's body outside conditions and inner loops."""
     for statement in loop.body:
         if isinstance(statement, ast.If | ast.For | ast.While):
             continue
@@ -114,10 +114,10 @@ def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
 
 
 def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
-    """The scheduler moves on once per rank or per micro-batch instead of once per update.
+    """Find schedulers that are stepped once per rank or micro-batch instead of once per optimizer step.
 
-    Accelerate steps a prepared scheduler once per process at each call, which is right for schedules counted in
-    single-process batches and wrong for those counted in epochs.
+    Accelerate steps a prepared scheduler once per process at each call, which is right for schedules in single-process
+    batches and wrong for schedules in epochs.
     """
     yield from _per_micro_batch(script)
     yield from _once_per_process(script)
@@ -214,7 +214,7 @@ def _splits(script: Script) -> bool:
 
 
 def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
-    """A literal batch size per rank and a literal SGD learning rate: the global batch grows with the ranks alone."""
+    """Find an SGD learning rate that stays the same while the global batch grows with the number of ranks."""
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
     sharded = [c for c in loaders.data_loaders(script) if loaders.is_sharded(script, c)]
@@ -230,7 +230,7 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
                 "learning-rate-not-scaled",
                 call,
                 "the batch of all ranks together grows with their number, the learning rate stays",
-                why="with a larger global batch SGD mostly needs a larger rate to learn as much per epoch",
+                why="with a larger global batch SGD usually needs a larger rate to learn as much per epoch",
                 fix="lr = base_lr * dist.get_world_size(), or divide the batch size by the number of ranks",
                 severity="hint",
             )
@@ -238,7 +238,7 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
 
 
 def _factors(script: Script) -> Iterator[str]:
-    """The words that stand in a product or a quotient anywhere in the file."""
+    """Yield the names in all products and quotients of the file."""
     for node in script.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
             yield from words(node)

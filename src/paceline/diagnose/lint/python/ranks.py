@@ -1,6 +1,6 @@
-"""Which ranks come to a place: blocks behind ``if rank == 0`` in its many spellings.
+"""Find the ``if`` or decorator that lets only some ranks reach a line of a training script.
 
-Every partial block belongs to one of two sides, ``"one"`` (the ranks that were picked) and ``"rest"`` (all others).
+Such a block belongs to one of two sides: ``"one"`` (the selected ranks) or ``"rest"`` (all others).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RankBlock:
         sure: As in `Sides`.
         at: The ``if``, or the decorated function.
         condition: The condition as text.
-        early: Whether the others left before by a return.
+        early: Whether the other ranks have returned before this place.
     """
 
     side: str
@@ -39,13 +39,13 @@ class RankBlock:
 
 
 def rank_block(script: Script, node: ast.AST) -> RankBlock | None:
-    """Return the innermost block around a node that only some ranks enter, within its function."""
+    """Return the innermost block of its function around a node that only some ranks enter, or None."""
     block: RankBlock | None = script.nearest("rank block", node, _enclosing)
     return block
 
 
 def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[RankBlock | None] | None:
-    """Look at one step upwards; a tuple ends the search."""
+    """Return the block of one parent; a tuple ends the search."""
     block = _branch(script, parent, child) if isinstance(parent, ast.If) else None
     block = block or _after_return(script, parent, child)
     if block:
@@ -89,7 +89,7 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock 
 
 
 def leaves(body: list[ast.stmt]) -> bool:
-    """Say whether a block always ends in a return or an exit."""
+    """Return whether a block always ends in a return, a continue or an exit."""
     end = body[-1]
     if isinstance(end, ast.Return | ast.Continue):
         return True
@@ -116,7 +116,7 @@ def _text(test: ast.expr) -> str:
 
 
 def called_by_some_only(script: Script, function: Function, depth: int = 0) -> bool:
-    """Say whether every call of a function within the file stands in a partial block; false if there is none."""
+    """Return whether only some ranks reach each call of a function in the file; False without calls."""
     calls = [call for call in script.calls_of(function.name) if script.function(call) is not function]
     if not calls or depth > 3:
         return False
@@ -124,7 +124,7 @@ def called_by_some_only(script: Script, function: Function, depth: int = 0) -> b
 
 
 def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
-    """Say whether only some ranks come to a node, by a block around it or by all calls of its function."""
+    """Return whether only some ranks reach a node, by a block around it or around all calls of its function."""
     if rank_block(script, node):
         return True
     function = script.function(node)
@@ -132,13 +132,14 @@ def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
 
 
 def runs_alone(script: Script, node: ast.AST) -> bool:
-    """Say whether a node stands in a branch for runs of one process."""
+    """Return whether a node is in a branch for single-process runs."""
     return bool(script.nearest("alone", node, _branch_alone))
 
 
 def _branch_alone(script: Script, parent: ast.AST, child: ast.AST) -> tuple[bool] | None:
     if isinstance(parent, ast.If) and child is not parent.test:
         in_body = any(child is statement for statement in parent.body)
-        if (in_body and alone(parent.test)) or (not in_body and together(parent.test)):
+        for_one_process = alone(parent.test) if in_body else together(parent.test)
+        if for_one_process:
             return (True,)
     return None

@@ -1,4 +1,4 @@
-"""Evaluation loops over a rank's share of the samples: where they are, who made the share, whether it is padded."""
+"""Find evaluation loops over sharded loaders: what shards the loader, and whether it pads the shares."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Evaluation:
 
     Attributes:
         loop: The loop.
-        loader: The dotted name of what it runs over.
-        padded: Whether the share of each rank may hold samples twice.
-        by: What sharded the loader, for the reader.
-        around: The nodes of the function (or the block) that evaluates, and of what it calls and what calls it.
+        loader: The dotted name of its loader.
+        padded: Whether the shares may contain samples twice.
+        by: What shards the loader, as findings show it.
+        around: The nodes of the evaluating function (or module), of the functions it calls, and of its callers.
     """
 
     loop: ast.For
@@ -79,7 +79,7 @@ def _share_by_framework(script: Script, node: ast.expr, at: ast.AST) -> tuple[bo
 
 
 def _share_by_factory(script: Script, node: ast.expr) -> tuple[bool, str] | None:
-    """A loader that a function of the file makes and returns."""
+    """Return the share of a loader that a function of the file creates and returns."""
     functions = script.functions.get(last(node), []) if isinstance(node, ast.Call) else []
     for function in functions if len(functions) == 1 else []:
         for part in inside(function):
@@ -102,7 +102,7 @@ def _fabric_shards(script: Script, call: ast.expr) -> bool:
 
 
 def _share_of(script: Script, name: str, loop: ast.For, shares: dict[str, tuple[bool, str]]) -> tuple[bool, str] | None:
-    """A loader by its own name, or by that of the parameter through which it is handed on."""
+    """Return the share of a loader by its name, or through the parameter as which it is passed."""
     function = script.function(loop)
     if function is None or name not in _parameter_places(function):
         return shares.get(name)
@@ -121,7 +121,7 @@ def _parameter_places(function: Function) -> dict[str, int]:
 
 
 def is_evaluation(script: Script, loop: ast.For) -> bool:
-    """Say whether a loop runs with gradients off or the model in evaluation."""
+    """Return whether a loop runs without gradients or with the model in evaluation mode."""
     for parent in script.up(loop):
         if isinstance(parent, ast.With) and any(
             last(item.context_expr) in ("no_grad", "inference_mode", "eval_mode") for item in parent.items
@@ -141,7 +141,7 @@ def is_evaluation(script: Script, loop: ast.For) -> bool:
 
 
 def around_of(script: Script, loop: ast.For) -> list[ast.AST]:
-    """Return the function of the loop (at module level: the block), what it calls, and the functions that call it."""
+    """Return the nodes of the loop's function (or the module), of the functions it calls, and of its callers."""
     function = script.function(loop)
     if function is None:
         return list(inside(script.tree))
