@@ -36,7 +36,7 @@ class _Linter:
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
-        self._given = tuple(names)
+        self._requested = tuple(names)
         self._programs: dict[str, Judged] = {}
 
     def judged(self, name: str) -> Judged:
@@ -50,12 +50,12 @@ class _Linter:
         if is_python(source):
             from paceline.diagnose.lint.python import examine
 
-            found, program = examine(source.text, source.name)
+            findings, program = examine(source.text, source.name)
         else:
-            found = self._judge_job(source) if is_job(source) else []
+            findings = self._judge_job(source) if is_job(source) else []
         if (hint := not_judged(source)) is not None:
-            found.append(hint)
-        return Judged(source.name, tuple(wanted(found, source.text)), program=program)
+            findings.append(hint)
+        return Judged(source.name, tuple(wanted(findings, source.text)), program=program)
 
     def _judge_job(self, source: Source) -> list[Finding]:
         from paceline.diagnose.lint.job.judging import judge_case
@@ -65,7 +65,7 @@ class _Linter:
 
         case = read_job(source.text, source.name)
         programs = {}
-        for called, path in started(case, [name for name in self._given if name != source.name]).items():
+        for called, path in started(case, [name for name in self._requested if name != source.name]).items():
             program = self._program(path)
             if program is not None:
                 programs[called] = program

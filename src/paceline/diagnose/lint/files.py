@@ -92,14 +92,14 @@ def _decoded(name: str, data: bytes) -> Source:
 
 
 def _refused(name: str, what: str, *, fix: str = "") -> Source:
-    shown = name.encode("utf-8", "replace").decode()
+    shown_name = name.encode("utf-8", "replace").decode()
     finding = Finding(
         "input-unreadable",
-        f"{shown} {what}",
-        where=shown,
+        f"{shown_name} {what}",
+        where=shown_name,
         fix=fix or "paceline lint FILE...  (job scripts and Python files)",
     )
-    return Source(shown, finding=finding)
+    return Source(shown_name, finding=finding)
 
 
 def is_python(source: Source) -> bool:
@@ -112,8 +112,8 @@ def is_python(source: Source) -> bool:
     if tree is None:
         return False
     # tables, lists and plain words can be Python too; a training script imports something or defines it
-    told = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
-    return any(isinstance(node, told) for node in tree.body)
+    definitions = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    return any(isinstance(node, definitions) for node in tree.body)
 
 
 def is_job(source: Source) -> bool:
@@ -121,8 +121,8 @@ def is_job(source: Source) -> bool:
     suffix = _suffix(source)
     if _says_python(source) or suffix in _DOCUMENTS:
         return False
-    known = _SHELLS.match(source.text) or suffix in _JOB_SUFFIXES or _DIRECTIVE.search(source.text)
-    return bool(known) or bool(_scheduler(source))
+    evidence = _SHELLS.match(source.text) or suffix in _JOB_SUFFIXES or _DIRECTIVE.search(source.text)
+    return bool(evidence) or bool(_scheduler(source))
 
 
 def _says_python(source: Source) -> bool:

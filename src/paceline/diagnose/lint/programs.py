@@ -22,26 +22,26 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _ABOVE = 3
 
 
-def started(case: Case, given: Sequence[str]) -> dict[str, str]:
+def started(case: Case, candidates: Sequence[str]) -> dict[str, str]:
     """Return the training scripts that a job starts, by what its launches call them.
 
     Args:
         case: The job script.
         given: Files that were given with it; one of them that fits is taken before any other.
     """
-    found: dict[str, str] = {}
+    programs: dict[str, str] = {}
     for launch in case.training:
-        if launch.program and launch.program not in found and len(found) < MOST_PROGRAMS:
-            path = _find(case, launch, given)
+        if launch.program and launch.program not in programs and len(programs) < MOST_PROGRAMS:
+            path = _find(case, launch, candidates)
             if path and os.path.getsize(path) <= MOST_BYTES:
-                found[launch.program] = path
-    return found
+                programs[launch.program] = path
+    return programs
 
 
-def _find(case: Case, launch: Launch, given: Sequence[str]) -> str:
+def _find(case: Case, launch: Launch, candidates: Sequence[str]) -> str:
     names = _names(launch)
     for name in names:
-        fitting = [path for path in given if _ends_with(path, name)]
+        fitting = [path for path in candidates if _ends_with(path, name)]
         if fitting:
             return fitting[0] if len(fitting) == 1 else ""
     if case.name == "-":
@@ -76,7 +76,7 @@ def _names(launch: Launch) -> list[str]:
 def _ends_with(path: str, name: str) -> bool:
     """Whether a file that was given may be the one that the job means: as much of both paths as there is agrees."""
     pairs = zip(reversed(_parts(path)), reversed(_parts(name)), strict=False)
-    return path.endswith(".py") and all(one == other for one, other in pairs)
+    return path.endswith(".py") and all(part == other for part, other in pairs)
 
 
 def _parts(path: str) -> list[str]:

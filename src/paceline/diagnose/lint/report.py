@@ -58,8 +58,8 @@ class Report:
         """Return the findings as text, file by file; of several files those without a finding are only counted."""
         if len(self.files) == 1 and not self.findings:
             return f"{self.files[0].name}: nothing found"
-        told = ["\n\n".join(_paragraphs(judged)) for judged in self.files if judged.findings]
-        return "\n\n".join([*told, self._summary()] if len(self.files) > 1 else told)
+        paragraphs = ["\n\n".join(_paragraphs(judged)) for judged in self.files if judged.findings]
+        return "\n\n".join([*paragraphs, self._summary()] if len(self.files) > 1 else paragraphs)
 
     def _summary(self) -> str:
         files = f"{len(self.files)} files"

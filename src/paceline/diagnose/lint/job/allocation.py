@@ -20,37 +20,37 @@ class Job:
 
     Attributes:
         nodes: Number of nodes.
-        nodes_given: True if the script says so.
+        has_nodes: True if the script says so.
         ntasks: Number of tasks, where it is given or follows.
-        ntasks_given: True if ``--ntasks`` is there.
+        has_ntasks: True if ``--ntasks`` is there.
         tasks_per_node: Tasks on each node.
-        tasks_per_node_given: True if ``--ntasks-per-node`` is there.
+        has_tasks_per_node: True if ``--ntasks-per-node`` is there.
         gpus_per_node: GPUs on each node; None if none are asked for or it is not known how many.
-        gpus_asked: True if GPUs are asked for in any way.
+        requests_gpus: True if GPUs are asked for in any way.
         gpus_per_task: GPUs that are bound to a task, where that is asked for.
         shared_gpus: True where tasks may share a GPU (MPS, shards, --ntasks-per-gpu).
         cpus_per_task: CPUs of a task.
-        cpus_asked: True if CPUs are asked for in any way.
+        requests_cpus: True if CPUs are asked for in any way.
         exclusive: True if nodes are not shared.
-        memory_asked: True if memory is asked for in any way.
+        requests_memory: True if memory is asked for in any way.
         mixed: True for a heterogeneous job, of which nothing is concluded.
         directives: What it was read from.
     """
 
     nodes: int | None
-    nodes_given: bool
+    has_nodes: bool
     ntasks: int | None
-    ntasks_given: bool
+    has_ntasks: bool
     tasks_per_node: int | None
-    tasks_per_node_given: bool
+    has_tasks_per_node: bool
     gpus_per_node: int | None
-    gpus_asked: bool
+    requests_gpus: bool
     gpus_per_task: int | None
     shared_gpus: bool
     cpus_per_task: int | None
-    cpus_asked: bool
+    requests_cpus: bool
     exclusive: bool
-    memory_asked: bool
+    requests_memory: bool
     mixed: bool
     directives: Directives
 
@@ -66,8 +66,8 @@ def number(text: str) -> int | None:
 
 
 def _int(directives: Directives, name: str) -> int | None:
-    found = directives.last(name)
-    return number(found.value) if found else None
+    directive = directives.last(name)
+    return number(directive.value) if directive else None
 
 
 def count_gpus(text: str) -> int | None:
@@ -75,15 +75,15 @@ def count_gpus(text: str) -> int | None:
 
     Of a ``gres`` only its parts that name GPUs are counted.
     """
-    total, found = 0, False
+    total, has_count = 0, False
     for part in text.split(","):
         plain = re.sub(r"\(.*?\)", "", part).strip().removeprefix("gres/").removeprefix("gres:")
         match = re.fullmatch(r"(?:[\w.\-]+[:=/])*?(\d+)", plain)
         if match:
-            total, found = total + int(match[1]), True
+            total, has_count = total + int(match[1]), True
         elif plain:
             return None
-    return total if found else None
+    return total if has_count else None
 
 
 def gpus_of_gres(text: str) -> int | None:
@@ -96,72 +96,72 @@ def gpus_of_gres(text: str) -> int | None:
 
 def describe(directives: Directives) -> Job:
     """Return what the directives come to."""
-    given = {directive.name for directive in (*directives.given, *directives.late)}
+    names = {directive.name for directive in (*directives.active, *directives.late)}
     nodes = _nodes(directives)
     ntasks, per_node = _int(directives, "ntasks"), _int(directives, "ntasks-per-node")
     per_task = _gpus_per_task(directives)
-    if nodes is None and "nodes" not in given:
-        nodes = _implied_nodes(given, ntasks, per_node)
-    tasks_per_node = _tasks_per_node(given, nodes, ntasks, per_node)
-    gpus, asked = _gpus(directives, nodes, tasks_per_node, per_task)
+    if nodes is None and "nodes" not in names:
+        nodes = _implied_nodes(names, ntasks, per_node)
+    tasks_per_node = _tasks_per_node(names, nodes, ntasks, per_node)
+    gpus, has_gpus = _gpus(directives, nodes, tasks_per_node, per_task)
     exclusive = directives.last("exclusive")
-    if "ntasks" not in given and nodes and tasks_per_node:
+    if "ntasks" not in names and nodes and tasks_per_node:
         ntasks = nodes * tasks_per_node
     gres = directives.last("gres")
     return Job(
         nodes=nodes,
-        nodes_given="nodes" in given,
+        has_nodes="nodes" in names,
         ntasks=ntasks,
-        ntasks_given="ntasks" in given,
+        has_ntasks="ntasks" in names,
         tasks_per_node=tasks_per_node,
-        tasks_per_node_given="ntasks-per-node" in given,
+        has_tasks_per_node="ntasks-per-node" in names,
         gpus_per_node=gpus,
-        gpus_asked=asked,
+        requests_gpus=has_gpus,
         gpus_per_task=per_task,
-        shared_gpus="ntasks-per-gpu" in given or bool(gres and re.search(r"mps|shard", gres.value)),
+        shared_gpus="ntasks-per-gpu" in names or bool(gres and re.search(r"mps|shard", gres.value)),
         cpus_per_task=_int(directives, "cpus-per-task"),
-        cpus_asked=bool(given & {"cpus-per-task", "cpus-per-gpu", "mincpus", "extra-node-info", "tres-per-task"}),
+        requests_cpus=bool(names & {"cpus-per-task", "cpus-per-gpu", "mincpus", "extra-node-info", "tres-per-task"}),
         exclusive=exclusive is not None and exclusive.value in ("", "user"),
-        memory_asked=bool(given & {"mem", "mem-per-cpu", "mem-per-gpu"}),
+        requests_memory=bool(names & {"mem", "mem-per-cpu", "mem-per-gpu"}),
         mixed=directives.components > 1,
         directives=directives,
     )
 
 
 def _nodes(directives: Directives) -> int | None:
-    found = directives.last("nodes")
-    if found is None:
+    directive = directives.last("nodes")
+    if directive is None:
         return None
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", found.value.strip())
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", directive.value.strip())
     return int(match[1]) if match and match[2] in (None, match[1]) else None
 
 
-def _implied_nodes(given: set[str], ntasks: int | None, per_node: int | None) -> int | None:
-    if given & {"nodelist", "nodefile", "spread-job"}:
+def _implied_nodes(names: set[str], ntasks: int | None, per_node: int | None) -> int | None:
+    if names & {"nodelist", "nodefile", "spread-job"}:
         return None
     if ntasks and per_node:
         return -(-ntasks // per_node)
-    if "ntasks" in given or "gpus" in given or "ntasks-per-gpu" in given:
+    if "ntasks" in names or "gpus" in names or "ntasks-per-gpu" in names:
         return 1 if ntasks == 1 else None
     return 1
 
 
-def _tasks_per_node(given: set[str], nodes: int | None, ntasks: int | None, per_node: int | None) -> int | None:
-    if "ntasks-per-node" in given and "ntasks" not in given:
+def _tasks_per_node(names: set[str], nodes: int | None, ntasks: int | None, per_node: int | None) -> int | None:
+    if "ntasks-per-node" in names and "ntasks" not in names:
         return per_node
-    if "ntasks" in given:
+    if "ntasks" in names:
         if per_node and ntasks and nodes and ntasks != per_node * nodes:
             return None  # they contradict each other
         if ntasks and nodes and ntasks % nodes == 0:
             return ntasks // nodes
         return per_node if nodes is None else None
-    return None if given & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
+    return None if names & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
 
 
 def _gpus_per_task(directives: Directives) -> int | None:
-    found = directives.last("gpus-per-task")
-    if found:
-        return count_gpus(found.value)
+    directive = directives.last("gpus-per-task")
+    if directive:
+        return count_gpus(directive.value)
     tres = directives.last("tres-per-task")
     match = re.search(r"gres[/:]gpu(?::[^:=,]+)?[:=](\d+)", tres.value) if tres else None
     return int(match[1]) if match else None
@@ -171,25 +171,25 @@ def _gpus(
     directives: Directives, nodes: int | None, tasks_per_node: int | None, per_task: int | None
 ) -> tuple[int | None, bool]:
     """GPUs on a node, and whether any are asked for."""
-    found: list[int | None] = []
+    counts: list[int | None] = []
     if per_node := directives.last("gpus-per-node"):
-        found.append(count_gpus(per_node.value))
+        counts.append(count_gpus(per_node.value))
     if gres := directives.last("gres"):
         of_gres = gpus_of_gres(gres.value)
         if of_gres != 0:
-            found.append(of_gres)
+            counts.append(of_gres)
         elif any(not _NO_ACCELERATOR.match(part.strip()) for part in gres.value.split(",")):
-            found.append(None)  # accelerators of another make
+            counts.append(None)  # accelerators of another make
     if per_task is not None:
-        found.append(per_task * tasks_per_node if tasks_per_node else None)
+        counts.append(per_task * tasks_per_node if tasks_per_node else None)
     if (total := directives.last("gpus")) is not None:
         gpus = count_gpus(total.value)
-        found.append(gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
+        counts.append(gpus // nodes if gpus and nodes and gpus % nodes == 0 else None)
     if directives.last("gpus-per-socket"):
-        found.append(None)
-    if not found:
+        counts.append(None)
+    if not counts:
         return None, False
-    certain = [gpus for gpus in found if gpus is not None]
+    certain = [gpus for gpus in counts if gpus is not None]
     return (certain[0] if certain and len(set(certain)) == 1 else None), True
 
 
@@ -197,9 +197,9 @@ def slurm_variables(job: Job) -> dict[str, str]:
     """Return Slurm's variables of the batch script whose values follow from the directives."""
     if job.mixed:
         return {}
-    known: dict[str, int | None] = {
-        "SLURM_NNODES": job.nodes if job.nodes_given else None,
-        "SLURM_JOB_NUM_NODES": job.nodes if job.nodes_given else None,
+    values: dict[str, int | None] = {
+        "SLURM_NNODES": job.nodes if job.has_nodes else None,
+        "SLURM_JOB_NUM_NODES": job.nodes if job.has_nodes else None,
         "SLURM_NTASKS": job.ntasks,
         "SLURM_NPROCS": job.ntasks,
         "SLURM_NTASKS_PER_NODE": _int(job.directives, "ntasks-per-node"),
@@ -207,8 +207,8 @@ def slurm_variables(job: Job) -> dict[str, str]:
         "SLURM_GPUS_ON_NODE": job.gpus_per_node,
     }
     for name, option in (("SLURM_GPUS_PER_NODE", "gpus-per-node"), ("SLURM_GPUS_PER_TASK", "gpus-per-task")):
-        found = job.directives.last(option)
-        known[name] = number(found.value) if found else None
+        directive = job.directives.last(option)
+        values[name] = number(directive.value) if directive else None
     total = job.directives.last("gpus")
-    known["SLURM_GPUS"] = number(total.value) if total else None
-    return {name: str(value) for name, value in known.items() if value is not None}
+    values["SLURM_GPUS"] = number(total.value) if total else None
+    return {name: str(value) for name, value in values.items() if value is not None}

@@ -10,7 +10,7 @@ from functools import cached_property
 from paceline.diagnose.lint.job.allocation import Job
 from paceline.diagnose.lint.job.launches import PYTHON, Launch, Shape, processes, shape
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.story import Call, Setting, Story
+from paceline.diagnose.lint.job.story import Call, Setting, Trace
 from paceline.diagnose.lint.job.tree import Script
 from paceline.diagnose.lint.job.values import BATCH, Symbols
 from paceline.diagnose.lint.program import Place, Program
@@ -36,7 +36,7 @@ class Case:
         lines: Its lines.
         job: What it asks for.
         script: Its tree.
-        story: What it does.
+        trace: What it does.
         launches: What it starts.
         dos_line: First line that ends as on Windows, 0 if none does.
         site: What is known of the cluster.
@@ -47,7 +47,7 @@ class Case:
     lines: list[str]
     job: Job
     script: Script
-    story: Story
+    trace: Trace
     launches: list[Launch]
     dos_line: int = 0
     site: Site = field(default_factory=Site)
@@ -56,7 +56,7 @@ class Case:
     @property
     def symbols(self) -> Symbols:
         """The symbols of all values."""
-        return self.story.symbols
+        return self.trace.symbols
 
     def place(self, line: int) -> str:
         """Return ``file:line``."""
@@ -103,11 +103,11 @@ class Case:
 
     def directive_line(self, *names: str) -> int:
         """Return the line of a directive, of the last directive if none of these is there, or 1."""
-        found = self.job.directives.last(*names)
-        if found:
-            return found.line
-        given = self.job.directives.given
-        return given[-1].line if given else 1
+        directive = self.job.directives.last(*names)
+        if directive:
+            return directive.line
+        active = self.job.directives.active
+        return active[-1].line if active else 1
 
     def shape(self, launch: Launch) -> Shape:
         """Return how the launch's step spreads."""
@@ -141,7 +141,7 @@ class Case:
     @cached_property
     def spreads(self) -> bool:
         """Whether the script starts anything worth mentioning on all its nodes."""
-        return any(call.step is not None and not _small(call) for call in self.story.calls)
+        return any(call.step is not None and not _small(call) for call in self.trace.calls)
 
     @cached_property
     def code(self) -> str:
@@ -172,17 +172,17 @@ class Case:
     @cached_property
     def shares_gpus(self) -> bool:
         """Whether processes may share a GPU on purpose."""
-        return self.job.shared_gpus or any("nvidia-cuda-mps" in call.name for call in self.story.calls)
+        return self.job.shared_gpus or any("nvidia-cuda-mps" in call.name for call in self.trace.calls)
 
     def exported(self, name: str) -> Setting | None:
         """Return the last setting of a variable that programs see."""
-        found = [s for s in self.story.settings if s.name == name and s.exported]
-        return found[-1] if found else None
+        settings = [s for s in self.trace.settings if s.name == name and s.exported]
+        return settings[-1] if settings else None
 
     def assigned(self, name: str) -> Setting | None:
         """Return the last setting of a variable."""
-        found = [setting for setting in self.story.settings if setting.name == name]
-        return found[-1] if found else None
+        settings = [setting for setting in self.trace.settings if setting.name == name]
+        return settings[-1] if settings else None
 
 
 def _submits(launch: Launch) -> bool:

@@ -45,9 +45,9 @@ def _folder(case: Case, launch: Launch) -> str:
     """Return the folder that a training is told to use, by its launcher, by the program or by our variable."""
     if launch.kind == "paceline run" and launch.options.get("run_dir"):
         return launch.options["run_dir"]
-    found = argument(launch, _FOLDERS)
-    if found:
-        return found[0]
+    match = argument(launch, _FOLDERS)
+    if match:
+        return match[0]
     setting = case.exported(_VARIABLE)
     return setting.value if setting is not None and isinstance(setting.value, str) else ""
 

@@ -34,7 +34,7 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
     """A Python environment is made in a node-local folder, on the first node only."""
     if not case.job.several_nodes or not case.spreads:
         return
-    for call in case.story.calls:
+    for call in case.trace.calls:
         words = [case.show(arg.text) for arg in call.args]
         makes = call.name in ("virtualenv", "conda-unpack") or "venv" in words[1:3] or "create" in words[1:2]
         unpacks = call.name == "tar" and any("env" in word for word in words[1:])
@@ -59,10 +59,14 @@ def environment_synced(case: Case) -> Iterator[Finding]:
         nodes = case.shape(launch).nodes
         if not tool or call.step is None or nodes is None or nodes < 2 or "UV_NO_SYNC" in call.env:
             continue
-        done, off = _SYNCS[tool]
-        before = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
-        own = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
-        if off.search(own) or any(done.search(line) for line in before) or _NODE_LOCAL.search(case.code):
+        installs, switch_off = _SYNCS[tool]
+        earlier_lines = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
+        command = " ".join(case.text(line) for line in range(call.line, call.end_line + 1))
+        if (
+            switch_off.search(command)
+            or any(installs.search(line) for line in earlier_lines)
+            or _NODE_LOCAL.search(case.code)
+        ):
             continue
         yield case.finding(
             "env-synced-by-every-task",
@@ -80,14 +84,14 @@ def environment_synced(case: Case) -> Iterator[Finding]:
 
 def conda_activate(case: Case) -> Iterator[Finding]:
     """conda activate in a batch shell that has not been set up for it."""
-    head = case.lines[0] if case.lines else ""
-    if re.match(r"#!.*\s-\w*[li]", head) or "--login" in head:
+    shebang = case.lines[0] if case.lines else ""
+    if re.match(r"#!.*\s-\w*[li]", shebang) or "--login" in shebang:
         return
-    for call in case.story.calls:
+    for call in case.trace.calls:
         if call.name not in ("conda", "mamba", "micromamba") or call.step is not None or len(call.args) < 2:
             continue
-        before = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
-        if call.args[1].text == "activate" and not any(_CONDA_READY.search(line) for line in before):
+        earlier_lines = [line for line in case.lines[: call.line - 1] if not line.lstrip().startswith("#")]
+        if call.args[1].text == "activate" and not any(_CONDA_READY.search(line) for line in earlier_lines):
             yield case.finding(
                 "conda-activate-without-hook",
                 f"{call.name} activate in a shell that {call.name} has not been set up in",
@@ -143,21 +147,21 @@ def network_settings(case: Case) -> Iterator[Finding]:
 
 def variables(case: Case) -> Iterator[Finding]:
     """Variables of NCCL and torch that nobody reads, that have another name now, or that contradict each other."""
-    exported = {s.name: s for s in case.story.settings if s.exported and isinstance(s.value, str)}
+    exported = {s.name: s for s in case.trace.settings if s.exported and isinstance(s.value, str)}
     if not exported:
         return
     from paceline.diagnose.variables import (
         judge_settings,  # its tables take a third of the time of a job without variables
     )
 
-    found = dict(islice(exported.items(), MOST_SETTINGS))
+    selection = dict(islice(exported.items(), MOST_SETTINGS))
     # what is not known is shown as it is written: with its dollar, by which only the name is judged
-    settings = {name: case.show(str(setting.value)) for name, setting in found.items()}
-    where = {name: case.place(setting.line) for name, setting in found.items()}
-    for finding in judge_settings(settings, where=where, num_nodes=case.job.nodes):
+    settings = {name: case.show(str(setting.value)) for name, setting in selection.items()}
+    places = {name: case.place(setting.line) for name, setting in selection.items()}
+    for finding in judge_settings(settings, where=places, num_nodes=case.job.nodes):
         # an old name that is still read, or a setting that only tunes, is for doctor: the job does not depend on it
-        named = set(re.findall(r"\w+", finding.what)) & settings.keys()
-        tunes = finding.name == "variable-unknown" and any(_ONLY_TUNES.search(name) for name in named)
+        names = set(re.findall(r"\w+", finding.what)) & settings.keys()
+        tunes = finding.name == "variable-unknown" and any(_ONLY_TUNES.search(name) for name in names)
         if finding.severity != "hint" and not tunes:
             yield finding
 

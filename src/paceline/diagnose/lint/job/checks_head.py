@@ -33,7 +33,7 @@ def dos_line_ends(case: Case) -> Iterator[Finding]:
 def directives_after_command(case: Case) -> Iterator[Finding]:
     """#SBATCH lines stand behind the first command; sbatch reads none of them."""
     late = case.job.directives.late
-    in_time = {directive.name for directive in case.job.directives.given}
+    in_time = {directive.name for directive in case.job.directives.active}
     lost = [directive for directive in late if directive.name not in in_time]
     if not late:
         return
@@ -56,10 +56,10 @@ def directives_after_command(case: Case) -> Iterator[Finding]:
 
 def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
     """#sbatch in lower case is a comment."""
-    given = {directive.name for directive in case.job.directives.given}
+    names = {directive.name for directive in case.job.directives.active}
     for line, text in case.job.directives.lower:
         name = canonical(re.split(r"[=\s]", text.lstrip("-"))[0])
-        if not name or name in given or re.search(r"\.(sh|sbatch|slurm|job|bash)\b", text):
+        if not name or name in names or re.search(r"\.(sh|sbatch|slurm|job|bash)\b", text):
             continue  # switched off beside the real one, or how the script is submitted
         yield case.finding(
             "lowercase-directive-ignored",
@@ -73,7 +73,7 @@ def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
 
 def unknown_option(case: Case) -> Iterator[Finding]:
     """Slurm has no such option, or the option lacks its value, or a word belongs to none."""
-    for directive in case.job.directives.given:
+    for directive in case.job.directives.active:
         if not directive.known:
             yield from _unknown(case, directive)
         elif directive.lacks_value:
@@ -131,36 +131,36 @@ def _one_off(left: str, right: str) -> bool:
 
 def duplicate_option(case: Case) -> Iterator[Finding]:
     """An option is given twice; the last one counts."""
-    seen: dict[str, Directive] = {}
-    for directive in case.job.directives.given:
-        before = seen.get(directive.name)
-        if before is not None and directive.known and not directive.name.startswith("mail-"):
+    previous: dict[str, Directive] = {}
+    for directive in case.job.directives.active:
+        earlier = previous.get(directive.name)
+        if earlier is not None and directive.known and not directive.name.startswith("mail-"):
             yield case.finding(
                 "duplicate-option",
-                f"{directive.typed} is given again: {before.value or 'before'} on line {before.line},"
+                f"{directive.typed} is given again: {earlier.value or 'before'} on line {earlier.line},"
                 f" {directive.value or 'again'} here",
                 line=directive.line,
-                more=[before.line],
+                more=[earlier.line],
                 why="the last one counts",
-                fix=f"remove line {before.line}",
+                fix=f"remove line {earlier.line}",
                 severity="hint",
             )
-        seen[directive.name] = directive
+        previous[directive.name] = directive
 
 
 def redundant_gpu_options(case: Case) -> Iterator[Finding]:
     """GPUs are asked for in several ways at once."""
-    found: dict[str, Directive] = {}
-    for directive in case.job.directives.given:
+    by_name: dict[str, Directive] = {}
+    for directive in case.job.directives.active:
         names_gpus = directive.name != "gres" or "gpu" in directive.value
         if directive.name in GPU_OPTIONS[:5] and names_gpus:
-            found[directive.name] = directive
-    if len(found) < 2:
+            by_name[directive.name] = directive
+    if len(by_name) < 2:
         return
-    lines = [directive.line for directive in found.values()]
+    lines = [directive.line for directive in by_name.values()]
     yield case.finding(
         "redundant-gpu-options",
-        "GPUs are asked for in several ways: " + ", ".join(d.typed for d in found.values()),
+        "GPUs are asked for in several ways: " + ", ".join(d.typed for d in by_name.values()),
         line=lines[-1],
         more=lines,
         why="they have to agree, and which of them binds GPUs to tasks differs",
@@ -172,7 +172,7 @@ def redundant_gpu_options(case: Case) -> Iterator[Finding]:
 def nodelist_larger_than_nodes(case: Case) -> Iterator[Finding]:
     """--nodelist names more nodes than --nodes asks for."""
     listed, nodes = case.job.directives.last("nodelist"), case.job.nodes
-    if listed is None or not case.job.nodes_given or nodes is None:
+    if listed is None or not case.job.has_nodes or nodes is None:
         return
     count = count_hosts(listed.value)
     if count is not None and count > nodes:
@@ -219,14 +219,14 @@ def missing_requests(case: Case) -> Iterator[Finding]:
         yield case.finding("time-missing", "no time limit is asked for", line=line, severity="hint",
                            why="the partition's default may be short, and a job without a limit starts later",
                            fix="#SBATCH --time=1-00:00:00")  # fmt: skip
-    asked = job.directives.last("partition")
-    if job.exclusive or (asked.value if asked else case.site.partition) in case.site.whole_nodes:
+    partition = job.directives.last("partition")
+    if job.exclusive or (partition.value if partition else case.site.partition) in case.site.whole_nodes:
         return
-    if not job.memory_asked and case.site.limits_memory:
+    if not job.requests_memory and case.site.limits_memory:
         yield case.finding("mem-missing", "no memory is asked for", line=line, severity="hint",
                            why="the default is often a few GB for each CPU, and too little ends the job",
                            fix="#SBATCH --mem=0  (all of a node that is not shared), or --mem=64G")  # fmt: skip
-    if not job.gpus_asked and case.site.binds_gpus and any(launch.spawns for launch in case.training):
+    if not job.requests_gpus and case.site.binds_gpus and any(launch.spawns for launch in case.training):
         yield case.finding("gpus-not-requested", "no GPUs are asked for", line=line, severity="hint",
                            why="without --gres or --gpus-per-node the processes see no GPU on most clusters",
                            fix="#SBATCH --gpus-per-node=4")  # fmt: skip
@@ -238,16 +238,16 @@ def missing_requests(case: Case) -> Iterator[Finding]:
 
 def low_memory(case: Case) -> Iterator[Finding]:
     """Little memory is asked for; a number without a unit is in megabytes."""
-    found = case.job.directives.last("mem")
-    if found is None or not case.training:
+    memory = case.job.directives.last("mem")
+    if memory is None or not case.training:
         return
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", found.value.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.value.strip(), re.IGNORECASE)
     if not match or match[1] == "0":
         return
     megabytes = int(match[1]) * {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}[match[2].upper()]
     if megabytes < 2048:
         unit = " (megabytes, where no unit is given)" if not match[2] else ""
-        yield case.finding("low-memory", f"--mem={found.value} is little for a training{unit}", line=found.line,
+        yield case.finding("low-memory", f"--mem={memory.value} is little for a training{unit}", line=memory.line,
                            why="Slurm ends the job when a process needs more", severity="hint",
                            fix=f"#SBATCH --mem={match[1]}G" if not match[2] else "#SBATCH --mem=32G")  # fmt: skip
 
@@ -255,10 +255,10 @@ def low_memory(case: Case) -> Iterator[Finding]:
 def output_dev_null(case: Case) -> Iterator[Finding]:
     """The output of the job is thrown away."""
     for name in ("error", "output"):
-        found = case.job.directives.last(name)
-        if found is not None and found.value in ("/dev/null", "none"):
-            yield case.finding("output-dev-null", f"--{name}={found.value} throws the job's messages away",
-                               line=found.line, why="a failure leaves no trace", severity="hint",
+        directive = case.job.directives.last(name)
+        if directive is not None and directive.value in ("/dev/null", "none"):
+            yield case.finding("output-dev-null", f"--{name}={directive.value} throws the job's messages away",
+                               line=directive.line, why="a failure leaves no trace", severity="hint",
                                fix=f"#SBATCH --{name}=%x-%j.out")  # fmt: skip
             return
 

@@ -40,9 +40,9 @@ def together(case: Case, launch: Launch) -> int | None:
         return None
     nodes = case.shape(launch).nodes
     if nodes is None:
-        told = nnodes(launch)
+        node_range = nnodes(launch)
         restricted = {"ntasks", "nodes", "nodelist"} & set(step.options)
-        return told[0] if told and told[0] > 1 and not restricted and not launch.call.looped else None
+        return node_range[0] if node_range and node_range[0] > 1 and not restricted and not launch.call.looped else None
     return nodes if nodes > 1 else None
 
 
@@ -53,8 +53,8 @@ def _supplied(launch: Launch) -> bool:
 
 def _takes_from_step(case: Case, launch: Launch) -> bool:
     """Whether the launcher asks Slurm for nodes, node rank and head: paceline run does, as the one task of its node."""
-    own = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(launch.options)
-    return own and launch.call.step is not None and case.shape(launch).tasks_per_node == 1
+    uses_slurm = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(launch.options)
+    return uses_slurm and launch.call.step is not None and case.shape(launch).tasks_per_node == 1
 
 
 def _ignores_node_rank(launch: Launch) -> bool:
@@ -62,36 +62,40 @@ def _ignores_node_rank(launch: Launch) -> bool:
     return backend != "static" or "standalone" in launch.options
 
 
-def nodes_told(case: Case) -> Iterator[Finding]:
+def node_count(case: Case) -> Iterator[Finding]:
     """The launcher runs on several nodes and is not told so, or is told another number."""
     for launch in case.training:
         if not launch.spawns or launch.kind in ("deepspeed", "composer"):
             continue
-        over, told = together(case, launch), nnodes(launch)
-        if over is None:
-            yield from _alone(case, launch, told)
+        step_nodes, node_range = together(case, launch), nnodes(launch)
+        if step_nodes is None:
+            yield from _alone(case, launch, node_range)
         elif "standalone" in launch.options or ("nnodes" not in launch.says and not _supplied(launch)):
-            yield from _not_told(case, launch, over)
-        elif told is not None and not told[0] <= over <= told[1] and told[0] not in _may_be(case, launch, over):
-            yield _mismatch(case, launch, told, over)
+            yield from _no_node_count(case, launch, step_nodes)
+        elif (
+            node_range is not None
+            and not node_range[0] <= step_nodes <= node_range[1]
+            and node_range[0] not in _may_be(case, launch, step_nodes)
+        ):
+            yield _mismatch(case, launch, node_range, step_nodes)
 
 
-def _may_be(case: Case, launch: Launch, over: int) -> set[int | None]:
+def _may_be(case: Case, launch: Launch, step_nodes: int) -> set[int | None]:
     """Other numbers that are right: the job's nodes, and one launcher for each task."""
-    return {case.job.nodes, over * (case.shape(launch).tasks_per_node or 1)}
+    return {case.job.nodes, step_nodes * (case.shape(launch).tasks_per_node or 1)}
 
 
-def _not_told(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
+def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     words = [arg.text for arg in launch.call.args]
     if _takes_from_step(case, launch):
         return
     if any(_RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)):
         return  # each node does something of its own, on purpose
     name = option(launch, "nnodes")
-    said = "--standalone" if "standalone" in launch.options else f"no {name}"
+    option_text = "--standalone" if "standalone" in launch.options else f"no {name}"
     yield case.finding(
         "torchrun-nnodes-missing",
-        f"srun starts {launch.kind} on {over} nodes with {said}",
+        f"srun starts {launch.kind} on {step_nodes} nodes with {option_text}",
         line=case.line_of(launch, launch.kind.split()[0]),
         more=[case.directive_line("nodes")],
         why="each node runs the whole training on its own, and all write the same files",
@@ -100,31 +104,31 @@ def _not_told(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
     )
 
 
-def _alone(case: Case, launch: Launch, told: tuple[int, int] | None) -> Iterator[Finding]:
+def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> Iterator[Finding]:
     """One node, of which the launcher thinks that there are more."""
     job, step = case.job, launch.call.step
     nodes = case.shape(launch).nodes if step is not None else job.nodes
-    if told is None or told[0] < 2 or not job.nodes_given or nodes != 1 or job.mixed:
+    if node_range is None or node_range[0] < 2 or not job.has_nodes or nodes != 1 or job.mixed:
         return
     if launch.call.background or (job.several_nodes and _several(case, launch)):
         return
     rank = launch.says.get("node_rank", "0")
     # Slurm's own numbers are those of this one node; another unknown rank may be given to several jobs in turn
-    known = constant(rank) or all(_RANK.search(symbol.text) for symbol in case.symbols.of(rank))
-    if launch.vague or launch.call.looped or not known or (step is not None and step.kind != "srun"):
+    is_certain = constant(rank) or all(_RANK.search(symbol.text) for symbol in case.symbols.of(rank))
+    if launch.vague or launch.call.looped or not is_certain or (step is not None and step.kind != "srun"):
         return
-    if any(call.name in ("ssh", "pdsh") for call in case.story.calls):
+    if any(call.name in ("ssh", "pdsh") for call in case.trace.calls):
         return
-    yield _mismatch(case, launch, told, 1)
+    yield _mismatch(case, launch, node_range, 1)
 
 
-def _mismatch(case: Case, launch: Launch, told: tuple[int, int], nodes: int) -> Finding:
+def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: int) -> Finding:
     name = option(launch, "nnodes")
-    number = str(told[0]) if told[0] == told[1] else f"{told[0]}:{told[1]}"
-    who = "the job" if nodes == case.job.nodes else "this step"
+    number = str(node_range[0]) if node_range[0] == node_range[1] else f"{node_range[0]}:{node_range[1]}"
+    allocation = "the job" if nodes == case.job.nodes else "this step"
     return case.finding(
         "torchrun-nnodes-mismatch",
-        f"{name} is {number}, {who} has {nodes} node" + ("s" if nodes > 1 else ""),
+        f"{name} is {number}, {allocation} has {nodes} node" + ("s" if nodes > 1 else ""),
         line=case.line_of(launch, *_texts(launch, "nnodes")),
         more=[case.directive_line("nodes")],
         why="the launcher waits for nodes that never come, or turns nodes away",
@@ -136,16 +140,16 @@ def _mismatch(case: Case, launch: Launch, told: tuple[int, int], nodes: int) -> 
 def node_rank(case: Case) -> Iterator[Finding]:
     """Several nodes need different node ranks: there is none, or all of them get the same."""
     for launch in case.training:
-        over = together(case, launch)
-        if over is None or not launch.spawns or launch.kind == "deepspeed" or _ignores_node_rank(launch):
+        step_nodes = together(case, launch)
+        if step_nodes is None or not launch.spawns or launch.kind == "deepspeed" or _ignores_node_rank(launch):
             continue
         value = launch.says.get("node_rank")
         if value is None:
-            yield from _no_rank(case, launch, over)
-        elif found := _same_on_all(case, launch, value):
-            yield _on_batch_host(case, launch, found, over)
+            yield from _no_rank(case, launch, step_nodes)
+        elif symbol := _same_on_all(case, launch, value):
+            yield _on_batch_host(case, launch, symbol, step_nodes)
         elif _one_number(case, launch, value) and not launch.call.looped and not _several(case, launch):
-            yield _all_the_same(case, launch, value, over)
+            yield _all_the_same(case, launch, value, step_nodes)
 
 
 def _one_number(case: Case, launch: Launch, value: str) -> bool:
@@ -161,7 +165,7 @@ def _several(case: Case, launch: Launch) -> bool:
     return sum(1 for other in case.training if other.kind == launch.kind) > 1
 
 
-def _no_rank(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
+def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     if _supplied(launch) or ("nnodes" not in launch.says and launch.kind != "composer"):
         return
     if _takes_from_step(case, launch) or (launch.kind == "composer" and "NODE_RANK" in launch.call.env):
@@ -170,7 +174,7 @@ def _no_rank(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
     endpoint = " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
     yield case.finding(
         "node-rank-missing",
-        f"srun starts {launch.kind} on {over} nodes with a static rendezvous and no {name}",
+        f"srun starts {launch.kind} on {step_nodes} nodes with a static rendezvous and no {name}",
         line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
         more=[case.directive_line("nodes")],
         why="each node takes itself for node 0 and waits for the others"
@@ -189,11 +193,11 @@ def _same_on_all(case: Case, launch: Launch, value: str) -> Symbol | None:
     return None
 
 
-def _on_batch_host(case: Case, launch: Launch, symbol: Symbol, over: int) -> Finding:
+def _on_batch_host(case: Case, launch: Launch, symbol: Symbol, step_nodes: int) -> Finding:
     name = option(launch, "node_rank")
     return case.finding(
         "node-rank-on-batch-host",
-        f"{name} {symbol.text} is filled in by the batch script, before srun: each of the {over} nodes gets 0",
+        f"{name} {symbol.text} is filled in by the batch script, before srun: each of the {step_nodes} nodes gets 0",
         line=case.line_of(launch, *_texts(launch, "node_rank"), symbol.text),
         why="each node takes itself for node 0; the job waits for ranks that never come",
         fix=f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is used inside)",
@@ -201,11 +205,11 @@ def _on_batch_host(case: Case, launch: Launch, symbol: Symbol, over: int) -> Fin
     )
 
 
-def _all_the_same(case: Case, launch: Launch, value: str, over: int) -> Finding:
+def _all_the_same(case: Case, launch: Launch, value: str, step_nodes: int) -> Finding:
     name = option(launch, "node_rank")
     return case.finding(
         "duplicate-ranks",
-        f"{name} is {case.show(value)}, the same on all {over} nodes",
+        f"{name} is {case.show(value)}, the same on all {step_nodes} nodes",
         line=case.line_of(launch, *_texts(launch, "node_rank")),
         why="each node takes itself for the same one; the job waits for ranks that never come",
         fix=f"srun bash -c '{launch.kind} {name} $SLURM_NODEID ...'  (single quotes; export what is used inside)",
@@ -216,8 +220,8 @@ def _all_the_same(case: Case, launch: Launch, value: str, over: int) -> Finding:
 def endpoint_or_address(case: Case) -> Iterator[Finding]:
     """The launcher runs on several nodes and no address reaches it."""
     for launch in case.training:
-        over = together(case, launch)
-        if over is None or not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
+        step_nodes = together(case, launch)
+        if step_nodes is None or not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
             continue
         if _takes_from_step(case, launch):
             continue
@@ -225,16 +229,16 @@ def endpoint_or_address(case: Case) -> Iterator[Finding]:
             continue  # told elsewhere: each node runs on its own
         backend = launch.says.get("backend", "static")
         if launch.torchrun_like and backend == "c10d" and "endpoint" not in launch.says:
-            yield _no_endpoint(case, launch, over)
+            yield _no_endpoint(case, launch, step_nodes)
         elif backend == "static" and not {"addr", "endpoint"} & set(launch.says):
-            yield from _no_address(case, launch, over)
+            yield from _no_address(case, launch, step_nodes)
 
 
-def _no_endpoint(case: Case, launch: Launch, over: int) -> Finding:
-    beside = ": --master_addr means nothing to it" if "addr" in launch.says else ""
+def _no_endpoint(case: Case, launch: Launch, step_nodes: int) -> Finding:
+    note = ": --master_addr means nothing to it" if "addr" in launch.says else ""
     return case.finding(
         "c10d-without-rdzv-endpoint",
-        f"--rdzv_backend=c10d on {over} nodes without --rdzv_endpoint{beside}",
+        f"--rdzv_backend=c10d on {step_nodes} nodes without --rdzv_endpoint{note}",
         line=case.line_of(launch, "rdzv_backend", "rdzv-backend"),
         why="each node waits at its own localhost until the rendezvous times out",
         fix="--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT in place of --master_addr and --master_port",
@@ -242,7 +246,7 @@ def _no_endpoint(case: Case, launch: Launch, over: int) -> Finding:
     )
 
 
-def _no_address(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
+def _no_address(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     setting = case.assigned("MASTER_ADDR")
     if launch.kind == "composer" and setting is not None:
         return
@@ -250,7 +254,7 @@ def _no_address(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
     set_here = f"MASTER_ADDR is set on line {setting.line}, but " if setting else ""
     yield case.finding(
         "master-addr-not-passed",
-        f"{set_here}{launch.kind} on {over} nodes gets no {name}"
+        f"{set_here}{launch.kind} on {step_nodes} nodes gets no {name}"
         + (" and does not read the variable" if setting else ""),
         line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
         more=[setting.line] if setting else [],
@@ -263,8 +267,8 @@ def _no_address(case: Case, launch: Launch, over: int) -> Iterator[Finding]:
 def master_address(case: Case) -> Iterator[Finding]:
     """The address means another machine than the first node."""
     for launch in case.training:
-        over = together(case, launch)
-        if over is None or launch.call.maybe or launch.kind == "deepspeed":
+        step_nodes = together(case, launch)
+        if step_nodes is None or launch.call.maybe or launch.kind == "deepspeed":
             continue
         for host, texts in _hosts(launch):
             why = _wrong(case, host)
@@ -273,7 +277,7 @@ def master_address(case: Case) -> Iterator[Finding]:
                     "master-addr-wrong",
                     f"the master address {case.show(host)} {why}",
                     line=case.line_of(launch, *texts, "MASTER_ADDR="),
-                    why=f"the {over} nodes do not meet",
+                    why=f"the {step_nodes} nodes do not meet",
                     fix="MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1), in the batch script",
                     severity=case.severity(launch),
                 )
@@ -299,8 +303,8 @@ def _wrong(case: Case, host: str) -> str:
     symbol = case.symbols.only(host)
     if symbol is None:
         return ""
-    named = symbol.name in _ITSELF or re.fullmatch(r"hostname(\s+-\S+)*", symbol.command)
-    if symbol.place == NODE and named:
+    is_own_name = symbol.name in _ITSELF or re.fullmatch(r"hostname(\s+-\S+)*", symbol.command)
+    if symbol.place == NODE and is_own_name:
         return "is filled in on each node: each takes itself for the master"
     if symbol.name in _WHOLE_LIST:
         return "is the list of all nodes, no host"
@@ -322,10 +326,10 @@ def ranks_from_batch_host(case: Case) -> Iterator[Finding]:
 
 def _rank_argument(case: Case, launch: Launch) -> Iterator[Finding]:
     for names in ((r"(?:node|machine|global|world)[_-]rank", r"rank", r"node[_-]id"), (r"local[_-]rank",)):
-        found = argument(launch, names)
-        symbol = _same_on_all(case, launch, found[0]) if found else None
-        if found and symbol:
-            name = found[1].text.partition("=")[0]
+        match = argument(launch, names)
+        symbol = _same_on_all(case, launch, match[0]) if match else None
+        if match and symbol:
+            name = match[1].text.partition("=")[0]
             yield case.finding(
                 "node-rank-on-batch-host",
                 f"{name} {symbol.text} is filled in by the batch script, before srun: every task gets 0",
@@ -388,7 +392,7 @@ def _port(case: Case, launch: Launch) -> tuple[str, tuple[str, ...]]:
 
 
 CHECKS = (
-    nodes_told,
+    node_count,
     node_rank,
     endpoint_or_address,
     master_address,

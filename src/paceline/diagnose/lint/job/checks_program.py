@@ -58,8 +58,8 @@ def _under_launcher(case: Case, launch: Launch, program: Program, runner: Runner
 
 
 def _times(ranks: int, nodes: int) -> str:
-    each = f"{ranks} process{'es' if ranks > 1 else ''}"
-    return f"{each} on each of {nodes} nodes" if nodes > 1 else f"{each} on one node"
+    processes = f"{ranks} process{'es' if ranks > 1 else ''}"
+    return f"{processes} on each of {nodes} nodes" if nodes > 1 else f"{processes} on one node"
 
 
 def _alone(runner: Runner, devices: int, nodes: int) -> str:
@@ -73,18 +73,18 @@ def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -
     if step is not None and (step.kind != "srun" or step.vague):
         return
     spread = case.shape(launch)
-    per_node, on = (spread.tasks_per_node, spread.nodes) if step is not None else (job.tasks_per_node, job.nodes)
-    if step is None and not (job.ntasks_given or job.tasks_per_node_given):
+    per_node, job_nodes = (spread.tasks_per_node, spread.nodes) if step is not None else (job.tasks_per_node, job.nodes)
+    if step is None and not (job.has_ntasks or job.has_tasks_per_node):
         return  # Slurm sets no number of tasks then, and Lightning starts the processes itself
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     if step is None and (devices, nodes) == (1, 1):
         return  # one process on one GPU, as asked for
     if devices and per_node and devices != per_node:
         yield _devices(case, launch, program, devices=devices, tasks=per_node, nodes=nodes or 1)
-    elif step is not None and (total := spread.tasks) and total > 1 and not _per_node_given(case, launch):
-        yield _not_given(case, launch, program, per_node or 1)
-    if nodes and on and nodes != on and case.job.nodes_given:
-        yield _nodes(case, launch, program, requested=nodes, nodes=on)
+    elif step is not None and (total := spread.tasks) and total > 1 and not _has_tasks_per_node(case, launch):
+        yield _tasks_per_node_missing(case, launch, program, per_node or 1)
+    if nodes and job_nodes and nodes != job_nodes and case.job.has_nodes:
+        yield _nodes(case, launch, program, requested=nodes, nodes=job_nodes)
 
 
 def _devices(case: Case, launch: Launch, program: Program, *, devices: int, tasks: int, nodes: int) -> Finding:
@@ -122,12 +122,12 @@ def _nodes(case: Case, launch: Launch, program: Program, *, requested: int, node
     )
 
 
-def _per_node_given(case: Case, launch: Launch) -> bool:
+def _has_tasks_per_node(case: Case, launch: Launch) -> bool:
     step = launch.call.step
-    return case.job.tasks_per_node_given or (step is not None and "ntasks-per-node" in step.options)
+    return case.job.has_tasks_per_node or (step is not None and "ntasks-per-node" in step.options)
 
 
-def _not_given(case: Case, launch: Launch, program: Program, tasks: int) -> Finding:
+def _tasks_per_node_missing(case: Case, launch: Launch, program: Program, tasks: int) -> Finding:
     assert program.runner is not None
     return case.finding(
         "slurm-ntasks-mismatch",
@@ -144,7 +144,7 @@ def _not_given(case: Case, launch: Launch, program: Program, tasks: int) -> Find
 # ranks
 
 
-def ranks_untold(case: Case) -> Iterator[Finding]:
+def ranks_without_launcher(case: Case) -> Iterator[Finding]:
     """The script takes its rank from a launcher's variables, and the job starts it without a launcher."""
     for launch, program in _pairs(case):
         if launch.spawns or _may_set_ranks(case, launch):
@@ -153,20 +153,22 @@ def ranks_untold(case: Case) -> Iterator[Finding]:
         tasks = ranks[0] * ranks[1] if ranks else 1
         if program.needs_ranks is not None:
             why = "torch ends with: environment variable RANK expected, but not set (or KeyError)"
-            yield _untold(case, launch, (program, program.needs_ranks), why)
+            yield _without_launcher(case, launch, (program, program.needs_ranks), why)
         elif program.adopts_ranks is not None and tasks > 1:
-            yield _untold(case, launch, (program, program.adopts_ranks), f"each of the {tasks} tasks trains alone")
+            yield _without_launcher(
+                case, launch, (program, program.adopts_ranks), f"each of the {tasks} tasks trains alone"
+            )
 
 
 def _may_set_ranks(case: Case, launch: Launch) -> bool:
     """Whether something before the script may set the variables of a rank."""
     step = launch.call.step
-    if case.story.sourced or _RANK_VARIABLES & set(launch.call.env):
+    if case.trace.sourced or _RANK_VARIABLES & set(launch.call.env):
         return True
     return step is not None and (step.kind != "srun" or step.vague or "mpi" in step.options)
 
 
-def _untold(case: Case, launch: Launch, beside: tuple[Program, Place], why: str) -> Finding:
+def _without_launcher(case: Case, launch: Launch, beside: tuple[Program, Place], why: str) -> Finding:
     by = "srun" if launch.call.step is not None else "the job"
     srun = "srun --ntasks-per-node=1 " if launch.call.step is not None else ""
     return case.finding(
@@ -244,13 +246,13 @@ def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str,
     return summary, f"#SBATCH --cpus-per-task={(per_process + 1) * processes}, or num_workers={fewer}"
 
 
-def meeting_replaced(case: Case) -> Iterator[Finding]:
+def rendezvous_replaced(case: Case) -> Iterator[Finding]:
     """The script writes its own address or port over the launcher's."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
         shares_store = launch.kind in ("torchrun", "torch.distributed.launch")
         if program.port is not None and shares_store and ranks is not None and ranks[0] * ranks[1] > 1:
-            port, at = program.port
+            port, place = program.port
             if launch.says.get("port") != port:
                 yield case.finding(
                     "master-unreachable",
@@ -259,10 +261,10 @@ def meeting_replaced(case: Case) -> Iterator[Finding]:
                     why="the ranks meet in the store of torchrun, whose port is in that variable: they wait in vain",
                     fix='remove the line, or os.environ.setdefault("MASTER_PORT", ...)',
                     severity=case.severity(launch),
-                    beside=(program, at),
+                    beside=(program, place),
                 )
         if program.address is not None and ranks is not None and ranks[1] > 1:
-            address, at = program.address
+            address, place = program.address
             yield case.finding(
                 "master-addr-wrong",
                 f"the script replaces MASTER_ADDR by {address}, which means each of the {ranks[1]} nodes itself",
@@ -271,7 +273,7 @@ def meeting_replaced(case: Case) -> Iterator[Finding]:
                 why="the nodes do not meet",
                 fix='remove the line, or os.environ.setdefault("MASTER_ADDR", ...)',
                 severity=case.severity(launch),
-                beside=(program, at),
+                beside=(program, place),
             )
 
 
@@ -282,7 +284,7 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
         gpus = visible_gpus(launch) or spread.gpus
         if program.selects is None or ranks is None or not gpus or case.shares_gpus:
             continue
-        kind, at = program.selects
+        kind, place = program.selects
         if kind == "global" and ranks[0] * ranks[1] > gpus >= ranks[0]:
             yield case.finding(
                 "invalid-device-ordinal",
@@ -293,7 +295,7 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
                 why="on the second node, or with one GPU for each task, that GPU does not exist",
                 fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
                 severity=case.severity(launch),
-                beside=(program, at),
+                beside=(program, place),
             )
         elif kind == "local" and not launch.spawns and spread.gpus_per_task and ranks[0] > spread.gpus_per_task:
             directive = case.job.directives.last("gpus-per-task")
@@ -306,7 +308,7 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
                 why="cuda:1 and above do not exist for the task: invalid device ordinal",
                 fix=f"#SBATCH --gpus-per-node={ranks[0]} in its place, or srun --gpu-bind=none",
                 severity=case.severity(launch),
-                beside=(program, at),
+                beside=(program, place),
             )
 
 
@@ -329,10 +331,10 @@ def downloads_at_once(case: Case) -> Iterator[Finding]:
 
 CHECKS = (
     lightning_ranks,
-    ranks_untold,
+    ranks_without_launcher,
     spawned_twice,
     loader_workers,
-    meeting_replaced,
+    rendezvous_replaced,
     device_by_rank,
     downloads_at_once,
 )

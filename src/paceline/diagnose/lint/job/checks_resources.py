@@ -18,56 +18,58 @@ _NUMBERED = re.compile(r"\d+(,\d+)*")
 def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
     """The launcher or srun starts more processes on a node than it has GPUs."""
     for launch in case.training:
-        spread, made = case.shape(launch), case.processes(launch)
+        spread, processes = case.shape(launch), case.processes(launch)
         if launch.spawns:
-            yield from _too_many(case, launch, made, spread.gpus)
+            yield from _too_many(case, launch, processes, spread.gpus)
         elif launch.call.step is not None:
             tasks, gpus = spread.tasks_per_node, spread.node_gpus
             if tasks and gpus and tasks > gpus and not case.shares_gpus:
                 yield _fewer(case, launch, tasks, gpus, f"srun starts {tasks} tasks on a node")
 
 
-def _too_many(case: Case, launch: Launch, made: int | None, gpus: int | None) -> Iterator[Finding]:
+def _too_many(case: Case, launch: Launch, processes: int | None, gpus: int | None) -> Iterator[Finding]:
     if "cpu" in launch.options or launch.options.get("accelerator") == "cpu" or case.shares_gpus:
         return
-    seen = _visible(launch)
-    if made and seen is not None and made > seen and (gpus is None or seen <= gpus):
+    visible = _visible(launch)
+    if processes and visible is not None and processes > visible and (gpus is None or visible <= gpus):
         yield case.finding(
             "gpus-not-visible",
-            f"{launch.kind} starts {made} processes on a node, CUDA_VISIBLE_DEVICES shows them {seen} GPUs",
+            f"{launch.kind} starts {processes} processes on a node, CUDA_VISIBLE_DEVICES shows them {visible} GPUs",
             line=case.line_of(launch, *_count_texts(launch)),
             more=[setting.line] if (setting := case.exported("CUDA_VISIBLE_DEVICES")) else [],
             why="a process without a GPU of its own ends with an invalid device, or two of them share one",
-            fix=_as_many(case, launch, seen),
+            fix=_as_many(case, launch, visible),
             severity=case.severity(launch),
         )
-    elif made and gpus and made > gpus:
-        yield _fewer(case, launch, made, gpus, f"{launch.kind} starts {made} processes on a node")
+    elif processes and gpus and processes > gpus:
+        yield _fewer(case, launch, processes, gpus, f"{launch.kind} starts {processes} processes on a node")
 
 
-def _as_many(case: Case, launch: Launch, seen: int) -> str:
+def _as_many(case: Case, launch: Launch, visible: int) -> str:
     if case.job.directives.any or launch.call.step is not None:
         return "remove CUDA_VISIBLE_DEVICES; Slurm sets it"
     says = TABLES[launch.kind].says
     option = next((name for name in launch.options if says.get(name) == "nproc"), "")
     if not option or launch.says.get("nnodes", "1") != "1":
-        return f"start {seen} process{'es' if seen > 1 else ''} on a node, or name more GPUs in CUDA_VISIBLE_DEVICES"
-    return f"{launch.kind} --{option}={seen}, or name more GPUs in CUDA_VISIBLE_DEVICES"
+        return (
+            f"start {visible} process{'es' if visible > 1 else ''} on a node, or name more GPUs in CUDA_VISIBLE_DEVICES"
+        )
+    return f"{launch.kind} --{option}={visible}, or name more GPUs in CUDA_VISIBLE_DEVICES"
 
 
 def _count_texts(launch: Launch) -> tuple[str, ...]:
     return ("--nproc", "--num_processes", "--num-processes", "--num_gpus", "--devices", "-n ", launch.kind.split()[0])
 
 
-def _fewer(case: Case, launch: Launch, processes: int, gpus: int, said: str) -> Finding:
+def _fewer(case: Case, launch: Launch, processes: int, gpus: int, start: str) -> Finding:
     texts = _count_texts(launch) if launch.spawns else (launch.script,)
     line = case.line_of(launch, *texts) if launch.spawns else case.directive_line("ntasks-per-node", "ntasks")
     number_of = f"{gpus} GPU" + ("s" if gpus > 1 else "")
-    who = "sees" if launch.spawns and case.shape(launch).gpus_per_task else "has"
-    said = said.replace("on a node", "in a task") if who == "sees" else said
+    verb = "sees" if launch.spawns and case.shape(launch).gpus_per_task else "has"
+    start = start.replace("on a node", "in a task") if verb == "sees" else start
     return case.finding(
         "gpus-fewer-than-processes",
-        f"{said}, which {who} {number_of}",
+        f"{start}, which {verb} {number_of}",
         line=line,
         more=[case.directive_line(*GPU_OPTIONS), case.line_of(launch, *texts)],
         why="each process needs a GPU of its own: invalid device ordinal, or Duplicate GPU detected",
@@ -86,16 +88,17 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
     if sum(1 for launch in case.training if launch.call.background) > 1:
         return  # several programs share the GPUs
     for launch in case.training:
-        spread, made = case.shape(launch), case.processes(launch)
-        if not launch.spawns or launch.call.background or launch.vague or made is None:
+        spread, processes = case.shape(launch), case.processes(launch)
+        if not launch.spawns or launch.call.background or launch.vague or processes is None:
             continue
         gpus = _visible(launch) or spread.gpus
         tasks = 1 if spread.gpus_per_task else spread.tasks_per_node
-        if not gpus or not tasks or made * tasks >= gpus or _other_programs(case):
+        if not gpus or not tasks or processes * tasks >= gpus or _other_programs(case):
             continue
+        total = processes * tasks
         yield case.finding(
             "nproc-gpus-mismatch",
-            f"{launch.kind} starts {made * tasks} process{'es' if made * tasks > 1 else ''} on a node with {gpus} GPUs",
+            f"{launch.kind} starts {total} process{'es' if total > 1 else ''} on a node with {gpus} GPUs",
             line=case.line_of(launch, *_count_texts(launch)),
             more=[case.directive_line(*GPU_OPTIONS)],
             why="the other GPUs are paid for and idle",
@@ -106,7 +109,7 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
 
 def _other_programs(case: Case) -> bool:
     """Whether something runs beside the training that may use the other GPUs."""
-    return any(call.background and call.name.startswith(("python", "vllm", "trl")) for call in case.story.calls)
+    return any(call.background and call.name.startswith(("python", "vllm", "trl")) for call in case.trace.calls)
 
 
 def _all_gpus(case: Case, launch: Launch, gpus: int) -> str:
@@ -123,20 +126,20 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
         spread = case.shape(launch)
         if launch.spawns or spread.gpus_per_task != 1 or not spread.tasks_per_node or spread.tasks_per_node < 2:
             continue
-        told = argument(launch, (r"local[_-]rank", r"gpu", r"device"))
+        rank_argument = argument(launch, (r"local[_-]rank", r"gpu", r"device"))
         devices = argument(launch, DEVICES)
         exported = launch.call.env.get("LOCAL_RANK")
-        if (told and _local(case, told[0])) or (isinstance(exported, str) and _local(case, exported)):
-            said = "is told its local rank"
+        if (rank_argument and _local(case, rank_argument[0])) or (isinstance(exported, str) and _local(case, exported)):
+            use = "is told its local rank"
         elif devices and number(devices[0]) == spread.tasks_per_node:
-            said = f"is told to use {devices[0]} devices"
+            use = f"is told to use {devices[0]} devices"
         else:
             continue
-        asked = case.job.directives.last("gpus-per-task")
+        directive = case.job.directives.last("gpus-per-task")
         yield case.finding(
             "gpus-per-task-with-local-rank",
-            f"--gpus-per-task=1 shows each task one GPU, number 0, and the program {said}",
-            line=asked.line if asked else launch.call.line,
+            f"--gpus-per-task=1 shows each task one GPU, number 0, and the program {use}",
+            line=directive.line if directive else launch.call.line,
             more=[case.line_of(launch, "SLURM_LOCALID", *(["devices"] if devices else []))],
             why="cuda:1 and above do not exist for the task: invalid device ordinal",
             fix=f"#SBATCH --gpus-per-node={spread.tasks_per_node} in its place, or srun --gpu-bind=none",
@@ -151,73 +154,73 @@ def _local(case: Case, text: str) -> bool:
 def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
     """No number of CPUs is asked for: Slurm gives one to each task."""
     job = case.job
-    if job.cpus_asked or job.exclusive or job.mixed or not job.gpus_asked or not case.training:
+    if job.requests_cpus or job.exclusive or job.mixed or not job.requests_gpus or not case.training:
         return
     if any(launch.call.step and "cpus-per-task" in launch.call.step.options for launch in case.training):
         return
     if all(launch.call.step is None for launch in case.training) and (job.ntasks or 1) > (job.nodes or 1):
         return  # tasks are asked for in place of CPUs
     launch = case.training[0]
-    made = case.processes(launch)
+    processes = case.processes(launch)
     yield case.finding(
         "cpus-per-task-missing",
         "no CPUs are asked for: Slurm gives one to each task"
-        + (f", here for {made} processes" if made and made > 1 else ""),
+        + (f", here for {processes} processes" if processes and processes > 1 else ""),
         line=case.directive_line("ntasks-per-node", *GPU_OPTIONS),
         why="loader workers and processes share one CPU and the GPUs wait",
-        fix=f"#SBATCH --cpus-per-task={8 * (made or 1)}",
+        fix=f"#SBATCH --cpus-per-task={8 * (processes or 1)}",
         severity="warning",
     )
 
 
 def cpus_too_few(case: Case) -> Iterator[Finding]:
     """A task has fewer CPUs than processes, or than its loader workers need."""
-    if case.job.exclusive and not case.job.cpus_asked:
+    if case.job.exclusive and not case.job.requests_cpus:
         return
     for launch in case.training:
-        cpus, made = case.shape(launch).cpus, case.processes(launch)
+        cpus, processes = case.shape(launch).cpus, case.processes(launch)
         step = launch.call.step
         if step is None and (case.job.ntasks or 1) > (case.job.nodes or 1):
             continue  # the batch shell has the CPUs of all tasks on its node
-        if cpus is None or made is None:
+        if cpus is None or processes is None:
             continue
-        if made > cpus:
+        if processes > cpus:
             yield case.finding(
                 "cpus-too-few",
-                f"{cpus} CPU{'s' if cpus > 1 else ''} for the {made} processes that {launch.kind} starts",
+                f"{cpus} CPU{'s' if cpus > 1 else ''} for the {processes} processes that {launch.kind} starts",
                 line=case.directive_line("cpus-per-task"),
                 more=[case.line_of(launch, *_count_texts(launch))],
                 why="processes and their loader workers share CPUs and the GPUs wait",
-                fix=f"#SBATCH --cpus-per-task={8 * made}",
+                fix=f"#SBATCH --cpus-per-task={8 * processes}",
                 severity="warning",
             )
         if not (program := case.program(launch)) or program.workers is None:
-            yield from _workers(case, launch, cpus, made)
+            yield from _workers(case, launch, cpus, processes)
 
 
-def _workers(case: Case, launch: Launch, cpus: int, made: int) -> Iterator[Finding]:
-    found = argument(launch, (r"(?:\w+\.)*(?:data_?loader_)?num[_-]workers", r"(?:\w+\.)*dataloader_num_workers"))
-    each = number(found[0]) if found and constant(found[0]) else None
-    if found is None or not each or each * made <= cpus:
+def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[Finding]:
+    match = argument(launch, (r"(?:\w+\.)*(?:data_?loader_)?num[_-]workers", r"(?:\w+\.)*dataloader_num_workers"))
+    workers = number(match[0]) if match and constant(match[0]) else None
+    if match is None or not workers or workers * processes <= cpus:
         return
-    if cpus == made == 1:
+    if cpus == processes == 1:
         yield case.finding(
             "cpus-too-few",
-            f"1 CPU for a process and its {each} loader workers",
+            f"1 CPU for a process and its {workers} loader workers",
             line=case.directive_line("cpus-per-task"),
-            more=[case.line_of(launch, found[1].text.partition("=")[0])],
+            more=[case.line_of(launch, match[1].text.partition("=")[0])],
             why="the process itself has no CPU of its own: it launches kernels late and the GPU waits",
-            fix=f"#SBATCH --cpus-per-task={each + 1}",
+            fix=f"#SBATCH --cpus-per-task={workers + 1}",
             severity="warning",
         )
-    name = found[1].text.partition("=")[0]
+    name = match[1].text.partition("=")[0]
     yield case.finding(
         "workers-exceed-cpus",
-        f"{made} process{'es' if made > 1 else ''} with {each} loader workers each on {cpus} CPUs",
+        f"{processes} process{'es' if processes > 1 else ''} with {workers} loader workers each on {cpus} CPUs",
         line=case.line_of(launch, name),
         more=[case.directive_line("cpus-per-task")],
         why="workers that share a CPU are no faster, and the GPUs wait",
-        fix=f"#SBATCH --cpus-per-task={(each + 1) * made}, or {name} {max(1, cpus // made - 1)}",
+        fix=f"#SBATCH --cpus-per-task={(workers + 1) * processes}, or {name} {max(1, cpus // processes - 1)}",
         severity="warning",
     )
 

@@ -25,7 +25,7 @@ _SHELLS_OWN = frozenset({"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "S
 # Options by which nodes meet, and what they are usually given.
 _ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 _PORT = "$((20000 + SLURM_JOB_ID % 30000))"
-_MEETING = {
+_RENDEZVOUS = {
     "master_addr": _ADDRESS,
     "main_process_ip": _ADDRESS,
     "main_address": _ADDRESS,
@@ -60,27 +60,27 @@ _SLURM = names(
 
 def broken_line_continuation(case: Case) -> Iterator[Finding]:
     """A backslash that is not the last character of its line, or an option that became a command of its own."""
-    told: set[int] = set()
-    for line in (*case.script.broken, *case.story.broken):
+    reported: set[int] = set()
+    for line in (*case.script.broken, *case.trace.broken):
         following = case.text(line + 1)
-        found = _BROKEN.search(case.text(line))
-        if line in told or not found:
+        match = _BROKEN.search(case.text(line))
+        if line in reported or not match:
             continue
-        told.add(line)
-        what = "a comment follows" if found[1] else "blanks follow"
+        reported.add(line)
+        what = "a comment follows" if match[1] else "blanks follow"
         yield case.finding(
             "broken-line-continuation",
             f"{what} the backslash at the end of the line",
             line=line,
             why="the command ends here and gets a blank as its last argument; the next line runs as its own command",
-            fix="move the comment above the command" if found[1] else "remove the blanks behind the backslash",
+            fix="move the comment above the command" if match[1] else "remove the blanks behind the backslash",
             severity="error" if following and not following.startswith("#") else "warning",
         )
-    calls = case.story.calls
+    calls = case.trace.calls
     for before, call in pairwise(calls):
-        if not _OPTION_ALONE.match(call.args[0].text) or call.line - 1 in told or before.line >= call.line:
+        if not _OPTION_ALONE.match(call.args[0].text) or call.line - 1 in reported or before.line >= call.line:
             continue
-        told.add(call.line)
+        reported.add(call.line)
         yield case.finding(
             "broken-line-continuation",
             f"{case.show(call.args[0].text)} runs as a command of its own",
@@ -93,27 +93,27 @@ def broken_line_continuation(case: Case) -> Iterator[Finding]:
 
 def unset_variable(case: Case) -> Iterator[Finding]:
     """A variable is used in a launch that nothing sets there."""
-    told: set[str] = set()
+    reported: set[str] = set()
     for launch in case.launches:
         options = [*launch.options.items()]
         if launch.call.step is not None:
             options += [*launch.call.step.options.items()]
         for option, value in options:
             for symbol in case.symbols.of(value):
-                if symbol.name in told or not symbol.name or symbol.text.startswith("${"):
+                if symbol.name in reported or not symbol.name or symbol.text.startswith("${"):
                     continue
-                found = list(_unset(case, launch, symbol, option))
-                told |= {symbol.name} if found else set()
-                yield from found
+                findings = list(_unset(case, launch, symbol, option))
+                reported |= {symbol.name} if findings else set()
+                yield from findings
 
 
 def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
     """$SLURM_CPUS_PER_TASK is used, and nothing asks for CPUs by the task: Slurm does not set it then."""
     name, asks = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
-    job, steps = case.job, [call.step for call in case.story.calls if call.step is not None]
+    job, steps = case.job, [call.step for call in case.trace.calls if call.step is not None]
     if not job.directives.any or job.mixed or job.directives.last(*asks) or case.assigned(name):
         return
-    if any(step.vague or set(asks) & set(step.options) for step in steps) or _looked_after(case, name):
+    if any(step.vague or set(asks) & set(step.options) for step in steps) or _has_default(case, name):
         return
     plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
     lines = [at for at, line in enumerate(case.lines, 1) if plain.search(line) and not line.lstrip().startswith("#")]
@@ -130,9 +130,9 @@ def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
 
 def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[Finding]:
     name, line = symbol.name, case.line_of(launch, "$" + symbol.name, "${" + symbol.name)
-    given = {directive.name for directive in case.job.directives.given}
+    names = {directive.name for directive in case.job.directives.active}
     needs, instead = _ONLY_WITH.get(name, ("", ""))
-    if needs and case.job.directives.any and needs not in given and _asked_otherwise(case, name):
+    if needs and case.job.directives.any and needs not in names and _requested_otherwise(case, name):
         yield case.finding(
             "unset-variable",
             f"${name} is only set where --{needs} is given",
@@ -141,7 +141,7 @@ def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[
             why=f"{option} gets nothing, and {launch.kind} or srun refuses it",
             fix=f"--{option}={instead}" if instead.startswith("$") else instead,
         )
-    elif name.startswith("SLURM_") and (near := _meant(name)):
+    elif name.startswith("SLURM_") and (near := _likely_meant(name)):
         yield case.finding(
             "unset-variable", f"Slurm sets no ${name}", line=line, why=f"{option} gets nothing", fix=f"${near}",
             severity="error" if _very_near(name, near) else "warning",
@@ -156,19 +156,19 @@ def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[
             why=f"that shell sees exported variables only: {option} gets nothing",
             fix=f"export {name}",
         )
-    elif not name.startswith("SLURM") and not case.story.sourced:
+    elif not name.startswith("SLURM") and not case.trace.sourced:
         yield from _misspelt(case, symbol, line, option)
 
 
-def _meant(name: str) -> str:
+def _likely_meant(name: str) -> str:
     """The variable of Slurm's that is likely meant; empty if there is this one, or none like it."""
     short = name.removeprefix("SLURM_")
     near = "" if short in _SLURM else closest(short, _SLURM)
     return f"SLURM_{near}" if near else ""
 
 
-def _asked_otherwise(case: Case, name: str) -> bool:
-    return case.job.gpus_asked if "GPU" in name else case.job.ntasks_given
+def _requested_otherwise(case: Case, name: str) -> bool:
+    return case.job.requests_gpus if "GPU" in name else case.job.has_ntasks
 
 
 def _very_near(name: str, near: str) -> bool:
@@ -177,24 +177,24 @@ def _very_near(name: str, near: str) -> bool:
 
 
 def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Finding]:
-    names = {setting.name for setting in case.story.settings}
+    names = {setting.name for setting in case.trace.settings}
     if symbol.name in names or symbol.name in _SHELLS_OWN or not symbol.name.isidentifier():
         return
     near = closest(symbol.name, names)
     if near and len(near) >= 5 and _very_near(symbol.name, near):
         what, fix, severity = f"nothing sets ${symbol.name}; {near} is set", f"${near}", "error"
-    elif option in _MEETING and case.job.directives.any and not _looked_after(case, symbol.name):
+    elif option in _RENDEZVOUS and case.job.directives.any and not _has_default(case, symbol.name):
         # a small name is nobody's environment, and the head is not known before the job has its nodes
         sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
         what, severity = f"nothing in the script sets ${symbol.name}", "error" if sure else "warning"
-        fix = f"{symbol.name}={_MEETING[option]}"
+        fix = f"{symbol.name}={_RENDEZVOUS[option]}"
     else:
         return
     why = f"{option} gets nothing, unless it comes from the shell that submits the job"
     yield case.finding("unset-variable", what, line=line, why=why, fix=fix, severity=severity)
 
 
-def _looked_after(case: Case, name: str) -> bool:
+def _has_default(case: Case, name: str) -> bool:
     """Whether the script tests a variable or has a default for it: then it is meant to come from outside."""
     pattern = re.compile(
         rf"\$\{{{name}:?[-=?+]|-[zn] *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
@@ -204,66 +204,71 @@ def _looked_after(case: Case, name: str) -> bool:
 
 def signals(case: Case) -> Iterator[Finding]:
     """--signal goes to the steps where the batch script waits for it, or the other way round."""
-    found = case.job.directives.last("signal")
-    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", found.value) if found else None
-    if found is None or match is None or not case.training:
+    directive = case.job.directives.last("signal")
+    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value) if directive else None
+    if directive is None or match is None or not case.training:
         return
     name = _NUMBERS.get(match[2], match[2].upper())
-    traps = [trap for trap in case.story.traps if name in {each.removeprefix("SIG").upper() for each in trap[0]}]
+    traps = [trap for trap in case.trace.traps if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}]
     if "B" in (match[1] or ""):
-        yield from _to_batch(case, found.line, name, traps)
+        yield from _to_batch(case, directive.line, name, traps)
     elif traps:
         yield case.finding(
             "signal-not-to-batch",
-            f"--signal={found.value} goes to the steps only; the trap for {name} in the batch script never runs",
-            line=found.line,
+            f"--signal={directive.value} goes to the steps only; the trap for {name} in the batch script never runs",
+            line=directive.line,
             more=[traps[0][2]],
             why="without B: the batch shell is not signalled",
-            fix=f"#SBATCH --signal=B:{found.value.rpartition(':')[2]}",
+            fix=f"#SBATCH --signal=B:{directive.value.rpartition(':')[2]}",
             severity="hint",
         )
     elif not case.spreads and all(launch.call.step is None for launch in case.training):
         yield case.finding(
             "signal-not-to-batch",
-            f"--signal={found.value} goes to steps, and the program runs in the batch shell, which is none",
-            line=found.line,
+            f"--signal={directive.value} goes to steps, and the program runs in the batch shell, which is none",
+            line=directive.line,
             more=[case.training[0].call.line],
             why="the signal reaches nobody, and the program is ended at the time limit without a warning",
             fix=f"srun {case.text(case.training[0].call.line)}".removesuffix("\\").strip(),
             severity="hint",
         )
 
-    elif name in _DEADLY and (launch := _dies(case)):
+    elif name in _DEADLY and (launch := _launcher_without_handler(case)):
+        before_end = directive.value[len(directive.value.partition("@")[0]) :]
         yield case.finding(
             "signal-not-forwarded",
-            f"--signal={found.value} goes to torchrun, which does not hand {name} on and dies of it",
-            line=found.line,
+            f"--signal={directive.value} goes to torchrun, which does not hand {name} on and dies of it",
+            line=directive.line,
             more=[launch.call.line],
             why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
-            fix=f"#SBATCH --signal=TERM{found.value[len(found.value.partition('@')[0]) :]}, or {_handing(name)}",
+            fix=f"#SBATCH --signal=TERM{before_end}, or {_handler_option(name)}",
             severity="warning",
         )
 
 
-def _dies(case: Case) -> Launch | None:
+def _launcher_without_handler(case: Case) -> Launch | None:
     """The torchrun that a signal ends which it was not told to hand on; None if that is not certain."""
     for launch in case.training:
-        told = "signals_to_handle" in launch.options or launch.vague
-        if launch.kind in ("torchrun", "torch.distributed.launch") and launch.call.step is not None and not told:
+        handles_signals = "signals_to_handle" in launch.options or launch.vague
+        if (
+            launch.kind in ("torchrun", "torch.distributed.launch")
+            and launch.call.step is not None
+            and not handles_signals
+        ):
             return launch
     return None
 
 
-def _handing(name: str) -> str:
+def _handler_option(name: str) -> str:
     return f"torchrun --signals-to-handle=SIG{name},SIGTERM,SIGINT"
 
 
 def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...], str, int]]) -> Iterator[Finding]:
     launch = case.training[0]
-    waiting = any(each.call.background for each in case.training) and case.story.waits
+    waiting = any(other.call.background for other in case.training) and case.trace.waits
     if re.search(r"^\s*exec\b", "\n".join(case.lines), re.MULTILINE):
         return
-    handed = "TERM" if name in _DEADLY and _dies(case) else name
+    signal = "TERM" if name in _DEADLY and _launcher_without_handler(case) else name
     if not traps:
         yield case.finding(
             "signal-not-forwarded",
@@ -271,7 +276,7 @@ def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...
             line=line,
             more=[launch.call.line],
             why="the program is not told; the signal ends the batch shell or is lost",
-            fix=f"trap 'kill -{handed} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the trap ends one wait)",
+            fix=f"trap 'kill -{signal} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the trap ends one wait)",
             severity="warning",
         )
     elif not waiting and not any(launch.call.background for launch in case.training):
@@ -285,24 +290,24 @@ def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...
             severity="warning",
         )
     elif waiting:
-        yield from _handed_on(case, line, name, traps[0])
+        yield from _forwarded(case, line, name, traps[0])
 
 
-def _handed_on(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], str, int]) -> Iterator[Finding]:
+def _forwarded(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], str, int]) -> Iterator[Finding]:
     """A trap that hands the signal on to a launcher that dies of it, or before the only wait."""
-    sent = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
-    passed = (sent[1] or "TERM").upper() if sent else ""
-    if _NUMBERS.get(passed, passed) in _DEADLY and (launch := _dies(case)):
+    kill = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
+    signal = (kill[1] or "TERM").upper() if kill else ""
+    if _NUMBERS.get(signal, signal) in _DEADLY and (launch := _launcher_without_handler(case)):
         yield case.finding(
             "signal-not-forwarded",
-            f"the trap hands {passed} to torchrun, which does not hand it on and dies of it",
+            f"the trap hands {signal} to torchrun, which does not hand it on and dies of it",
             line=trap[2],
             more=[line, launch.call.line],
             why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
-            fix=f"kill -TERM in the trap, or {_handing(name)}",
+            fix=f"kill -TERM in the trap, or {_handler_option(name)}",
             severity="warning",
         )
-    elif sent and (at := _only_wait(case, trap)):
+    elif kill and (at := _only_wait(case, trap)):
         yield case.finding(
             "signal-not-forwarded",
             f"the trap for {name} ends the only wait: the script ends while the program still saves",
@@ -322,7 +327,7 @@ def _only_wait(case: Case, trap: tuple[tuple[str, ...], str, int]) -> int:
     lines = [at for at, line in enumerate(case.lines, 1) if not line.lstrip().startswith("#") and _WAITS.search(line)]
     if len(lines) != 1 or not _WAIT_LINE.search(case.text(lines[0])):
         return 0
-    return 0 if any(call.line > lines[0] and _lasts(call) for call in case.story.calls) else lines[0]
+    return 0 if any(call.line > lines[0] and _lasts(call) for call in case.trace.calls) else lines[0]
 
 
 def background_steps(case: Case) -> Iterator[Finding]:
@@ -330,7 +335,7 @@ def background_steps(case: Case) -> Iterator[Finding]:
     if not case.job.directives.any or _WAITS.search(case.code):
         return
     launched = {id(launch.call) for launch in case.launches}
-    for call in reversed(case.story.calls):
+    for call in reversed(case.trace.calls):
         if not call.background:
             if _lasts(call):
                 return  # the script lives as long as this
@@ -360,14 +365,14 @@ def not_filled_in(case: Case) -> Iterator[Finding]:
     """A dollar inside quotes that no shell reads any more: the launcher gets the variable's name."""
     for launch in case.launches:
         for option, value in launch.options.items():
-            found = re.search(r"\$\{?[A-Za-z_]\w*\}?", value) if constant(value) and launch.spawns else None
-            if found and option in launch.says_by:
+            variable = re.search(r"\$\{?[A-Za-z_]\w*\}?", value) if constant(value) and launch.spawns else None
+            if variable and option in launch.says_by:
                 yield case.finding(
                     "option-invalid",
                     f"--{option} gets the text {value}: the quotes keep the shell from filling it in",
-                    line=case.line_of(launch, found[0]),
+                    line=case.line_of(launch, variable[0]),
                     why=f"no shell stands between srun and {launch.kind}, which takes the text as it is",
-                    fix=f"srun bash -c '{launch.kind} --{option} {found[0]} ...'",
+                    fix=f"srun bash -c '{launch.kind} --{option} {variable[0]} ...'",
                     severity=case.severity(launch),
                 )
 

@@ -26,9 +26,9 @@ _SPREADERS = ("ssh", "pdsh", "clush", "mpirun", "mpiexec", "ray", "parallel", "h
 def missing_srun(case: Case) -> Iterator[Finding]:
     """Several nodes or tasks are asked for, but the program starts on the first node only."""
     job = case.job
-    if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.story.calls):
+    if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.trace.calls):
         return
-    bare = [launch for launch in case.training if launch.call.step is None and not _goes_by_itself(case, launch)]
+    bare = [launch for launch in case.training if launch.call.step is None and not _spreads_itself(case, launch)]
     for launch in bare:
         line = case.line_of(launch, launch.script or launch.kind)
         if job.several_nodes:
@@ -51,7 +51,7 @@ def missing_srun(case: Case) -> Iterator[Finding]:
                 more=[case.directive_line("ntasks-per-node", "ntasks")],
                 why="only srun starts a program once for each task; Lightning waits for tasks that never come",
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
-                severity=case.severity(launch) if _told_devices(launch) else "warning",
+                severity=case.severity(launch) if _requested_devices(launch) else "warning",
             )
 
 
@@ -60,9 +60,9 @@ def _spawns_itself(case: Case, launch: Launch) -> bool:
     return program is not None and program.spawns is not None
 
 
-def _told_devices(launch: Launch) -> int:
-    found = argument(launch, DEVICES)
-    return number(found[0]) or 0 if found else 0
+def _requested_devices(launch: Launch) -> int:
+    match = argument(launch, DEVICES)
+    return number(match[0]) or 0 if match else 0
 
 
 def _called(launch: Launch) -> str:
@@ -74,7 +74,7 @@ def _one_task_per_gpu(case: Case) -> bool:
     return tasks is not None and tasks > 1 and tasks == case.job.gpus_per_node
 
 
-def _goes_by_itself(case: Case, launch: Launch) -> bool:
+def _spreads_itself(case: Case, launch: Launch) -> bool:
     if launch.kind == "deepspeed":
         return True  # it has a check of its own
     if launch.kind == "accelerate launch":
@@ -83,15 +83,15 @@ def _goes_by_itself(case: Case, launch: Launch) -> bool:
         # a file may name a launcher that goes to the nodes; then the command does not number the machines
         return "config_file" in launch.options and not {"nnodes", "node_rank", "addr"} & set(launch.says)
     if not launch.spawns:
-        goes = _SELF_SPREADING.search(launch.script) or _BEFOREHAND.search(launch.script) or case.names_hosts
-        return not launch.program or bool(goes)
+        spreads = _SELF_SPREADING.search(launch.script) or _BEFOREHAND.search(launch.script) or case.names_hosts
+        return not launch.program or bool(spreads)
     return launch.vague and launch.call.maybe
 
 
 def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
     """Several tasks per node are asked for, and a launcher is started once, without srun."""
     tasks = case.job.tasks_per_node
-    if case.job.several_nodes or not case.job.tasks_per_node_given or not tasks or tasks < 2:
+    if case.job.several_nodes or not case.job.has_tasks_per_node or not tasks or tasks < 2:
         return
     for launch in case.training:
         if launch.spawns and launch.call.step is None:
@@ -110,23 +110,23 @@ def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
 def double_launch(case: Case) -> Iterator[Finding]:
     """srun starts several tasks on a node, and each of them starts all processes of the node."""
     for launch in case.training:
-        spread, made = case.shape(launch), case.processes(launch)
+        spread, processes = case.shape(launch), case.processes(launch)
         tasks = spread.tasks_per_node
         if not launch.spawns or launch.call.step is None or tasks is None or tasks < 2 or launch.call.maybe:
             continue
-        told = nnodes(launch)
-        too_many = told is not None and spread.nodes is not None and told[1] < spread.nodes * tasks
-        if made is None or (made < 2 and not too_many):
+        node_range = nnodes(launch)
+        too_many = node_range is not None and spread.nodes is not None and node_range[1] < spread.nodes * tasks
+        if processes is None or (processes < 2 and not too_many):
             continue
-        if _one_agent_per_task(launch, made, spread.gpus_per_task, tasks, spread.nodes):
+        if _one_agent_per_task(launch, processes, spread.gpus_per_task, tasks, spread.nodes):
             continue
         yield case.finding(
             "double-launch",
             f"srun starts {tasks} tasks on each node, and {launch.kind} in each of them "
             + (
-                _starts(made, tasks, spread.node_gpus)
-                if made > 1
-                else f"counts as a node, of which it expects {told and told[1]}"
+                _starts(processes, tasks, spread.node_gpus)
+                if processes > 1
+                else f"counts as a node, of which it expects {node_range and node_range[1]}"
             ),
             line=case.line_of(launch, launch.kind.split()[0]),
             more=[case.directive_line("ntasks-per-node", "ntasks")],
@@ -156,34 +156,40 @@ def spawning_in_each_task(case: Case) -> Iterator[Finding]:
         )
 
 
-def _starts(made: int, tasks: int, gpus: int | None) -> str:
-    return f"starts {made} processes: {tasks * made} on a node" + (f" with {gpus} GPUs" if gpus else "")
+def _starts(processes: int, tasks: int, gpus: int | None) -> str:
+    return f"starts {processes} processes: {tasks * processes} on a node" + (f" with {gpus} GPUs" if gpus else "")
 
 
-def _one_agent_per_task(launch: Launch, made: int, bound: int | None, tasks: int, nodes: int | None) -> bool:
+def _one_agent_per_task(
+    launch: Launch, processes: int, gpus_per_task: int | None, tasks: int, nodes: int | None
+) -> bool:
     """Each task is a node of its own to the launcher: as many agents as tasks, each with its own GPUs."""
-    told = nnodes(launch)
-    return bound is not None and made <= bound and (told is None or nodes is None or told[1] >= nodes * tasks)
+    node_range = nnodes(launch)
+    return (
+        gpus_per_task is not None
+        and processes <= gpus_per_task
+        and (node_range is None or nodes is None or node_range[1] >= nodes * tasks)
+    )
 
 
 def ntasks_conflict(case: Case) -> Iterator[Finding]:
     """--ntasks contradicts --ntasks-per-node times --nodes."""
     job = case.job
     per_node = job.directives.last("ntasks-per-node")
-    each = number(per_node.value) if per_node else None
-    if not (job.nodes_given and job.ntasks_given and each and job.nodes and job.ntasks):
+    tasks = number(per_node.value) if per_node else None
+    if not (job.has_nodes and job.has_ntasks and tasks and job.nodes and job.ntasks):
         return
-    if job.ntasks == job.nodes * each:
+    if job.ntasks == job.nodes * tasks:
         return
     by_tasks = any(launch.call.step is not None and not launch.spawns for launch in case.training)
     yield case.finding(
         "ntasks-conflict",
-        f"--ntasks={job.ntasks}, but {job.nodes} nodes with {each} tasks each are {job.nodes * each}",
+        f"--ntasks={job.ntasks}, but {job.nodes} nodes with {tasks} tasks each are {job.nodes * tasks}",
         line=case.directive_line("ntasks"),
         more=[case.directive_line("nodes"), case.directive_line("ntasks-per-node")],
         why="--ntasks wins and --ntasks-per-node is then a maximum or ignored: tasks may be spread unevenly",
         fix="remove --ntasks",
-        severity="error" if by_tasks or job.ntasks > job.nodes * each else "warning",
+        severity="error" if by_tasks or job.ntasks > job.nodes * tasks else "warning",
     )
 
 
@@ -204,19 +210,19 @@ _NODES = (r"(?:[\w]+\.)*num_nodes", r"(?:[\w]+\.)*num-nodes")
 
 def _against_devices(case: Case, launch: Launch) -> list[Finding]:
     spread = case.shape(launch)
-    found, wanted = argument(launch, DEVICES), _told_devices(launch)
-    if not found or not wanted or spread.tasks_per_node in (None, wanted):
+    match, devices = argument(launch, DEVICES), _requested_devices(launch)
+    if not match or not devices or spread.tasks_per_node in (None, devices):
         return []
     # a program of another make may start the processes of one task itself
     sure = spread.tasks_per_node != 1 or argument(launch, _NODES) is not None or _likely_lightning(case, launch)
     finding = case.finding(
         "slurm-ntasks-mismatch",
-        f"the program is told {case.show(found[1].text).partition('=')[0]}={wanted},"
+        f"the program is told {case.show(match[1].text).partition('=')[0]}={devices},"
         f" but srun starts {_tasks(spread.tasks_per_node)} on a node",
         line=case.line_of(launch, "devices"),
         more=[case.directive_line("ntasks-per-node", "ntasks")],
         why="under srun Lightning takes each task for one rank: the numbers have to agree",
-        fix=f"#SBATCH --ntasks-per-node={wanted}",
+        fix=f"#SBATCH --ntasks-per-node={devices}",
         severity="error" if sure else "warning",
     )
     return [finding]
@@ -231,8 +237,12 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     tasks, gpus = spread.tasks_per_node, spread.node_gpus
     if tasks is None or gpus is None or tasks >= gpus or (spread.gpus_per_task or 1) * tasks == gpus:
         return []
-    told = argument(launch, _NODES)
-    lightning = told is not None and number(told[0]) == spread.nodes and not argument(launch, (r"node[_-]rank",))
+    nodes_argument = argument(launch, _NODES)
+    lightning = (
+        nodes_argument is not None
+        and number(nodes_argument[0]) == spread.nodes
+        and not argument(launch, (r"node[_-]rank",))
+    )
     if tasks == 1 and not lightning:
         return []
     if launch.call.step is not None and {"nodelist", "ntasks", "nodes"} & set(launch.call.step.options):
@@ -251,41 +261,47 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
 
 def _wants_all_gpus(case: Case, launch: Launch, tasks: int, gpus: int) -> bool:
     """Whether the program is likely one of Lightning's, which takes every GPU and then misses tasks."""
-    if _told_devices(launch) == tasks:
+    if _requested_devices(launch) == tasks:
         return False
     if tasks > 1:
         return argument(launch, _NODES) is not None or _likely_lightning(case, launch)
-    told = argument(launch, (r"gpus", *DEVICES))
-    return told is not None and number(told[0]) == gpus and _likely_lightning(case, launch)
+    devices_argument = argument(launch, (r"gpus", *DEVICES))
+    return devices_argument is not None and number(devices_argument[0]) == gpus and _likely_lightning(case, launch)
 
 
 def _likely_lightning(case: Case, launch: Launch) -> bool:
-    named = argument(launch, (r"max[_-]epochs", r"(?:[\w]+\.)*trainer[\w.]*", r"strategy", r"accelerator"))
-    return named is not None or case.names_lightning
+    match = argument(launch, (r"max[_-]epochs", r"(?:[\w]+\.)*trainer[\w.]*", r"strategy", r"accelerator"))
+    return match is not None or case.names_lightning
 
 
 def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
-    found = argument(launch, _NODES)
-    told = number(found[0]) if found else None
+    match = argument(launch, _NODES)
+    requested = number(match[0]) if match else None
     nodes = case.shape(launch).nodes
-    if not found or told is None or nodes is None or not case.job.nodes_given or told in (nodes, case.job.nodes):
+    if (
+        not match
+        or requested is None
+        or nodes is None
+        or not case.job.has_nodes
+        or requested in (nodes, case.job.nodes)
+    ):
         return
-    if not (_told_devices(launch) or _likely_lightning(case, launch)):
+    if not (_requested_devices(launch) or _likely_lightning(case, launch)):
         return  # the nodes of a graph, perhaps
     yield case.finding(
         "slurm-ntasks-mismatch",
-        f"the program is told {told} nodes, the job has {nodes}",
+        f"the program is told {requested} nodes, the job has {nodes}",
         line=case.line_of(launch, "num_nodes", "num-nodes"),
         more=[case.directive_line("nodes")],
         why="it waits for ranks that are never started, or refuses to start",
-        fix=f"{found[1].text.partition('=')[0]}={nodes}",
+        fix=f"{match[1].text.partition('=')[0]}={nodes}",
     )
 
 
 def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
     """Tasks per node are not given and follow from other options, where each task is a rank."""
     job = case.job
-    if job.tasks_per_node_given or job.mixed or not job.directives.any:
+    if job.has_tasks_per_node or job.mixed or not job.directives.any:
         return
     for launch in case.training:
         step = launch.call.step
@@ -295,17 +311,17 @@ def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
             continue
         if job.directives.last("ntasks-per-gpu"):
             continue
-        several = job.gpus_per_node is not None and job.gpus_per_node > 1 and not job.ntasks_given
-        spread_freely = job.ntasks_given and not job.nodes_given and (job.ntasks or 0) > 1
+        several = job.gpus_per_node is not None and job.gpus_per_node > 1 and not job.has_ntasks
+        spread_freely = job.has_ntasks and not job.has_nodes and (job.ntasks or 0) > 1
         if several or spread_freely:
-            wanted = job.gpus_per_node or job.ntasks
+            tasks = job.gpus_per_node or job.ntasks
             yield case.finding(
                 "ntasks-per-node-missing",
                 "tasks per node are not given: "
                 + ("srun starts one on each node" if several else "Slurm spreads them"),
                 line=case.directive_line("nodes", "ntasks", "gres", "gpus-per-node"),
                 why="srun starts the program once for each task",
-                fix=f"#SBATCH --ntasks-per-node={wanted}",
+                fix=f"#SBATCH --ntasks-per-node={tasks}",
                 severity="hint",
             )
             return
@@ -316,11 +332,11 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
     for launch in case.training:
         if launch.kind != "deepspeed" or launch.vague or case.names_hosts:
             continue
-        told = nnodes(launch)
-        over = case.job.several_nodes and (launch.call.step is None or case.shape(launch).nodes != 1)
-        if not (over or (told and told[0] > 1)) or "no_ssh" in launch.options:
+        node_range = nnodes(launch)
+        on_several = case.job.several_nodes and (launch.call.step is None or case.shape(launch).nodes != 1)
+        if not (on_several or (node_range and node_range[0] > 1)) or "no_ssh" in launch.options:
             continue
-        nodes = case.job.nodes if over else told and told[0]
+        nodes = case.job.nodes if on_several else node_range and node_range[0]
         yield case.finding(
             "deepspeed-without-hostfile",
             f"deepspeed is to use {nodes} nodes and has no hostfile",

@@ -30,12 +30,12 @@ class _Early:
 
 def expanded_too_early(case: Case) -> Iterator[Finding]:
     """A variable of the job is expanded by the shell that submits it, where it is empty."""
-    for submitted in case.story.submitted:
-        found = {early.name: early for early in reversed(list(_early(case, submitted)))}
-        if not found:
+    for submitted in case.trace.submitted:
+        by_name = {early.name: early for early in reversed(list(_early(case, submitted)))}
+        if not by_name:
             continue
-        first = min(found.values(), key=lambda early: early.line)
-        names = ", ".join(f"${name}" for name in sorted(found))
+        first = min(by_name.values(), key=lambda early: early.line)
+        names = ", ".join(f"${name}" for name in sorted(by_name))
         heredoc = submitted.kind == "heredoc"
         yield case.finding(
             "variable-expanded-too-early",
@@ -71,9 +71,9 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
 
 def _set_inside(case: Case, submitted: Submitted) -> set[str]:
     """The variables that the submitted script sets and this one does not; not those that it only adds to."""
-    found = {name for name, value in _ASSIGNED.findall(submitted.text) if not re.search(rf"\$\{{?{name}\b", value)}
-    found |= {name for pair in _FILLED.findall(submitted.text) for name in pair if name}
-    return {name for name in found if not _known_here(case, name) and not name.startswith(("SLURM", "CONDA"))} - _LOGIN
+    names = {name for name, value in _ASSIGNED.findall(submitted.text) if not re.search(rf"\$\{{?{name}\b", value)}
+    names |= {name for pair in _FILLED.findall(submitted.text) for name in pair if name}
+    return {name for name in names if not _known_here(case, name) and not name.startswith(("SLURM", "CONDA"))} - _LOGIN
 
 
 _LOGIN = frozenset({"PATH", "HOME", "USER", "PWD", "SHELL", "TMPDIR", "SCRATCH", "WORK", "LD_LIBRARY_PATH"})

@@ -26,8 +26,8 @@ def decide(nodes: list[Node], expander: Expander) -> bool | None:
     words = nodes[0].words
     head = words[0].raw
     if head == "((":
-        found = expander.arithmetic(words[1].raw)
-        return found != "0" if constant(found) and re.fullmatch(r"-?\d+", found) else None
+        result = expander.arithmetic(words[1].raw)
+        return result != "0" if constant(result) and re.fullmatch(r"-?\d+", result) else None
     if head in ("true", ":"):
         return True
     if head == "false":

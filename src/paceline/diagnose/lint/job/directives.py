@@ -37,7 +37,7 @@ class Directives:
     """What the head of a script asks for.
 
     Attributes:
-        given: Options in order, those of a first component of a heterogeneous job only.
+        active: Options that sbatch reads, in order, those of a first component of a heterogeneous job only.
         late: Options behind the first command, which sbatch does not read.
         lower: Lines with ``#sbatch`` in lower case: line and text.
         stray: Words that belong to no option: word and line.
@@ -45,7 +45,7 @@ class Directives:
         components: Components of a heterogeneous job, 1 for a plain one.
     """
 
-    given: list[Directive] = field(default_factory=list)
+    active: list[Directive] = field(default_factory=list)
     late: list[Directive] = field(default_factory=list)
     lower: list[tuple[int, str]] = field(default_factory=list)
     stray: list[tuple[str, int]] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Directives:
     @property
     def any(self) -> bool:
         """Whether this is a job script at all."""
-        return bool(self.given or self.late or self.stray)
+        return bool(self.active or self.late or self.stray)
 
     def last(self, *names: str) -> Directive | None:
         """Return the directive that counts: the last of these names, read in time or meant to be."""
-        found = [d for d in (*self.given, *self.late) if d.name in names]
-        return found[-1] if found else None
+        matches = [d for d in (*self.active, *self.late) if d.name in names]
+        return matches[-1] if matches else None
 
 
 def parse(source: str, data_lines: set[int]) -> Directives:
@@ -70,44 +70,44 @@ def parse(source: str, data_lines: set[int]) -> Directives:
         source: The script.
         data_lines: Lines that are text for somebody else: bodies of heredocs, quoted arguments.
     """
-    found = Directives()
+    directives = Directives()
     in_head = True
     for number, raw in enumerate(source.split("\n"), 1):
         line = raw.rstrip("\r")
         if line.startswith(_DIRECTIVE):
             if in_head or number not in data_lines:
-                _read(line, number, found, in_head=in_head)
+                _read(line, number, directives, in_head=in_head)
         elif (lower := _LOWER.match(line)) and "SBATCH" not in line[:9] and number not in data_lines:
-            found.lower.append((number, lower[1]))
+            directives.lower.append((number, lower[1]))
         elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
-    return found
+    return directives
 
 
-def _read(line: str, number: int, found: Directives, *, in_head: bool) -> None:
+def _read(line: str, number: int, directives: Directives, *, in_head: bool) -> None:
     words, closed = split(line[len(_DIRECTIVE) :])
     if not closed:
-        found.unclosed.append(number)
+        directives.unclosed.append(number)
     if in_head and any(word in ("hetjob", "packjob") for word in words):
-        found.components += 1
+        directives.components += 1
         return
-    into = found.given if in_head else found.late
+    target = directives.active if in_head else directives.late
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
         if word.startswith("--") and len(word) > 2:
-            at += _long(word, words[at:], number, into)
+            at += _long(word, words[at:], number, target)
         elif word.startswith("-") and len(word) > 1:
-            at += _short(word, words[at:], number, into)
+            at += _short(word, words[at:], number, target)
         elif in_head:
-            found.stray.append((word, number))
-    if found.components > 1:
-        del into[len(into) - _added(into, number) :]
+            directives.stray.append((word, number))
+    if directives.components > 1:
+        del target[len(target) - _added(target, number) :]
 
 
-def _added(into: list[Directive], number: int) -> int:
-    return sum(1 for directive in into if directive.line == number)
+def _added(target: list[Directive], number: int) -> int:
+    return sum(1 for directive in target if directive.line == number)
 
 
 def split(text: str) -> tuple[list[str], bool]:
@@ -139,7 +139,7 @@ def split(text: str) -> tuple[list[str], bool]:
     return words, not quote
 
 
-def _long(word: str, following: list[str], number: int, into: list[Directive]) -> int:
+def _long(word: str, following: list[str], number: int, target: list[Directive]) -> int:
     typed, equals, value = word[2:].partition("=")
     name = canonical(typed)
     needs = takes_value(name or typed)
@@ -147,19 +147,19 @@ def _long(word: str, following: list[str], number: int, into: list[Directive]) -
         # an unknown option's value is taken with it, so that one mistake is told once
         follows = not equals and not name and following[:1] and not following[0].startswith("-")
         value = following[0] if follows else value
-        into.append(Directive(name or typed, "--" + typed, value, number, bool(name), needs and not value))
+        target.append(Directive(name or typed, "--" + typed, value, number, bool(name), needs and not value))
         return 1 if follows else 0
     value = following[0] if following else ""
-    into.append(Directive(name or typed, "--" + typed, value, number, bool(name), not following))
+    target.append(Directive(name or typed, "--" + typed, value, number, bool(name), not following))
     return 1
 
 
-def _short(word: str, following: list[str], number: int, into: list[Directive]) -> int:
+def _short(word: str, following: list[str], number: int, target: list[Directive]) -> int:
     name = canonical(word[1])
     if name and SBATCH[name][1] != "value":
-        into.append(Directive(name, word[:2], "", number))
+        target.append(Directive(name, word[:2], "", number))
         return 0
     value = word[2:].removeprefix("=") or (following[0] if following else "")
-    taken = 0 if word[2:] else 1
-    into.append(Directive(name or word[1], word[:2], value, number, bool(name), not value))
-    return taken
+    consumed = 0 if word[2:] else 1
+    target.append(Directive(name or word[1], word[:2], value, number, bool(name), not value))
+    return consumed

@@ -14,7 +14,7 @@ from functools import partial
 
 from paceline.diagnose.lint.job.conditions import decide
 from paceline.diagnose.lint.job.shell import parse
-from paceline.diagnose.lint.job.story import Call, Setting, Story, Submitted
+from paceline.diagnose.lint.job.story import Call, Setting, Submitted, Trace
 from paceline.diagnose.lint.job.tree import Assign, Case, Function, Group, If, Loop, Node, Script, Simple
 from paceline.diagnose.lint.job.values import BATCH, NODE, Arg, Expander, Symbol, Symbols, Value, constant
 from paceline.diagnose.lint.job.words import Word
@@ -39,18 +39,18 @@ class _Frame:
     line: int = 0
 
 
-def interpret(script: Script, known: Mapping[str, str], symbols: Symbols) -> Story:
+def interpret(script: Script, presets: Mapping[str, str], symbols: Symbols) -> Trace:
     """Walk a batch script.
 
     Args:
         script: What ``shell.parse`` read.
-        known: Slurm's variables that follow from the directives.
+        presets: Slurm's variables that follow from the directives.
         symbols: Where symbols are kept.
     """
-    story = Story(symbols)
-    walker = _Walker(story, Expander(symbols, {}, known=known), set(), _Budget())
+    trace = Trace(symbols)
+    walker = _Walker(trace, Expander(symbols, {}, presets=presets), set(), _Budget())
     walker.walk(script.nodes, _Frame())
-    return story
+    return trace
 
 
 class _Budget:
@@ -63,10 +63,10 @@ class _Budget:
 
 
 class _Walker:
-    """One shell: its variables, functions and files, and the story that it adds to."""
+    """One shell: its variables, functions and files, and the trace that it adds to."""
 
-    def __init__(self, story: Story, expander: Expander, exported: set[str], budget: _Budget) -> None:
-        self.story = story
+    def __init__(self, trace: Trace, expander: Expander, exported: set[str], budget: _Budget) -> None:
+        self.trace = trace
         self.expander = expander
         self.exported = exported
         self.budget = budget
@@ -118,39 +118,39 @@ class _Walker:
         elif isinstance(node, Function):
             self.functions[node.name] = node.body
 
-    def _branch(self, deed: Callable[[], None]) -> None:
-        self._either([deed], True)
+    def _branch(self, action: Callable[[], None]) -> None:
+        self._either([action], True)
 
     def _if(self, node: If, frame: _Frame) -> None:
-        deeds: list[Callable[[], None]] = []
+        alternatives: list[Callable[[], None]] = []
         for condition, body in node.branches:
             self.walk(condition, replace(frame, maybe=True)) if not _is_test(condition) else None
             outcome = decide(condition, self.expander)
             if outcome is False:
                 continue
-            if outcome is True and not deeds:
+            if outcome is True and not alternatives:
                 self.walk(body, frame)
                 return
-            deeds.append(partial(self.walk, body, replace(frame, maybe=True)))
+            alternatives.append(partial(self.walk, body, replace(frame, maybe=True)))
             if outcome is True:
-                self._either(deeds, False)
+                self._either(alternatives, False)
                 return
-        if node.otherwise is not None and not deeds:
+        if node.otherwise is not None and not alternatives:
             self.walk(node.otherwise, frame)
         elif node.otherwise is not None:
-            deeds.append(lambda: self.walk(node.otherwise or [], replace(frame, maybe=True)))
-            self._either(deeds, False)
-        elif deeds:
-            self._either(deeds, True)
+            alternatives.append(lambda: self.walk(node.otherwise or [], replace(frame, maybe=True)))
+            self._either(alternatives, False)
+        elif alternatives:
+            self._either(alternatives, True)
 
-    def _either(self, deeds: list[Callable[[], None]], also_none: bool) -> None:
+    def _either(self, alternatives: list[Callable[[], None]], also_none: bool) -> None:
         """Walk alternatives from the same state, and keep only what they agree on."""
         before, exported = dict(self.expander.values), set(self.exported)
         ends: list[dict[str, Value]] = [before] if also_none else []
-        for deed in deeds:
+        for alternative in alternatives:
             self.expander.values.clear()
             self.expander.values.update(before)
-            deed()
+            alternative()
             if not self.ended:
                 ends.append(dict(self.expander.values))
             self.ended = False
@@ -167,15 +167,15 @@ class _Walker:
                 self.expander.values[name] = self._vague(name)
 
     def _vague(self, name: str) -> str:
-        return self.story.symbols.char(Symbol(f"${name}", self.expander.place, "", "", True))
+        return self.trace.symbols.char(Symbol(f"${name}", self.expander.place, "", "", True))
 
     def _loop(self, node: Loop, frame: _Frame) -> None:
         for name in {node.name, *_assigned(node.body)} - {""}:
             self.expander.values[name] = self._vague(name)
         if node.name and node.words:
-            given = [arg for word in node.words for arg in self.expander.fields(word)]
-            text = given[0].text if len(given) == 1 and constant(given[0].text) else None
-            single = self.story.symbols.char(Symbol(f"${node.name}", self.expander.place))
+            items = [arg for word in node.words for arg in self.expander.fields(word)]
+            text = items[0].text if len(items) == 1 and constant(items[0].text) else None
+            single = self.trace.symbols.char(Symbol(f"${node.name}", self.expander.place))
             self.expander.values[node.name] = text if text is not None else single
         inner = replace(frame, looped=True)
         self.walk(node.condition, replace(inner, maybe=True)) if not _is_test(node.condition) else None
@@ -241,7 +241,7 @@ class _Walker:
 
     def _note(self, name: str, frame: _Frame, line: int) -> None:
         value = self.expander.values[name]
-        self.story.settings.append(Setting(name, value, line, name in self.exported, frame.place, frame.maybe))
+        self.trace.settings.append(Setting(name, value, line, name in self.exported, frame.place, frame.maybe))
 
     def _builtin(self, name: str, args: list[Arg], node: Simple, frame: _Frame) -> bool:
         texts = [arg.text for arg in args[1:]]
@@ -250,11 +250,11 @@ class _Walker:
         elif name in ("source", "."):
             self._source(texts, frame)
         elif name == "eval":
-            self._again(" ".join(texts), args[0].line, frame)
+            self._run_text(" ".join(texts), args[0].line, frame)
         elif name == "trap":
-            self.story.traps.append((tuple(texts[1:]), texts[0] if texts else "", node.line))
+            self.trace.traps.append((tuple(texts[1:]), texts[0] if texts else "", node.line))
         elif name == "wait":
-            self.story.waits = True
+            self.trace.waits = True
         elif name == "set":
             self._set(texts)
         elif name == "unset":
@@ -272,22 +272,22 @@ class _Walker:
     def _source(self, texts: list[str], frame: _Frame) -> None:
         target = texts[0] if texts else ""
         if target in self.files:
-            self._again(*self.files[target], frame)
+            self._run_text(*self.files[target], frame)
         elif not re.search(r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$", target):
-            self.story.sourced = True
+            self.trace.sourced = True
 
     def _set(self, texts: list[str]) -> None:
         flags = "".join(text[1:] for text in texts if text.startswith("-"))
         self.export_all = self.export_all or "a" in flags or "allexport" in texts
-        self.story.nounset = self.story.nounset or ("u" in flags.replace("euo", "u")) or "nounset" in texts
+        self.trace.nounset = self.trace.nounset or ("u" in flags.replace("euo", "u")) or "nounset" in texts
 
     def _filled(self, name: str, texts: list[str], frame: _Frame, line: int) -> None:
         if name == "printf":
             names = texts[1:2] if texts[:1] == ["-v"] else []
         else:
             names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
-        for filled in names:
-            self.set(filled, self._vague(filled), frame, line=line, export=False)
+        for variable in names:
+            self.set(variable, self._vague(variable), frame, line=line, export=False)
 
     # programs
 
@@ -316,23 +316,23 @@ class _Walker:
         if body is not None:
             quoted = all(part.kind == "text" for part in body.parts) and body.literal == body.raw
             options = any(arg.text.startswith("-") for arg in args[1:])
-            self.story.submitted.append(Submitted("heredoc", body.raw, body.line, quoted, options))
+            self.trace.submitted.append(Submitted("heredoc", body.raw, body.line, quoted, options))
         for before, word in zip([None, *node.words], node.words, strict=False):
             if word.raw.startswith("--wrap=") or (before is not None and before.raw == "--wrap"):
                 quoted = all(part.kind == "text" for part in word.parts)
-                self.story.submitted.append(Submitted("wrap", word.raw, word.line, quoted, True))
+                self.trace.submitted.append(Submitted("wrap", word.raw, word.line, quoted, True))
 
     def _call(self, args: list[Arg], env: dict[str, Value], frame: _Frame, node: Simple) -> None:
-        if args[0].text.startswith("-") and self.story.calls:
+        if args[0].text.startswith("-") and self.trace.calls:
             # a line of options by itself: the command before it was cut short
-            self.story.calls[-1] = replace(self.story.calls[-1], chained=True)
+            self.trace.calls[-1] = replace(self.trace.calls[-1], chained=True)
         line = frame.line or node.line
         end = max(node.end_line, line)
         call = Call(
             tuple(args), line, end, frame.place, frame.step, env, frame.maybe, frame.looped, frame.background,
             frame.wrappers, folder=self.folder,
         )  # fmt: skip
-        self.story.calls.append(call)
+        self.trace.calls.append(call)
 
     def _env(self) -> dict[str, Value]:
         return {name: value for name, value in self.expander.values.items() if name in self.exported}
@@ -349,12 +349,12 @@ class _Walker:
         if words and base_name(words[0]) in ("bash", "sh"):
             words = words[1:]
         for text in words[:1]:
-            found = self.files.get(text) or self.files.get(text.removeprefix("./"))
-            if found:
-                return Arg(found[0], found[1])
+            entry = self.files.get(text) or self.files.get(text.removeprefix("./"))
+            if entry:
+                return Arg(entry[0], entry[1])
         return None
 
-    def _again(self, text: str, line: int, frame: _Frame) -> None:
+    def _run_text(self, text: str, line: int, frame: _Frame) -> None:
         if frame.depth < MOST_NESTED:
             script = parse(text, line=line, depth=10 * frame.depth)
             self.walk(script.nodes, replace(frame, depth=frame.depth + 1))
@@ -362,11 +362,11 @@ class _Walker:
     def _child(self, script: Arg, env: dict[str, Value], frame: _Frame) -> None:
         """Walk a script inside the script in a shell of its own, which sees exported variables only."""
         tree = parse(script.text, line=script.line, depth=8 * frame.depth)
-        self.story.broken += tree.broken
+        self.trace.broken += tree.broken
         ours = self.expander
         lost = frozenset(ours.values) - frozenset(env) if frame.place == NODE else frozenset()
-        expander = Expander(ours.symbols, dict(env), place=frame.place, known=ours.known, lost=lost | ours.lost)
-        walker = _Walker(self.story, expander, set(env), self.budget)
+        expander = Expander(ours.symbols, dict(env), place=frame.place, presets=ours.presets, lost=lost | ours.lost)
+        walker = _Walker(self.trace, expander, set(env), self.budget)
         walker.functions = self.functions
         walker.files = self.files
         walker.folder = self.folder

@@ -40,8 +40,8 @@ def read(source: str, name: str) -> Case:
     source = clean(source).replace("\r\n", "\n")
     script = parse(source)
     job = describe(parse_directives(source, script.data_lines))
-    story = interpret(script, slurm_variables(job), Symbols())
-    return Case(name, source.split("\n"), job, script, story, find(story), dos_line)
+    trace = interpret(script, slurm_variables(job), Symbols())
+    return Case(name, source.split("\n"), job, script, trace, find(trace), dos_line)
 
 
 def judge(source: str, name: str) -> list[Finding]:
@@ -66,15 +66,15 @@ def judge_case(case: Case, programs: Mapping[str, Program], site: Site | None = 
         site: What is known of the cluster.
     """
     case = replace(case, programs=programs, site=site or Site())
-    found: dict[tuple[str, str], Finding] = {}
+    findings: dict[tuple[str, str], Finding] = {}
     for check in CHECKS:
         for finding in islice(check(case), MOST_OF_ONE_KIND):
-            found.setdefault((finding.name, finding.where), finding)
-    for submitted in case.story.submitted:
+            findings.setdefault((finding.name, finding.where), finding)
+    for submitted in case.trace.submitted:
         inner = inner_script(case, submitted)
         for finding in judge(inner, case.name) if inner else ():
-            found.setdefault((finding.name, finding.where), finding)
-    return sorted(found.values(), key=_order)
+            findings.setdefault((finding.name, finding.where), finding)
+    return sorted(findings.values(), key=_order)
 
 
 def _order(finding: Finding) -> tuple[int, int, str]:

@@ -32,8 +32,8 @@ class Table:
         name = typed.replace("-", "_")
         if name in self.flags or name in self.values:
             return name
-        found = [each for each in (*self.flags, *self.values) if each.startswith(name)] if self.prefixes else []
-        return found[0] if len(found) == 1 else ""
+        matches = [option for option in (*self.flags, *self.values) if option.startswith(name)] if self.prefixes else []
+        return matches[0] if len(matches) == 1 else ""
 
 
 def prefixed(prefix: str, text: str) -> frozenset[str]:

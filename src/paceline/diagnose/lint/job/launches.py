@@ -9,7 +9,7 @@ from itertools import islice
 
 from paceline.diagnose.lint.job.allocation import Job, count_gpus, gpus_of_gres, number
 from paceline.diagnose.lint.job.launcher_options import MODULES, TABLES, Table
-from paceline.diagnose.lint.job.story import Call, Story
+from paceline.diagnose.lint.job.story import Call, Trace
 from paceline.diagnose.lint.job.values import Arg, Symbols, constant
 from paceline.diagnose.lint.job.wrappers import Step
 
@@ -69,10 +69,10 @@ class Launch:
         return self.program.rsplit("/", 1)[-1]
 
 
-def find(story: Story) -> list[Launch]:
+def find(trace: Trace) -> list[Launch]:
     """Return the launches among the programs that a script starts."""
-    found = (recognise(call, story.symbols) for call in story.calls)
-    return list(islice((launch for launch in found if launch is not None), MOST_LAUNCHES))
+    launches = (recognise(call, trace.symbols) for call in trace.calls)
+    return list(islice((launch for launch in launches if launch is not None), MOST_LAUNCHES))
 
 
 def recognise(call: Call, symbols: Symbols) -> Launch | None:
@@ -150,14 +150,14 @@ def _launcher(kind: str, args: list[Arg], call: Call) -> Launch:
         if arg.text == "--":
             at += 1
             break
-        known = len(unknown)
-        taken = _option(table, args, at, options, unknown)
-        if len(unknown) > known and loose_at >= 0:
+        unknown_before = len(unknown)
+        consumed = _option(table, args, at, options, unknown)
+        if len(unknown) > unknown_before and loose_at >= 0:
             # behind what may be the program an option that the launcher does not have is the program's own
-            del unknown[known:]
+            del unknown[unknown_before:]
             at = loose_at
             break
-        at += taken
+        at += consumed
     program = args[at].text if at < len(args) else ""
     says = {table.says[name]: value for name, value in options.items() if name in table.says}
     _from_environment(kind, call, options, says, table)
@@ -260,8 +260,8 @@ def shape(job: Job, step: Step | None) -> Shape:
 
 
 def _value(job: Job, name: str) -> str:
-    found = job.directives.last(name)
-    return found.value if found else ""
+    directive = job.directives.last(name)
+    return directive.value if directive else ""
 
 
 def _cpus(job: Job, step: Step) -> int | None:
@@ -274,7 +274,7 @@ def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
         return count_gpus(options["gpus-per-node"])
     if "gres" in options:
         return gpus_of_gres(options["gres"]) or job.gpus_per_node
-    if "gpus-per-task" in options and not job.gpus_asked:
+    if "gpus-per-task" in options and not job.requests_gpus:
         per_task = count_gpus(options["gpus-per-task"])
         return per_task * tasks if per_task and tasks else None
     if "gpus" in options:
@@ -336,8 +336,8 @@ def _default(launch: Launch, spread: Shape) -> int | None:
     if launch.kind in ("torchrun", "torch.distributed.launch", "fabric run"):
         return 1
     if launch.kind == "deepspeed" and {"include", "exclude"} & set(launch.options):
-        named = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", launch.options.get("include", ""))
-        return len(named[1].split(",")) if named else None
+        match = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", launch.options.get("include", ""))
+        return len(match[1].split(",")) if match else None
     return spread.gpus
 
 

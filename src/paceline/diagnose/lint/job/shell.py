@@ -268,8 +268,8 @@ class _Reader:
         if self.cursor.peek(2) == "((":
             head = self._brackets(line)
             assert isinstance(head, Simple)
-            assigned = re.match(r"\s*([A-Za-z_]\w*)\s*=", head.words[1].raw)
-            name = assigned[1] if assigned else ""
+            match = re.match(r"\s*([A-Za-z_]\w*)\s*=", head.words[1].raw)
+            name = match[1] if match else ""
         else:
             name = read_word(self.cursor).raw
             self._newlines()

@@ -27,11 +27,11 @@ def resolve(case: Case, launch: Launch, expected: Number | None) -> int | None:
 
 
 def _of_argument(launch: Launch, expected: Number) -> int | None:
-    passed = argument(launch, [re.escape(form.lstrip("-")) for form in expected.names])
-    if passed is not None:
-        return number(passed[0]) if constant(passed[0]) else None
-    open_ended = launch.vague or launch.call.chained or any(arg.loose for arg in launch.arguments)
-    return None if open_ended else expected.value
+    match = argument(launch, [re.escape(form.lstrip("-")) for form in expected.names])
+    if match is not None:
+        return number(match[0]) if constant(match[0]) else None
+    has_unknown = launch.vague or launch.call.chained or any(arg.loose for arg in launch.arguments)
+    return None if has_unknown else expected.value
 
 
 def _of_variable(case: Case, launch: Launch, name: str) -> int | None:
@@ -40,7 +40,7 @@ def _of_variable(case: Case, launch: Launch, name: str) -> int | None:
         return number(exported) if constant(exported) else None
     spread = case.shape(launch)
     directive = case.job.directives.last("ntasks-per-node")
-    known = {
+    values = {
         "SLURM_NNODES": spread.nodes if launch.call.step else case.job.nodes,
         "SLURM_JOB_NUM_NODES": case.job.nodes,
         "SLURM_NTASKS_PER_NODE": number(directive.value) if directive else None,
@@ -50,8 +50,8 @@ def _of_variable(case: Case, launch: Launch, name: str) -> int | None:
     }
     ranks = ranks_of(case, launch) if launch.spawns else None
     if ranks is not None:
-        known |= {"LOCAL_WORLD_SIZE": ranks[0], "WORLD_SIZE": ranks[0] * ranks[1]}
-    return known.get(name)
+        values |= {"LOCAL_WORLD_SIZE": ranks[0], "WORLD_SIZE": ranks[0] * ranks[1]}
+    return values.get(name)
 
 
 def visible_gpus(launch: Launch) -> int | None:

@@ -88,7 +88,7 @@ class Submitted:
 
 
 @dataclass
-class Story:
+class Trace:
     """What a script does, as far as it can be told.
 
     Attributes:

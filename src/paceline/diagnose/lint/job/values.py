@@ -51,17 +51,17 @@ class Symbols:
     """The symbols of one script, each with its character."""
 
     def __init__(self) -> None:
-        self._known: dict[Symbol, str] = {}
+        self._chars: dict[Symbol, str] = {}
         self._table: list[Symbol] = []
 
     def char(self, symbol: Symbol) -> str:
         """Return the character that stands for a symbol."""
-        if symbol not in self._known:
+        if symbol not in self._chars:
             if len(self._table) >= _MOST_SYMBOLS:
                 return chr(_FIRST)
-            self._known[symbol] = chr(_FIRST + len(self._table))
+            self._chars[symbol] = chr(_FIRST + len(self._table))
             self._table.append(symbol)
-        return self._known[symbol]
+        return self._chars[symbol]
 
     def of(self, text: str) -> list[Symbol]:
         """Return the symbols in a value, in order."""
@@ -120,20 +120,20 @@ class Expander:
         values: dict[str, Value],
         *,
         place: str = BATCH,
-        known: Mapping[str, str] | None = None,
+        presets: Mapping[str, str] | None = None,
         lost: frozenset[str] = frozenset(),
         arguments: list[str] | None = None,
     ) -> None:
         self.symbols = symbols
         self.values = values
         self.place = place
-        self.known = dict(known or {})
+        self.presets = dict(presets or {})
         self.lost = lost
         self.arguments = arguments
 
     def fields(self, word: Word) -> list[Arg]:
         """Return the arguments that a word becomes."""
-        done: list[str] = []
+        texts: list[str] = []
         current, begun = "", False
         for part in word.parts:
             if part.kind == "text":
@@ -146,14 +146,14 @@ class Expander:
                 current += pieces[0]
                 begun = True
                 for piece in pieces[1:]:
-                    done.append(current)
+                    texts.append(current)
                     current = piece
             elif part.quoted and many is None:
                 begun = True
         if begun:
-            done.append(current)
+            texts.append(current)
         loose_ok = all(not p.quoted or p.index in ("[@]", "[*]") or p.text in ("@", "") for p in word.parts)
-        return [Arg(text, word.line, loose_ok and self._loose(text)) for text in done]
+        return [Arg(text, word.line, loose_ok and self._loose(text)) for text in texts]
 
     def text(self, word: Word) -> str:
         """Return what a word comes to without splitting, as in an assignment."""
@@ -199,15 +199,15 @@ class Expander:
 
     def value(self, name: str) -> str:
         """Return the value of a variable; a symbol if nothing in sight sets it."""
-        found = self.values.get(name)
-        if isinstance(found, list):
+        value = self.values.get(name)
+        if isinstance(value, list):
             # the first element, whatever a list that is not known has in it
-            loose = bool(found) and self._loose(found[0])
-            return self._unknown("${" + name + "[0]}") if loose else (found[0] if found else "")
-        if found is not None:
-            return found
-        if name in self.known:
-            return self.known[name]
+            loose = bool(value) and self._loose(value[0])
+            return self._unknown("${" + name + "[0]}") if loose else (value[0] if value else "")
+        if value is not None:
+            return value
+        if name in self.presets:
+            return self.presets[name]
         if self.arguments is not None and name.isdigit() and name != "0":
             return self.arguments[int(name) - 1] if int(name) <= len(self.arguments) else ""
         if self.arguments is not None and name == "#":
@@ -246,20 +246,20 @@ class Expander:
 
     def _element(self, part: Part) -> str:
         value, index = self.values.get(part.text), self.arithmetic(part.index[1:-1])
-        shown = "${" + part.text + part.index + "}"
+        text = "${" + part.text + part.index + "}"
         if isinstance(value, list) and index.isdigit() and all(not self._loose(item) for item in value):
             return value[int(index)] if int(index) < len(value) else ""
         if isinstance(value, str) and index == "0":
             return value
-        return self._unknown(shown, name="" if part.text in self.values else part.text)
+        return self._unknown(text, name="" if part.text in self.values else part.text)
 
     def _defaulted(self, name: str, default: re.Match[str], part: Part) -> str:
         sign, otherwise = default[1], default[2]
-        value = self.values.get(name, self.known.get(name))
-        known = isinstance(value, list) or (isinstance(value, str) and value != "")
+        value = self.values.get(name, self.presets.get(name))
+        is_set = isinstance(value, list) or (isinstance(value, str) and value != "")
         if sign == "+":
-            return self._inner(otherwise) if known else self._unknown("${" + name + part.op + "}", loose=True)
-        if known:
+            return self._inner(otherwise) if is_set else self._unknown("${" + name + part.op + "}", loose=True)
+        if is_set:
             return self.value(name)
         if value == "":
             return self._inner(otherwise) if part.op.startswith(":") else ""
@@ -275,13 +275,13 @@ class Expander:
             return self._unknown(text, loose=True)
 
     def _changed(self, part: Part, value: str) -> str:
-        shown = "${" + part.text + part.op + "}"
+        text = "${" + part.text + part.op + "}"
         cut = re.fullmatch(r"(%%?|##?)([^*?\[$`]*)", part.op)
         if cut and constant(value):
             return value.removesuffix(cut[2]) if cut[1][0] == "%" else value.removeprefix(cut[2])
         inner = self.symbols.of(value)
         command = inner[0].command if inner else ""
-        return self.symbols.char(Symbol(shown, inner[0].place if inner else self.place, "", command))
+        return self.symbols.char(Symbol(text, inner[0].place if inner else self.place, "", command))
 
     def arithmetic(self, source: str) -> str:
         """Return the value of an arithmetic expression, a symbol if a part of it is unknown."""

@@ -241,9 +241,9 @@ def _dollar(cursor: Cursor, *, quoted: bool) -> Part:
     if source[at] == "`":
         return _backticks(cursor, quoted=quoted)
     if source.startswith("$((", at):
-        found = _arithmetic(cursor)
-        if found is not None:
-            return Part("arith", found, quoted)
+        expression = _arithmetic(cursor)
+        if expression is not None:
+            return Part("arith", expression, quoted)
     if source.startswith("$(", at):
         cursor.at += 1
         return Part("cmd", _balanced(cursor), quoted)
@@ -303,10 +303,10 @@ def _braces(cursor: Cursor, *, quoted: bool) -> Part:
         raise cursor.fail("${ is not closed")
     cursor.at, inner = at + 1, source[start:at]
     cursor.depth -= 1
-    found = _INDEXED.fullmatch(inner)
-    if not found:
+    match = _INDEXED.fullmatch(inner)
+    if not match:
         return Part("var", "?", quoted, op=inner)
-    sign, name, index, op = found.groups()
+    sign, name, index, op = match.groups()
     return Part("var", name, quoted, op or "", (sign or "") + (index or ""))
 
 

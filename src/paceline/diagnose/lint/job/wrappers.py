@@ -91,11 +91,11 @@ def peel(args: list[Arg]) -> Peeled:
         if not peeled.args:
             break
         name = base_name(peeled.args[0].text)
-        taken = _take(name, peeled)
-        if taken is None or taken >= len(peeled.args) + (name in ("srun", *_MPI)):
+        consumed = _take(name, peeled)
+        if consumed is None or consumed >= len(peeled.args) + (name in ("srun", *_MPI)):
             break
         peeled.wrappers += (name,)
-        peeled.args = peeled.args[taken:]
+        peeled.args = peeled.args[consumed:]
     return peeled
 
 
@@ -103,9 +103,9 @@ def _take(name: str, peeled: Peeled) -> int | None:
     """How many arguments a wrapper takes for itself; None if it is none."""
     args = peeled.args
     if name == "srun":
-        step, taken = _srun(args)
+        step, consumed = _srun(args)
         peeled.step = peeled.step or step
-        return taken
+        return consumed
     if name in _MPI:
         peeled.step = peeled.step or Step("mpi", {}, args[0].line)
         return _seek(args)
@@ -121,7 +121,7 @@ def _take(name: str, peeled: Peeled) -> int | None:
     if name in _SIMPLE:
         return _plain(args, _SIMPLE[name])
     if name in _SEEKING:
-        return _sought(name, args)
+        return _seek_behind(name, args)
     return None
 
 
@@ -132,8 +132,8 @@ def _srun(args: list[Arg]) -> tuple[Step, int]:
         arg = args[at]
         if arg.loose:
             # options that are not known, or the program itself: a program that is known decides
-            found = _seek(args[at:]) + at
-            vague, at = True, found if found < len(args) else at
+            program = _seek(args[at:]) + at
+            vague, at = True, program if program < len(args) else at
             break
         if arg.text == "--":
             at += 1
@@ -174,13 +174,13 @@ def _seek(args: list[Arg]) -> int:
     return len(args)
 
 
-def _sought(name: str, args: list[Arg]) -> int | None:
-    found = _seek(args)
-    if args[found - 1].text in ("-n", "-p", "--name", "--prefix"):
-        found = _seek(args[found:]) + found  # an environment that is called env
-    if found < len(args):
-        scripts = [at for at in range(1, found) if args[at].text.endswith(".py")]
-        return None if scripts else found
+def _seek_behind(name: str, args: list[Arg]) -> int | None:
+    program = _seek(args)
+    if args[program - 1].text in ("-n", "-p", "--name", "--prefix"):
+        program = _seek(args[program:]) + program  # an environment that is called env
+    if program < len(args):
+        scripts = [at for at in range(1, program) if args[at].text.endswith(".py")]
+        return None if scripts else program
     if name in ("uv", "poetry", "pdm", "pixi", "rye", "pipenv", "hatch") and any(a.text.endswith(".py") for a in args):
         at = next(at for at, arg in enumerate(args) if arg.text.endswith(".py"))
         args.insert(at, Arg("python", args[0].line))

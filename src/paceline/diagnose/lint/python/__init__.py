@@ -1,4 +1,4 @@
-"""Mistakes in training scripts, found by the syntax tree: nothing of the script is imported or run."""
+"""Check training scripts by their syntax tree; nothing of the script is imported or run."""
 
 from paceline.diagnose.lint.python.judging import examine
 

@@ -1,6 +1,6 @@
-"""What a condition says of the ranks: ``rank == 0`` in its many spellings, and ``not args.distributed`` in its own.
+"""Decide which ranks a condition selects: ``rank == 0`` and ``not args.distributed`` in their many spellings.
 
-The ranks that a condition picks are on the side ``"one"``, all others on the side ``"rest"``.
+The selected ranks are on the side ``"one"``, all others on the side ``"rest"``.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ _SIZE = re.compile(
     r"world_?size|num_(processes|gpus|replicas|ranks)|n_?gpus?$|nprocs?|device_count|get_world_size", re.I
 )
 
+_DEPENDS_ON_RANK = re.compile(
+    r"rank|world_?size|num_replicas|process_index|gpu_?id|worker_?id|hostname|local_process", re.I
+)
+
 
 @dataclass(frozen=True)
 class Sides:
-    """What a condition says of the ranks.
+    """The sides of the ranks for which a condition is true and false.
 
     Attributes:
-        true: The side that goes where it holds: ``"one"``, ``"rest"`` or ``""`` for nothing sure.
-        false: The side that goes where it does not hold.
-        scope: ``"global"``, ``"local"`` (one per node), ``"group"`` (of a part of the ranks).
-        sure: Whether the condition is about ranks beyond doubt.
+        true: The ranks for which it is true: ``"one"``, ``"rest"``, or ``""`` if unknown.
+        false: The ranks for which it is false.
+        scope: ``"global"``, ``"local"`` (one rank per node) or ``"group"`` (ranks of a subgroup).
+        sure: Whether the condition is certainly about ranks.
     """
 
     true: str
@@ -48,12 +52,12 @@ class Sides:
     sure: bool = True
 
     def flipped(self) -> Sides:
-        """Return what the negated condition says."""
+        """Return the sides of the negated condition."""
         return Sides(self.false, self.true, self.scope, self.sure)
 
 
 def sides(script: Script, test: ast.expr, depth: int = 0) -> Sides | None:
-    """Return what a condition says of the ranks, or None if nothing."""
+    """Return the sides of a condition, or None if it does not select ranks."""
     if depth > 8:
         return None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -73,19 +77,21 @@ def sides(script: Script, test: ast.expr, depth: int = 0) -> Sides | None:
 
 
 def _of_both(script: Script, test: ast.BoolOp, depth: int) -> Sides | None:
-    told = [(part, sides(script, part, depth + 1)) for part in test.values]
-    known = [one for _, one in told if one]
+    by_part = [(part, sides(script, part, depth + 1)) for part in test.values]
+    selecting = [part_sides for _, part_sides in by_part if part_sides]
+    if not selecting:
+        return None
+    first = selecting[0]
     if isinstance(test.op, ast.And):
-        if not known or any(alone(part) for part, _ in told):
+        if any(alone(part) for part in test.values) or not first.true:
             return None
-        first = known[0]
-        return Sides(first.true, "", first.scope, first.sure) if first.true else None
-    if not known or not all(one or alone(part) for part, one in told):
+        return Sides(first.true, "", first.scope, first.sure)
+    if not all(part_sides or alone(part) for part, part_sides in by_part):
         return None
-    first = known[0]
-    if not first.true or any(one.true != first.true for one in known):
+    if not first.true or any(part_sides.true != first.true for part_sides in selecting):
         return None
-    return Sides(first.true, first.false if len(known) == 1 else "", first.scope, all(one.sure for one in known))
+    false = first.false if len(selecting) == 1 else ""
+    return Sides(first.true, false, first.scope, all(part_sides.sure for part_sides in selecting))
 
 
 def _of_comparison(script: Script, test: ast.Compare) -> Sides | None:
@@ -98,12 +104,12 @@ def _of_comparison(script: Script, test: ast.Compare) -> Sides | None:
     if not _is_rank(script, left) or _is_rank(script, right):
         return None
     scope, sure = _scope(left), _sure(left)
-    one, rest = Sides("one", "rest", scope, sure), Sides("rest", "one", scope, sure)
+    picked, others = Sides("one", "rest", scope, sure), Sides("rest", "one", scope, sure)
     if isinstance(op, ast.In | ast.NotIn):
         members = [constant(part) for part in getattr(right, "elts", [])]
         if not members or 0 not in members or len([m for m in members if m != -1]) > 1:
             return None
-        return one if isinstance(op, ast.In) else rest
+        return picked if isinstance(op, ast.In) else others
     value = constant(right)
     if value is ...:
         if isinstance(op, ast.Eq | ast.NotEq) and dotted(right):
@@ -114,18 +120,19 @@ def _of_comparison(script: Script, test: ast.Compare) -> Sides | None:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return _by_number(op, value, one, rest)
+    return _by_number(op, value, picked, others)
 
 
-def _by_number(op: ast.cmpop, value: int, one: Sides, rest: Sides) -> Sides | None:
+def _by_number(op: ast.cmpop, value: int, picked: Sides, others: Sides) -> Sides | None:
     if isinstance(op, ast.Eq | ast.Is):
-        return one if value >= 0 else None
+        return picked if value >= 0 else None
     if isinstance(op, ast.NotEq | ast.IsNot):
-        return rest if value >= 0 else None
-    if (isinstance(op, ast.Gt) and value == 0) or (isinstance(op, ast.GtE) and value == 1):
-        return rest
-    if (isinstance(op, ast.Lt) and value == 1) or (isinstance(op, ast.LtE) and value == 0):
-        return one
+        return others if value >= 0 else None
+    bound = value + 1 if isinstance(op, ast.Gt | ast.LtE) else value  # rank > 0 is rank >= 1, rank <= 0 is rank < 1
+    if isinstance(op, ast.Gt | ast.GtE) and bound == 1:
+        return others
+    if isinstance(op, ast.Lt | ast.LtE) and bound == 1:
+        return picked
     return None
 
 
@@ -143,12 +150,12 @@ def _of_name(script: Script, test: ast.Name | ast.Attribute, depth: int) -> Side
         return Sides("rest", "one", _scope(test), _sure(test))
     name = last(test)
     values = script.assigned(dotted(test), test) if dotted(test) else []
-    told = [sides(script, value.value, depth + 1) for value in values if value.place < 0]
-    known = [one for one in told if one]
-    if known and len({(one.true, one.false) for one in known}) == 1:
-        others = [value for value, one in zip(values, told, strict=False) if one is None]
+    by_value = [sides(script, value.value, depth + 1) for value in values if value.place < 0]
+    selecting = [value_sides for value_sides in by_value if value_sides]
+    if selecting and len({(value_sides.true, value_sides.false) for value_sides in selecting}) == 1:
+        others = [value for value, value_sides in zip(values, by_value, strict=False) if value_sides is None]
         if all(constant(value.value) is not ... for value in others):
-            return known[0]
+            return selecting[0]
     if _MAIN.fullmatch(name) and name not in _MAIN_TOO_SHORT:
         return Sides("one", "rest", _scope(test), sure=not values)
     return None
@@ -171,7 +178,7 @@ def _is_rank(script: Script, node: ast.AST) -> bool:
 
 
 def _is_plain_rank(script: Script, node: ast.AST) -> bool:
-    """Say whether the truth of an expression is that of a rank: ``if rank:``; ``args.as_rank`` may be anything."""
+    """Return whether an expression is a rank used as a condition: ``if rank:``; ``args.as_rank`` may be anything."""
     return bool(re.fullmatch(r"_?(get_)?((global|local|world|dist|ddp)_)?rank", last(node))) and _is_rank(script, node)
 
 
@@ -180,7 +187,7 @@ def _names_rank(word: object) -> bool:
 
 
 def _is_counted(script: Script, node: ast.Name) -> bool:
-    """Say whether a name is the variable of a loop around: all ranks are played by one process."""
+    """Return whether a name is the variable of an enclosing loop: one process simulates all ranks."""
     for parent in script.up(node):
         if isinstance(parent, ast.For) and any(
             isinstance(part, ast.Name) and part.id == node.id for part in ast.walk(parent.target)
@@ -199,7 +206,8 @@ def _scope(node: ast.AST) -> str:
         name = str(constant(node.args[0])).lower() if last(node) in ("get", "getenv") else "group_" + name
     if _GROUP_RANK.search(name):
         return "group"
-    return "local" if "local" in name or "node" in name or name in _LIKE_RANK else "global"
+    is_local = "local" in name or "node" in name or name in _LIKE_RANK
+    return "local" if is_local else "global"
 
 
 def _sure(node: ast.AST) -> bool:
@@ -207,7 +215,7 @@ def _sure(node: ast.AST) -> bool:
 
 
 def alone(test: ast.expr) -> bool:
-    """Say whether a condition holds where there is one process only (``not args.distributed``, ``world_size == 1``)."""
+    """Return whether a condition is only true for a single process (``not args.distributed``, ``world_size == 1``)."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return together(test.operand)
     if isinstance(test, ast.BoolOp):
@@ -233,7 +241,7 @@ def _strings(node: ast.AST) -> list[str]:
 
 
 def together(test: ast.expr) -> bool:
-    """Say whether a condition holds in every run of several processes (``dist.is_initialized()``)."""
+    """Return whether a condition is true in every run of several processes (``dist.is_initialized()``)."""
     if isinstance(test, ast.BoolOp):
         return all(together(part) for part in test.values)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -243,17 +251,16 @@ def together(test: ast.expr) -> bool:
         if _SIZE.search(name):
             return isinstance(op, ast.Gt | ast.GtE | ast.NotEq) and value in (0, 1, 2)
         if _names_rank(name) or _is_rank_of_environment(test.left):
-            return isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value in (-1, 0 if isinstance(op, ast.GtE) else -1)
+            return (isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value == -1) or (
+                isinstance(op, ast.GtE) and value == 0
+            )
         return isinstance(op, ast.IsNot) and value is None and bool(_DISTRIBUTED.search(name))
     return bool(_DISTRIBUTED.search(last(test)))
 
 
 def mentions_rank(node: ast.AST) -> bool:
-    """Say whether an expression depends on a rank or the number of ranks by its words."""
-    return any(
-        re.search(r"rank|world_?size|num_replicas|process_index|gpu_?id|worker_?id|hostname|local_process", word, re.I)
-        for part in inside(node, functions=True)
-        for word in (
-            [part.id] if isinstance(part, ast.Name) else [part.attr] if isinstance(part, ast.Attribute) else []
-        )
-    ) or any(re.search(r"\brank|RANK|PROCID", text) for text in _strings(node))
+    """Return whether the names in an expression suggest that it depends on the rank or the world size."""
+    parts = [part for part in inside(node, functions=True) if isinstance(part, ast.Name | ast.Attribute)]
+    if any(_DEPENDS_ON_RANK.search(last(part)) for part in parts):
+        return True
+    return any(re.search(r"\brank|RANK|PROCID", text) for text in _strings(node))

@@ -1,4 +1,4 @@
-"""How the data reaches the ranks: samplers, their epochs, loaders without one, and downloads."""
+"""Check how data is distributed to ranks: samplers and set_epoch, unsharded loaders, downloads, workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.conditions import sides
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, made_by
-from paceline.diagnose.lint.python.ranks import Partial, partial, runs_alone
+from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
 from paceline.diagnose.lint.python.script import (
     Script,
     constant,
@@ -31,14 +31,14 @@ _DOWNLOADS = re.compile(r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_d
 
 
 def set_epoch_missing(script: Script) -> Iterator[Finding]:
-    """A DistributedSampler shuffles over several epochs and is never told the epoch: each has the same order.
+    """Find shuffling DistributedSamplers without a call of set_epoch: every epoch has the same order.
 
-    Lightning, Accelerate and the like call set_epoch themselves, so files that use them are left alone.
+    Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them are skipped.
     """
     if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
         return
     for call in loaders.samplers(script):
-        if not _shuffles(call) or _is_told(script, call) or _goes_elsewhere(script, call):
+        if not _shuffles(call) or _has_set_epoch(script, call) or _goes_elsewhere(script, call):
             continue
         names = loaders.targets(script, call)
         name = names[0] if names else "sampler"
@@ -52,27 +52,30 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
 
 
 def _shuffles(call: ast.Call) -> bool:
-    given = argument(call, "shuffle", 3)
-    if has_unknown_arguments(call) or (given is not None and constant(given) is not True):
+    shuffle = argument(call, "shuffle", 3)
+    if has_unknown_arguments(call) or (shuffle is not None and constant(shuffle) is not True):
         return False
     seed = argument(call, "seed", 4)
     return seed is None or constant(seed) is not ...
 
 
-def _is_told(script: Script, call: ast.Call) -> bool:
-    mine = {name.rpartition(".")[2] for name in loaders.targets(script, call)}
+def _has_set_epoch(script: Script, call: ast.Call) -> bool:
+    names = {name.rpartition(".")[2] for name in loaders.targets(script, call)}
     others = {
-        n.rpartition(".")[2] for c in loaders.samplers(script) if c is not call for n in loaders.targets(script, c)
+        name.rpartition(".")[2]
+        for other in loaders.samplers(script)
+        if other is not call
+        for name in loaders.targets(script, other)
     }
-    for told in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
-        word = receiver(told).rpartition(".")[2]
-        if word in mine or word not in others - mine:
+    for setter in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
+        word = receiver(setter).rpartition(".")[2]
+        if word in names or word not in others - names:
             return True
-    return any(isinstance(n, ast.Constant) and n.value == "set_epoch" for n in script.nodes)
+    return any(isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes)
 
 
 def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
-    """The sampler or its loader is for evaluation, or is handed to code of another file, which may tell it."""
+    """Return whether a sampler is for evaluation, or passed to another file, which may call set_epoch."""
     names = loaders.targets(script, call)
     if not names and not isinstance(script.parents.get(call), ast.keyword):
         return True
@@ -89,9 +92,9 @@ def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
 
 
 def _leaves_the_file(script: Script, names: list[str]) -> bool:
-    """Say whether a loop over epochs hands one of the names to a function that the file does not hold."""
+    """Return whether a loop over epochs passes one of the names to a function outside the file."""
     short = {name.rpartition(".")[2] for name in names}
-    known = (
+    neutral = (
         "len",
         "iter",
         "next",
@@ -107,22 +110,22 @@ def _leaves_the_file(script: Script, names: list[str]) -> bool:
     )
     for loop in loaders.epoch_loops(script):
         for node in inside(loop):
-            if not isinstance(node, ast.Call) or last(node) in known or last(node) in script.functions:
+            if not isinstance(node, ast.Call) or last(node) in neutral or last(node) in script.functions:
                 continue
-            if any(last(a) in short for a in [*node.args, *(k.value for k in node.keywords)]):
+            if any(last(argument) in short for argument in [*node.args, *(k.value for k in node.keywords)]):
                 return True
     return any(
-        last(a) in {n.rpartition(".")[2] for n in names}
+        last(argument) in {name.rpartition(".")[2] for name in names}
         for call in script.calls
         if script.full(call.func) and not script.full(call.func).startswith(("torch.", "tqdm", "itertools"))
-        for a in [*call.args, *(k.value for k in call.keywords)]
+        for argument in [*call.args, *(k.value for k in call.keywords)]
     )
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
-    """In a distributed run the training DataLoader is not sharded: every rank goes through all samples.
+    """Find training DataLoaders that are not sharded in a distributed run: every rank reads all samples.
 
-    Silent for iterable datasets, for data that depends on the rank, and for loaders that a framework takes over.
+    Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a framework prepares.
     """
     if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
         return
@@ -135,7 +138,7 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
         if (
             loaders.may_shard_itself(script, call)
             or not loaders.runs_in_parallel(script, call)
-            or partial(script, call)
+            or rank_block(script, call)
         ):
             continue
         names = loaders.targets(script, call)
@@ -151,30 +154,31 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
 
 
 def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
-    """Another branch makes the loader of the same name with a sampler."""
-    mine = set(loaders.targets(script, call))
+    """Return whether another branch creates the loader of the same name with a sampler."""
+    names = set(loaders.targets(script, call))
     return any(
-        mine & set(loaders.targets(script, other)) and loaders.sampler_of(script, other) is not None
+        names & set(loaders.targets(script, other)) and loaders.sampler_of(script, other) is not None
         for other in loaders.data_loaders(script)
         if other is not call
     )
 
 
 def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
-    """A DataLoader has both shuffle=True and a sampler: torch raises ValueError when it is made."""
+    """Find DataLoaders with both shuffle=True and a sampler, which torch refuses with a ValueError."""
     for call in loaders.data_loaders(script):
         if constant(argument(call, "shuffle", 2)) is not True:
             continue
-        given = loaders.sampler_of(script, call)
-        if given is None or _expects_an_error(script, call):
+        sampler = loaders.sampler_of(script, call)
+        if sampler is None or _expects_an_error(script, call):
             continue
-        sure = isinstance(given, ast.Call) and made_or_known(script, given)
+        sure = isinstance(sampler, ast.Call) and made_or_known(script, sampler)
         if not sure:
-            values = script.assigned(dotted(given), given) if dotted(given) else []
+            values = script.assigned(dotted(sampler), sampler) if dotted(sampler) else []
             sure = bool(values) and all(
-                isinstance(v.value, ast.Call) and v.place < 0 and made_or_known(script, v.value) for v in values
+                isinstance(value.value, ast.Call) and value.place < 0 and made_or_known(script, value.value)
+                for value in values
             )
-            if not sure and not any(isinstance(v.value, ast.Call) for v in values):
+            if not sure and not any(isinstance(value.value, ast.Call) for value in values):
                 continue
         yield script.finding(
             "shuffle-with-sampler",
@@ -187,7 +191,7 @@ def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
 
 
 def made_or_known(script: Script, call: ast.Call) -> bool:
-    """Say whether a call certainly makes a sampler: one of torch's classes, or a class of the file."""
+    """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the file."""
     full = script.full(call.func)
     return full.startswith("torch.utils.data") or last(call) in script.classes
 
@@ -207,19 +211,21 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
 
 
 def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
-    """Data is fetched by global rank 0 alone: on further nodes with folders of their own it is missing.
+    """Find downloads by global rank 0 only: the data is missing on other nodes whose folder is not shared.
 
-    A warning where the folder is visibly local to a node (/tmp, $TMPDIR), else a hint, as a shared file system is fine.
+    The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a shared file system
+    is fine.
     """
     for call in script.calls:
-        where = _fetches_on_one(script, call)
-        if not where or runs_alone(script, call) or loaders.started(script):
+        condition = _fetches_on_one(script, call)
+        if not condition or runs_alone(script, call) or loaders.started(script):
             continue
         local = _LOCAL_FOLDER.search(" ".join(_texts(script, call)))
         yield script.finding(
             "download-on-global-rank-only",
             call,
-            f"only global rank 0 (`{where}`) fetches this data" + (", into a folder of its own node" if local else ""),
+            f"only global rank 0 (`{condition}`) fetches this data"
+            + (", into a folder of its own node" if local else ""),
             why="the other nodes do not see it unless the folder is shared between them",
             fix="let one rank of each node fetch: if int(os.environ['LOCAL_RANK']) == 0: ...",
             severity="warning" if local else "hint",
@@ -229,22 +235,22 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
 
 
 def _fetches_on_one(script: Script, call: ast.Call) -> str:
-    given = keyword(call, "download")
-    # What is fetched and returned is for the rank itself.
+    download = keyword(call, "download")
+    # A rank that returns what it fetches fetches it for itself.
     for_others = not isinstance(script.parents.get(call), ast.Return)
-    fetches = (bool(_DOWNLOADS.search(last(call))) and for_others) or constant(given) is True
-    if given is not None and constant(given) is ...:
-        told = sides(script, given)
-        if told and told.true == "one" and told.scope == "global" and told.sure:
-            return dotted(given) or "rank == 0"
-    where: Partial | None = partial(script, call) if fetches else None
-    if where is None or where.side != "one" or where.scope != "global" or not where.sure:
+    fetches = (bool(_DOWNLOADS.search(last(call))) and for_others) or constant(download) is True
+    if download is not None and constant(download) is ...:
+        condition = sides(script, download)
+        if condition and condition.true == "one" and condition.scope == "global" and condition.sure:
+            return dotted(download) or "rank == 0"
+    block: RankBlock | None = rank_block(script, call) if fetches else None
+    if block is None or block.side != "one" or block.scope != "global" or not block.sure:
         return ""
-    return where.says
+    return block.condition
 
 
 def _all_at_once(script: Script) -> Iterator[Finding]:
-    """Rank 0 of the job goes first: on the other nodes all ranks then fetch at once into the same local folder."""
+    """Find downloads in which only global rank 0 goes first: ranks of other nodes then write one folder at once."""
     for call in script.calls:
         if constant(keyword(call, "download")) is not True:
             continue
@@ -298,10 +304,10 @@ def _prepare_data_once(script: Script) -> Iterator[Finding]:
 
 
 def workers_not_persistent(script: Script) -> Iterator[Finding]:
-    """A DataLoader starts its workers again for every epoch.
+    """Find DataLoaders that start their workers again for every epoch.
 
-    Only where it is certain: the number of workers is in the file, the loader outlives the epoch, and its dataset is no
-    stream, whose workers may keep their place.
+    Only certain cases are reported: the number of workers is in the file, the loader is used for several epochs, and
+    its dataset is map-style; workers of a stream may keep their position.
     """
     for call in loaders.data_loaders(script):
         workers = _num_workers(script, call)
@@ -328,5 +334,5 @@ def _num_workers(script: Script, call: ast.Call) -> int:
 
 
 def _is_map_style(script: Script, call: ast.Call) -> bool:
-    """Say whether a DataLoader is given an order, which torch refuses for streams."""
+    """Return whether a DataLoader has an order (shuffle or sampler), which torch refuses for streams."""
     return constant(argument(call, "shuffle", 2)) is True or loaders.sampler_of(script, call) is not None

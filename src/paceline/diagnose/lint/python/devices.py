@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, and how it learns its local rank."""
+"""Check which GPU a rank selects, and how it gets its local rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SELECTS = frozenset(
 
 
 def device_not_set(script: Script) -> Iterator[Finding]:
-    """NCCL is used, tensors go to plain "cuda", and nothing tells the ranks which GPU is theirs: all take the first.
+    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU per rank: all ranks use the first.
 
-    Silent as soon as anything in the file may choose one: set_device, device_ids, a device made from a rank,
-    CUDA_VISIBLE_DEVICES.
+    Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device that depends on the
+    rank, CUDA_VISIBLE_DEVICES.
     """
     if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}) or not makes(script, "ddp"):
         return
@@ -41,11 +41,11 @@ def device_not_set(script: Script) -> Iterator[Finding]:
 
 
 def _is_nccl(script: Script, call: ast.Call) -> bool:
-    given = argument(call, "backend", 0)
-    if given is None:
+    backend = argument(call, "backend", 0)
+    if backend is None:
         return True
-    values = [given, *(v.value for v in (script.assigned(dotted(given), call) if dotted(given) else []))]
-    return any(isinstance(constant(v), str) and "nccl" in str(constant(v)) for v in values)
+    values = [backend, *(value.value for value in (script.assigned(dotted(backend), call) if dotted(backend) else []))]
+    return any(isinstance(constant(value), str) and "nccl" in str(constant(value)) for value in values)
 
 
 def _selects(script: Script) -> bool:
@@ -53,8 +53,8 @@ def _selects(script: Script) -> bool:
         return True
     for call in script.calls:
         name = last(call)
-        given = keyword(call, "device_ids")
-        if name in _SELECTS or (given is not None and constant(given) is not None):
+        device_ids = keyword(call, "device_ids")
+        if name in _SELECTS or (device_ids is not None and constant(device_ids) is not None):
             return True
         if script.full(call.func) == "torch.cuda.device":
             return True
@@ -66,7 +66,7 @@ def _selects(script: Script) -> bool:
 
 
 def _may_be_own(script: Script, node: ast.expr) -> bool:
-    """Say whether a device may be the rank's own: anything but plain "cuda", "cpu", a dtype or the model."""
+    """Return whether a device may depend on the rank: anything but plain "cuda", "cpu", a dtype or the model."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int) and not isinstance(node.value, bool)
     if isinstance(node, ast.IfExp):
@@ -95,8 +95,8 @@ def _takes_first(script: Script, call: ast.Call) -> bool:
         return not call.args and keyword(call, "device") is None
     if call.func.attr != "to" or not call.args:
         return False
-    given = call.args[0]
-    values = [given, *(v.value for v in (script.assigned(dotted(given), call) if dotted(given) else []))]
+    device = call.args[0]
+    values = [device, *(value.value for value in (script.assigned(dotted(device), call) if dotted(device) else []))]
     return any(_is_plain_cuda(script, value) for value in values)
 
 
@@ -109,9 +109,9 @@ def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
 
 
 def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
-    """The script takes --local_rank, which today's launchers do not pass: torchrun sets LOCAL_RANK instead.
+    """Find scripts that parse --local_rank, which current launchers do not pass: torchrun sets LOCAL_RANK.
 
-    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not take for --local_rank.
+    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as --local_rank.
     """
     if "deepspeed" in script.roots or script.roots & DOES_IT_ALL:
         return

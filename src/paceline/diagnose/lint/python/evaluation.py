@@ -1,4 +1,4 @@
-"""What an evaluation over several ranks reports: the share of one rank, or padded samples counted twice."""
+"""Check metrics of a distributed evaluation: those of one rank only, and padded samples counted twice."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TRIMS = re.compile(r"samples_seen|num_samples|remainder|total_size|truncate|unp
 
 
 def evaluation_not_reduced(script: Script) -> Iterator[Finding]:
-    """A metric over one rank's share of the samples is reported as if it were that of all.
+    """Find metrics over one rank's samples that are reported without being reduced over the ranks.
 
-    Silent as soon as anything around the evaluation reduces, gathers or synchronises, by whatever name.
+    Nothing is reported if a function called around the evaluation reduces, gathers or synchronises, by its name.
     """
-    for found in evaluations(script):
-        if reduces(script, found.around) or not (shown := _reported(script, found)):
+    for evaluation in evaluations(script):
+        if reduces(script, evaluation.around) or not (report := _reported(script, evaluation)):
             continue
         yield script.finding(
             "evaluation-not-reduced",
-            shown,
-            f"{found.loader} is sharded by {found.by}, and this figure is that of one rank's share",
+            report,
+            f"{evaluation.loader} is sharded by {evaluation.by}, and this figure is that of one rank's share",
             why="each rank has evaluated other samples; the figure depends on the number of ranks",
             fix="totals = torch.tensor([correct, count], device=device); dist.all_reduce(totals)  # then divide",
         )
@@ -43,27 +43,28 @@ def evaluation_not_reduced(script: Script) -> Iterator[Finding]:
 
 
 def evaluation_padded(script: Script) -> Iterator[Finding]:
-    """The evaluation's sampler fills the last share with samples that were counted already.
+    """Find evaluations whose sampler repeats samples to give all ranks the same number.
 
-    Silent with drop_last=True and where what was added is cut off again.
+    Nothing is reported with drop_last=True and if the repeated samples are removed afterwards.
     """
-    for found in evaluations(script):
-        if not found.padded or not reduces(script, found.around) or _trims(found.around):
+    for evaluation in evaluations(script):
+        if not evaluation.padded or not reduces(script, evaluation.around) or _trims(evaluation.around):
             continue
         yield script.finding(
             "evaluation-padded",
-            found.loop,
-            f"{found.loader} is sharded by {found.by}, which repeats samples so that all ranks get the same number",
+            evaluation.loop,
+            f"{evaluation.loader} is sharded by {evaluation.by},"
+            " which repeats samples so that all ranks get the same number",
             why="the average over the ranks counts those samples twice and depends on the number of ranks",
             fix="give rank r dataset[r::world_size] (Subset) for evaluation, and divide sums by counts over all ranks",
-            severity="warning" if found.by == "DistributedSampler" else "hint",
+            severity="warning" if evaluation.by == "DistributedSampler" else "hint",
         )
     yield from _gathered_with_padding(script)
     yield from _trainer_pads(script)
 
 
 def reduces(script: Script, nodes: list[ast.AST]) -> bool:
-    """Say whether any of the nodes calls something that brings the ranks' values together, by its name."""
+    """Return whether any of the nodes calls a function that, by its name, combines the values of the ranks."""
     for node in nodes:
         if not isinstance(node, ast.Call):
             continue
@@ -78,27 +79,27 @@ def reduces(script: Script, nodes: list[ast.AST]) -> bool:
     return bool(script.roots & {"torchmetrics", "ignite", "evaluate"})
 
 
-def _reported(script: Script, found: Evaluation) -> ast.AST | None:
-    """The call that shows the figure, or the return that hands it on."""
-    function = script.function(found.loop)
+def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
+    """Return the call that prints or logs the metric, or the statement that returns it."""
+    function = script.function(evaluation.loop)
     top: ast.AST = function or script.tree
-    shown = [
+    reports = [
         node
         for node in inside(top)
         if isinstance(node, ast.Call)
         and _REPORTS.search(last(node))
-        and node.lineno > found.loop.lineno
+        and node.lineno > evaluation.loop.lineno
         and _shows_value(node)
-        and not any(parent is found.loop for parent in script.up(node))
+        and not any(parent is evaluation.loop for parent in script.up(node))
     ]
-    if shown:
-        return shown[0]
+    if reports:
+        return reports[0]
     if function is None:
         return None
     returns = [
         n
         for n in inside(function)
-        if isinstance(n, ast.Return) and n.value is not None and n.lineno > found.loop.lineno
+        if isinstance(n, ast.Return) and n.value is not None and n.lineno > evaluation.loop.lineno
     ]
     used = any(not isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name))
     return returns[0] if returns and used else None
@@ -109,7 +110,7 @@ def _shows_value(call: ast.Call) -> bool:
 
 
 def _trims(nodes: list[ast.AST]) -> bool:
-    """Say whether repeated samples are cut off: a slice up to the length of the data, or a count of samples seen."""
+    """Return whether repeated samples are removed: a slice up to the length of the data, or a sample count."""
     for node in nodes:
         if isinstance(node, ast.Slice) and node.upper is not None and "dataset" in ast.dump(node.upper):
             return True
@@ -119,7 +120,7 @@ def _trims(nodes: list[ast.AST]) -> bool:
 
 
 def _gathered_with_padding(script: Script) -> Iterator[Finding]:
-    """Accelerate's plain gather keeps the samples that even_batches has repeated."""
+    """Find calls of Accelerate's plain gather, which keeps the samples that even_batches repeats."""
     if "accelerate" not in script.roots:
         return
     prepared = _evaluation_loaders(script)
@@ -164,7 +165,7 @@ def _trainers(script: Script) -> list[ast.Call]:
 
 
 def _logged_without_sync(script: Script) -> Iterator[Finding]:
-    """self.log in an evaluation step under several devices keeps rank 0's mean unless sync_dist is set."""
+    """Find self.log without sync_dist in evaluation steps on several devices, which reports rank 0's mean."""
     if not _trainers(script) or script.roots & {"torchmetrics"}:
         return
     for module in _lightning_modules(script):
@@ -191,8 +192,8 @@ def _logged_without_sync(script: Script) -> Iterator[Finding]:
 
 
 def _is_plain_value(script: Script, call: ast.Call) -> bool:
-    """Say whether what is logged was computed here; an object that reduces itself is a metric's own affair."""
-    value = argument(call, "value" if last(call) == "log" else "dictionary", 1 if last(call) == "log" else 0)
+    """Return whether the logged value is computed here; a metric object reduces itself."""
+    value = argument(call, "value", 1) if last(call) == "log" else argument(call, "dictionary", 0)
     if isinstance(value, ast.Name):
         values = script.assigned(value.id, call)
         return bool(values) and all(_is_computed(script, v.value) for v in values)
@@ -211,10 +212,10 @@ def _trainer_pads(script: Script) -> Iterator[Finding]:
             continue
         if "trainer" not in kinds(script, call.func.value, call):
             continue
-        made = makes(script, "trainer")
-        if not made or not all(several(m) for m in made):
+        trainers = makes(script, "trainer")
+        if not trainers or not all(several(trainer) for trainer in trainers):
             continue
-        if any(constant(keyword(m, "use_distributed_sampler")) is False for m in made):
+        if any(constant(keyword(trainer, "use_distributed_sampler")) is False for trainer in trainers):
             continue
         yield script.finding(
             "evaluation-padded",

@@ -1,7 +1,7 @@
-"""What a training script expects of the job that starts it: ranks, devices, nodes, CPUs, port.
+"""Extract what a training script expects of its job: ranks, devices, nodes, loader workers, address and port.
 
-A job is judged by the answer, so only what certainly runs counts: what stands under a condition, in a loop, or in a
-function that nothing in the file surely calls is left out.
+A job is checked against these expectations, so only code that certainly runs counts. Code under a condition, in a loop,
+or in a function that the file does not certainly call is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.diagnose.lint.program import ALL_GPUS, CONSTANT, VARIABLE, Number,
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.numbers import number
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, LIGHTNING, argument, makes
-from paceline.diagnose.lint.python.ranks import partial
+from paceline.diagnose.lint.python.ranks import rank_block
 from paceline.diagnose.lint.python.script import (
     Function,
     Script,
@@ -31,14 +31,14 @@ _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+")
 # A module of the user's own with such a name may set the variables of a rank.
 _MAY_SET_RANKS = re.compile(r"slurm|idr|dist|env|cluster|launch|mpi|submitit|^ray\b", re.I)
 _PERHAPS = (ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda, ast.ClassDef, ast.match_case)
-_TELLS_RANKS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
+_RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _WRITES_ENVIRONMENT = frozenset({"os.environ.setdefault", "os.environ.update", "os.putenv"})
 _RANK_OF = {"RANK": "global", "SLURM_PROCID": "global", "LOCAL_RANK": "local", "SLURM_LOCALID": "local"}
 _TRAINERS = frozenset({"transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer"})
 
 
 def expectations(script: Script) -> Program:
-    """Return what a script expects of its start."""
+    """Return what a script expects of the job that starts it."""
     lightning = bool(script.roots & LIGHTNING)
     return Program(
         script.name,
@@ -61,7 +61,7 @@ def _place(script: Script, node: ast.AST) -> Place:
 
 
 def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
-    """Say whether a node certainly runs when the file is started as a program."""
+    """Return whether a node certainly runs when the file is started as a program."""
     child = node
     for parent in script.up(node):
         if isinstance(parent, ast.If) and not _holds(parent, child):
@@ -77,7 +77,7 @@ def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
 
 
 def _holds(branch: ast.If, child: ast.AST) -> bool:
-    """Whether a branch is taken by every rank of a run: it is the program's own start, or asks for GPUs only."""
+    """Return whether every rank of a run takes a branch: the main guard, or a test for GPUs only."""
     if child is branch.test:
         return True
     if child not in branch.body:
@@ -97,14 +97,14 @@ def _is_called(script: Script, function: Function, depth: int) -> bool:
 
 
 def _runner(script: Script) -> Runner | None:
-    """The one Trainer or Fabric; of several those that say the same."""
-    made = makes(script, "trainer", "fabric")
-    found = [_of_lightning(script, call) for call in made]
-    known = [runner for runner in found if runner is not None]
-    if not known or len(known) < len(found):
+    """Return the Trainer or Fabric, or None if the file creates several that differ."""
+    calls = makes(script, "trainer", "fabric")
+    runners = [_of_lightning(script, call) for call in calls]
+    known_runners = [runner for runner in runners if runner is not None]
+    if not known_runners or len(known_runners) < len(runners):
         return None
-    same = {(runner.devices, runner.num_nodes, runner.single) for runner in known}
-    return known[0] if len(same) == 1 else None
+    same = {(runner.devices, runner.num_nodes, runner.single) for runner in known_runners}
+    return known_runners[0] if len(same) == 1 else None
 
 
 def _of_lightning(script: Script, call: ast.Call) -> Runner | None:
@@ -113,56 +113,61 @@ def _of_lightning(script: Script, call: ast.Call) -> Runner | None:
         return None
     if strategy is not None and any("Environment" in last(node) for node in ast.walk(strategy)):
         return None
-    chosen = "auto" if strategy is None else constant(strategy)
-    if chosen in _OWN_LAUNCHERS or partial(script, call):
+    strategy_name = "auto" if strategy is None else constant(strategy)
+    if strategy_name in _OWN_LAUNCHERS or rank_block(script, call):
         return None
-    open_ended = has_unknown_arguments(call)
+    has_unknown = has_unknown_arguments(call)
     nodes = keyword(call, "num_nodes")
-    absent = None if open_ended else Number(CONSTANT, 1)
+    absent = None if has_unknown else Number(CONSTANT, 1)
     return Runner(
         last(call),
-        _devices(script, call, open_ended=open_ended),
+        _devices(script, call, has_unknown=has_unknown),
         number(script, nodes) if nodes is not None else absent,
-        chosen in ("auto", None),
+        strategy_name in ("auto", None),
         _place(script, call),
     )
 
 
-def _devices(script: Script, call: ast.Call, *, open_ended: bool) -> Number | None:
-    given = keyword(call, "devices") or keyword(call, "gpus")
-    on = keyword(call, "accelerator")
-    value = constant(given) if given is not None else ("..." if open_ended else "auto")
-    if isinstance(given, ast.List | ast.Tuple):
-        return Number(CONSTANT, len(given.elts))
+def _devices(script: Script, call: ast.Call, *, has_unknown: bool) -> Number | None:
+    devices = keyword(call, "devices") or keyword(call, "gpus")
+    accelerator = keyword(call, "accelerator")
+    default = "..." if has_unknown else "auto"
+    value = default if devices is None else constant(devices)
+    if isinstance(devices, ast.List | ast.Tuple):
+        return Number(CONSTANT, len(devices.elts))
     if value in ("auto", -1, "-1"):
-        gpus = constant(on) in ("gpu", "cuda") or (on is None and "lightning" in script.roots)
-        return Number(ALL_GPUS) if gpus else None
+        on_gpus = constant(accelerator) in ("gpu", "cuda")
+        default_gpus = accelerator is None and "lightning" in script.roots
+        return Number(ALL_GPUS) if on_gpus or default_gpus else None
     if isinstance(value, str) and "," in value:
         return Number(CONSTANT, len([part for part in value.split(",") if part.strip()]))
-    found = number(script, given)
-    # an argument whose default is not a number may be "auto" or a list as well
-    return found if found is None or found.kind != CONSTANT or found.value else None
+    count = number(script, devices)
+    if count is not None and count.kind == CONSTANT and not count.value:
+        return None
+    return count
 
 
 def _workers(script: Script) -> tuple[Number, Place] | None:
-    found: list[tuple[bool, Number, Place]] = []
+    candidates: list[tuple[bool, Number, Place]] = []
     for call in loaders.data_loaders(script):
-        given = argument(call, "num_workers", 5)
-        workers = number(script, given)
-        if given is not None and workers is not None:
-            found.append((loaders.is_for_training(script, call) is True, workers, _place(script, given)))
+        node = argument(call, "num_workers", 5)
+        workers = number(script, node)
+        if node is not None and workers is not None:
+            candidates.append((loaders.is_for_training(script, call) is True, workers, _place(script, node)))
     for call in script.calls_of("TrainingArguments"):
-        given = keyword(call, "dataloader_num_workers")
-        workers = number(script, given)
-        if given is not None and workers is not None:
-            found.append((True, workers, _place(script, given)))
-    found.sort(key=lambda one: (not one[0], -(one[1].value or 0)))
-    return found[0][1:] if found else None
+        node = keyword(call, "dataloader_num_workers")
+        workers = number(script, node)
+        if node is not None and workers is not None:
+            candidates.append((True, workers, _place(script, node)))
+    candidates.sort(key=lambda candidate: (not candidate[0], -(candidate[1].value or 0)))
+    return candidates[0][1:] if candidates else None
 
 
 def _needs_ranks(script: Script) -> Place | None:
-    """Where the script ends if no launcher has told it its rank."""
-    if script.roots & (DOES_IT_ALL | {"deepspeed", "horovod", "transformers", "mpi4py"}) or _may_tell(script):
+    """Return where the script fails if no launcher sets the variables of its rank."""
+    if script.roots & (DOES_IT_ALL | {"deepspeed", "horovod", "transformers", "mpi4py"}):
+        return None
+    if _may_set_ranks(script):
         return None
     for node in script.nodes:
         if (_joins(script, node) or _reads_rank(script, node)) and certain(script, node):
@@ -179,35 +184,35 @@ def _joins(script: Script, node: ast.AST) -> bool:
 def _reads_rank(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
         return False
-    return constant(node.slice) in _TELLS_RANKS and script.full(node.value) == "os.environ"
+    return constant(node.slice) in _RANK_VARIABLES and script.full(node.value) == "os.environ"
 
 
 def _from_environment(call: ast.Call) -> bool:
-    told = {"rank", "world_size", "store"} & {k.arg for k in call.keywords}
-    if told or len(call.args) > 1 or has_unknown_arguments(call):
+    rank_arguments = {"rank", "world_size", "store"} & {k.arg for k in call.keywords}
+    if rank_arguments or len(call.args) > 1 or has_unknown_arguments(call):
         return False
     method = keyword(call, "init_method")
     return method is None or constant(method) in (None, "env://")
 
 
-def _may_tell(script: Script) -> bool:
-    """Whether the script, or a module that it imports, may set the variables of a rank itself."""
-    if any(name in _TELLS_RANKS for name, _ in _settings(script)):
+def _may_set_ranks(script: Script) -> bool:
+    """Return whether the script, or a module that it imports, may set the variables of a rank itself."""
+    if any(name in _RANK_VARIABLES for name, _ in _settings(script)):
         return True
     if any(script.full(call.func) in _WRITES_ENVIRONMENT for call in script.calls):
         return True
     if any(isinstance(node, ast.Constant) and "SLURM" in str(node.value) for node in script.nodes):
         return True
-    known = ("torch", "numpy", "transformers", "accelerate", "lightning", "os", "environ", "distutils")
-    own = {full for full in script.imports.values() if not full.startswith(known)}
-    return any(_MAY_SET_RANKS.search(full) for full in own) or any("*" in full for full in own)
+    libraries = ("torch", "numpy", "transformers", "accelerate", "lightning", "os", "environ", "distutils")
+    modules = {full for full in script.imports.values() if not full.startswith(libraries)}
+    return any(_MAY_SET_RANKS.search(full) for full in modules) or any("*" in full for full in modules)
 
 
 def _adopts_ranks(script: Script) -> Place | None:
-    if "deepspeed" in script.roots or _may_tell(script):
+    if "deepspeed" in script.roots or _may_set_ranks(script):
         return None
-    made = makes(script, "accelerator") + [c for c in script.calls if script.full(c.func) in _TRAINERS]
-    return next((_place(script, call) for call in made if certain(script, call)), None)
+    calls = makes(script, "accelerator") + [c for c in script.calls if script.full(c.func) in _TRAINERS]
+    return next((_place(script, call) for call in calls if certain(script, call)), None)
 
 
 def _spawns(script: Script) -> tuple[Number, Place] | None:
@@ -222,7 +227,7 @@ def _spawns(script: Script) -> tuple[Number, Place] | None:
 
 
 def _settings(script: Script) -> Iterator[tuple[str, ast.Assign]]:
-    """Assignments to variables of the environment, which replace what the launcher has set."""
+    """Yield assignments to environment variables, which replace the values of the launcher."""
     for node in script.nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -252,14 +257,14 @@ def _selects(script: Script) -> tuple[str, Place] | None:
 
 
 def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
-    """``global`` or ``local`` for an expression that is such a rank, as it is; else an empty string."""
+    """Return ``global`` or ``local`` for an expression that is exactly such a rank, else an empty string."""
     if depth > _DEPTH:
         return ""
     if isinstance(node, ast.Call) and script.full(node.func) == "torch.distributed.get_rank" and not node.args:
         return "global"
-    found = number(script, node)
-    if found is not None:
-        return _RANK_OF.get(found.names[0], "") if found.kind == VARIABLE and found.names else ""
+    source = number(script, node)
+    if source is not None:
+        return _RANK_OF.get(source.names[0], "") if source.kind == VARIABLE and source.names else ""
     values = script.assigned(dotted(node), node) if isinstance(node, ast.Name) else []
     if len(values) != 1 or values[0].place >= 0 or values[0].value is node:
         return ""
@@ -267,13 +272,13 @@ def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
 
 
 def _downloads(script: Script) -> Place | None:
-    """Where torchvision or torchaudio fetch a dataset in every rank, with no rank that goes first."""
+    """Return where every rank downloads a torchvision or torchaudio dataset at the same time."""
     fetching = [call for call in script.calls if constant(keyword(call, "download")) is True]
-    if any(partial(script, call) for call in fetching):
+    if any(rank_block(script, call) for call in fetching):
         return None
     for call in fetching:
-        known = script.full(call.func).startswith(("torchvision.datasets", "torchaudio.datasets"))
-        waits = any(isinstance(parent, ast.With) for parent in script.up(call))
-        if known and not waits and certain(script, call):
+        is_dataset = script.full(call.func).startswith(("torchvision.datasets", "torchaudio.datasets"))
+        in_context = any(isinstance(parent, ast.With) for parent in script.up(call))
+        if is_dataset and not in_context and certain(script, call):
             return _place(script, call)
     return None

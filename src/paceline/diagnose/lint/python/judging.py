@@ -1,4 +1,4 @@
-"""The judge of training scripts: parse once, ask each check, sort by line."""
+"""Check a training script: parse it once, run each check, sort the findings by line."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ CHECKS: tuple[Check, ...] = (
 
 
 def judge(source: str, name: str) -> list[Finding]:
-    """Return what is wrong with a training script, in the order of its lines.
+    """Return the findings of a training script, in the order of its lines.
 
     Args:
         source: The text of the file.
         name: Its path as typed; findings are placed at ``name:line``.
 
     Returns:
-        The findings; one alone if the text is not Python.
+        The findings; a single one if the text is not Python.
     """
     return examine(source, name)[0]
 
 
 def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
-    """Return what is wrong with a training script, and what it expects of the job that starts it.
+    """Return the findings of a training script, and what the script expects of the job that starts it.
 
     Args:
         source: The text of the file.
         name: Its path as typed.
 
     Returns:
-        The findings as of ``judge``, and the expectations; None if the text is not a training script.
+        The same findings as `judge`, and the expectations, None if the text is not a training script.
     """
     script = read(source, name)
     if isinstance(script, Finding):
@@ -67,5 +67,5 @@ def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
 
 
 def _findings(script: Script) -> list[Finding]:
-    found = {(finding.name, finding.where): finding for check in CHECKS for finding in check(script)}
-    return sorted(found.values(), key=lambda finding: int(finding.where.rpartition(":")[2]))
+    findings = {(finding.name, finding.where): finding for check in CHECKS for finding in check(script)}
+    return sorted(findings.values(), key=lambda finding: int(finding.where.rpartition(":")[2]))

@@ -1,4 +1,4 @@
-"""The loaders and samplers of a script: how each DataLoader is sharded, and which loops run over it."""
+"""Find the DataLoaders and samplers of a script, how each is sharded, and which loops iterate over it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from paceline.diagnose.lint.python.script import (
     dotted,
     has_unknown_arguments,
     inside,
-    keyword,
     last,
     words,
     words_of,
@@ -31,17 +30,17 @@ _DEPTH = 5
 
 
 def data_loaders(script: Script) -> list[ast.Call]:
-    """Return the calls that make a torch DataLoader."""
+    """Return the calls that create a torch DataLoader."""
     return [call for call in script.calls if made_by(script, call) == "loader"]
 
 
 def samplers(script: Script) -> list[ast.Call]:
-    """Return the calls that make torch's DistributedSampler."""
+    """Return the calls that create torch's DistributedSampler."""
     return [call for call in script.calls if made_by(script, call) == "sharding-sampler"]
 
 
 def targets(script: Script, node: ast.AST) -> list[str]:
-    """Return the dotted names to which the value of an expression goes, through conditions and wrapping calls."""
+    """Return the dotted names to which the value of an expression is assigned, also through a conditional."""
     child = node
     for parent in script.up(node):
         if isinstance(parent, ast.Assign):
@@ -56,36 +55,36 @@ def targets(script: Script, node: ast.AST) -> list[str]:
 
 
 def sampler_of(script: Script, loader: ast.Call) -> ast.expr | None:
-    """Return what a DataLoader is given as sampler or batch sampler, if anything; also through ``**arguments``."""
-    given = argument(loader, "sampler", 3) or argument(loader, "batch_sampler", 4) or _in_dict(script, loader)
-    return None if given is None or constant(given) is None else given
+    """Return the sampler or batch sampler argument of a DataLoader, also from ``**arguments``, or None."""
+    sampler = argument(loader, "sampler", 3) or argument(loader, "batch_sampler", 4) or _in_dict(script, loader)
+    return None if sampler is None or constant(sampler) is None else sampler
 
 
 def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
-    """Return the sampler of a dict that is handed on as ``**arguments``."""
+    """Return the sampler of a dict that is passed as ``**arguments``."""
     names = [dotted(k.value) for k in loader.keywords if k.arg is None]
     for value in [v.value for name in names if name for v in script.assigned(name, loader)]:
         if isinstance(value, ast.Dict):
-            found = [
+            samplers = [
                 v for k, v in zip(value.keys, value.values, strict=True) if constant(k) in ("sampler", "batch_sampler")
             ]
         elif isinstance(value, ast.Call) and last(value) == "dict":
-            found = [k.value for k in value.keywords if k.arg in ("sampler", "batch_sampler")]
+            samplers = [k.value for k in value.keywords if k.arg in ("sampler", "batch_sampler")]
         else:
             continue
-        if found:
-            return found[0]
+        if samplers:
+            return samplers[0]
     return None
 
 
 def is_sharded(script: Script, loader: ast.Call) -> bool:
-    """Say whether a DataLoader certainly takes its samples from torch's DistributedSampler in a distributed run."""
-    given = sampler_of(script, loader)
-    return given is not None and sampler_call(script, given) is not None
+    """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed run."""
+    sampler = sampler_of(script, loader)
+    return sampler is not None and sampler_call(script, sampler) is not None
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
-    """Return the DistributedSampler that an expression stands for, through names, conditions and BatchSampler."""
+    """Return the DistributedSampler behind an expression, through names, conditionals and BatchSampler."""
     if depth > _DEPTH:
         return None
     if isinstance(node, ast.IfExp):
@@ -97,23 +96,23 @@ def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | N
             return sampler_call(script, inner, depth + 1)
         return None
     for value in script.assigned(dotted(node), node) if dotted(node) else []:
-        if value.place < 0 and value.value is not node and (found := sampler_call(script, value.value, depth + 1)):
-            return found
+        if value.place < 0 and value.value is not node and (sampler := sampler_call(script, value.value, depth + 1)):
+            return sampler
     return None
 
 
 def may_shard_itself(script: Script, loader: ast.Call) -> bool:
-    """Say whether the data behind a DataLoader may be sharded in a way that the file does not show."""
-    data = argument(loader, "dataset", 0)
-    if data is None or has_unknown_arguments(loader):
+    """Return whether the dataset of a DataLoader may be sharded in a way that the file does not show."""
+    dataset = argument(loader, "dataset", 0)
+    if dataset is None or has_unknown_arguments(loader):
         return True
     if any(mentions_rank(k.value) for k in loader.keywords):
         return True
-    # An iterable dataset refuses shuffle=True, so what is behind it is an ordinary one, wherever it comes from.
-    return _may_shard(script, data, loader, 0, known=constant(argument(loader, "shuffle", 2)) is True)
+    # An iterable dataset refuses shuffle=True, so with it the dataset is map-style.
+    return _may_shard(script, dataset, loader, 0, map_style=constant(argument(loader, "shuffle", 2)) is True)
 
 
-def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, known: bool = False) -> bool:
+def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_style: bool = False) -> bool:
     if depth > _DEPTH or mentions_rank(node):
         return True
     if any(_SHARDS_ITSELF.search(word) for word in words(node)):
@@ -122,16 +121,16 @@ def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, known
     if name:
         values = script.assigned(name, at)
         if not values:
-            return True  # a parameter or an import: nobody knows
-        return any(_may_shard(script, value.value, value.at, depth + 1, known=known) for value in values)
+            return True  # a parameter or an import: unknown
+        return any(_may_shard(script, value.value, value.at, depth + 1, map_style=map_style) for value in values)
     if isinstance(node, ast.Call):
-        return _call_may_shard(script, node, at, depth, known)
+        return _call_may_shard(script, node, at, depth, map_style)
     if isinstance(node, ast.IfExp):
-        return any(_may_shard(script, part, at, depth + 1, known=known) for part in (node.body, node.orelse))
+        return any(_may_shard(script, part, at, depth + 1, map_style=map_style) for part in (node.body, node.orelse))
     return not isinstance(node, ast.List | ast.ListComp | ast.Constant)
 
 
-def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, known: bool) -> bool:
+def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, map_style: bool) -> bool:
     name = last(call)
     if name in script.classes:
         own = script.classes[name]
@@ -141,9 +140,9 @@ def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, kno
     if name in script.functions:
         return any(mentions_rank(part) or _uses_sharding(part) for f in script.functions[name] for part in f.body)
     full = script.full(call.func)
-    if full.startswith(("torchvision.", "torch.", "datasets.", "sklearn.")) or (known and full):
-        made = [a for a in call.args if isinstance(a, ast.Name)]
-        return any(_may_shard(script, part, at, depth + 1) for part in made if script.assigned(part.id, at))
+    if full.startswith(("torchvision.", "torch.", "datasets.", "sklearn.")) or (map_style and full):
+        inputs = [a for a in call.args if isinstance(a, ast.Name)]
+        return any(_may_shard(script, part, at, depth + 1) for part in inputs if script.assigned(part.id, at))
     return True
 
 
@@ -154,15 +153,15 @@ def _uses_sharding(node: ast.AST) -> bool:
 
 
 def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
-    """Yield the loops over loaders of the names, also under the names of parameters that they are handed on as."""
-    wanted = {name.rpartition(".")[2] for name in names}
+    """Yield the loops over loaders of these names, compared without the object that they belong to."""
+    short_names = {name.rpartition(".")[2] for name in names}
     for node in script.nodes:
-        if isinstance(node, ast.For) and (found := iterated(node)) and found.rpartition(".")[2] in wanted:
+        if isinstance(node, ast.For) and (loader := iterated(node)) and loader.rpartition(".")[2] in short_names:
             yield node
 
 
 def iterated(loop: ast.For) -> str:
-    """Return the dotted name that a loop runs over, through ``enumerate``, ``tqdm`` and the like."""
+    """Return the dotted name that a loop iterates over, through ``enumerate``, ``tqdm`` and similar wrappers."""
     node: ast.AST = loop.iter
     while isinstance(node, ast.Call) and node.args and (last(node) in _WRAPS or last(node).startswith("log_every")):
         node = node.args[0]
@@ -172,12 +171,12 @@ def iterated(loop: ast.For) -> str:
 
 
 def learns(script: Script, node: ast.AST) -> bool:
-    """Say whether a block makes gradients."""
+    """Return whether a block calls ``backward``."""
     return any(isinstance(n, ast.Call) and last(n) == "backward" for n in inside(node))
 
 
 def is_for_training(script: Script, loader: ast.Call) -> bool | None:
-    """Say whether a DataLoader feeds the training, by its name and its loops; None if that is open."""
+    """Return whether a DataLoader is for training, by its name and its loops; None if unknown."""
     names = targets(script, loader)
     text = " ".join(names) or getattr(script.function(loader), "name", "")
     if EVALUATING.search(text) and not TRAINING.search(text):
@@ -191,7 +190,7 @@ def is_for_training(script: Script, loader: ast.Call) -> bool | None:
 
 def epoch_loops(script: Script) -> list[ast.For | ast.While]:
     """Return the loops over more than one epoch."""
-    found: list[ast.For | ast.While] = []
+    loops: list[ast.For | ast.While] = []
     for node in script.nodes:
         if isinstance(node, ast.For):
             text = " ".join([*words(node.target), *words(node.iter)]).lower()
@@ -203,8 +202,8 @@ def epoch_loops(script: Script) -> list[ast.For | ast.While]:
                 "epochs",
             )
             if "epoch" in text and counted and not _is_once(node.iter):
-                found.append(node)
-    return found
+                loops.append(node)
+    return loops
 
 
 def _is_once(call: ast.expr) -> bool:
@@ -212,7 +211,7 @@ def _is_once(call: ast.expr) -> bool:
 
 
 def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
-    """Say whether a loader is made before a loop over epochs, and looped over in it or in a function that it calls."""
+    """Return whether a loader is created before a loop over epochs and iterated over in every epoch."""
     names = {name.rpartition(".")[2] for name in targets(script, loader)}
     if not names or handed_to_framework(script, loader, list(names)):
         return False
@@ -226,7 +225,7 @@ def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
 
 
 def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
-    """Say whether a statement loops over a loader, or calls a function of the file with it."""
+    """Return whether a statement iterates over a loader, or passes it to a function of the file."""
     if isinstance(node, ast.For):
         return iterated(node).rpartition(".")[2] in names
     if not isinstance(node, ast.Call) or last(node) not in script.functions:
@@ -235,7 +234,7 @@ def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
 
 
 def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
-    """Say whether a loader goes through ``prepare``, ``setup_dataloaders``, ``fit`` or another adopting call."""
+    """Return whether a loader is passed to ``prepare``, ``setup_dataloaders``, ``fit`` or a similar call."""
     short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
         if last(call) in _ADOPT or kinds(script, call) & {"prepared", "fabric-loader", "session-loader", "engine"}:
@@ -255,13 +254,8 @@ _ADOPT = words_of(
 )
 
 
-def keyword_is(call: ast.Call, name: str, value: object) -> bool:
-    """Say whether a keyword argument is given as a literal of a value."""
-    return constant(keyword(call, name)) is value
-
-
 def runs_in_parallel(script: Script, node: ast.AST) -> bool:
-    """Say whether a node runs in the ranks: not in a branch for one process, nor in what ``mp.spawn`` starts from."""
+    """Return whether a node runs in the ranks, not in a single-process branch or the parent of ``mp.spawn``."""
     return not runs_alone(script, node) and not _is_of_the_starter(script, node)
 
 
@@ -274,49 +268,53 @@ def _is_of_the_starter(script: Script, node: ast.AST) -> bool:
 
 
 def started(script: Script) -> frozenset[str]:
+    """Return the functions that ``torch.multiprocessing`` or ``multiprocessing`` starts in processes."""
+
     def find() -> frozenset[str]:
-        found: set[str] = set()
+        functions: set[str] = set()
         for call in script.calls:
             full = script.full(call.func)
             if full.startswith("torch.multiprocessing.") and last(call) in ("spawn", "start_processes"):
-                found |= _targets_of(script, call, argument(call, "fn", 0))
+                functions |= _targets_of(script, call, argument(call, "fn", 0))
             elif full.startswith(("torch.multiprocessing.", "multiprocessing.")) and last(call) == "Process":
-                found |= _targets_of(script, call, argument(call, "target", 1))
-        return frozenset(found)
+                functions |= _targets_of(script, call, argument(call, "target", 1))
+        return frozenset(functions)
 
-    started: frozenset[str] = script.ask("started", find)
-    return started
+    workers: frozenset[str] = script.cached("started", find)
+    return workers
 
 
 def _targets_of(script: Script, call: ast.Call, target: ast.expr | None) -> set[str]:
-    """The function that is started; where it is a parameter, the functions that are handed on for it."""
+    """Return the function that is started; for a parameter, the functions that callers pass."""
     name = last(target)
     if name in script.functions:
         return {name}
     function = script.function(call)
-    handed = script.calls_of(function.name) if function is not None else []
-    found = {last(a) for c in handed for a in [*c.args, *(k.value for k in c.keywords)] if last(a) in script.functions}
-    return found or {name}
+    calls = script.calls_of(function.name) if function is not None else []
+    functions = {
+        last(a) for c in calls for a in [*c.args, *(k.value for k in c.keywords)] if last(a) in script.functions
+    }
+    return functions or {name}
 
 
 def _closure(script: Script, names: frozenset[str]) -> frozenset[str]:
     def find() -> frozenset[str]:
-        found, todo = set(names), list(names)
+        reachable, todo = set(names), list(names)
         while todo:
             for function in script.functions.get(todo.pop(), []):
                 for node in inside(function, functions=True):
                     for name in _named(script, node):
-                        if name not in found:
-                            found.add(name)
+                        if name not in reachable:
+                            reachable.add(name)
                             todo.append(name)
-        return frozenset(found)
+        return frozenset(reachable)
 
-    closed: frozenset[str] = script.ask(("closure", names), find)
-    return closed
+    closure: frozenset[str] = script.cached(("closure", names), find)
+    return closure
 
 
 def _named(script: Script, node: ast.AST) -> Iterator[str]:
-    """What a node of a worker may lead to: functions by name, the methods of classes that it makes."""
+    """Yield the functions that a node may call: a function of that name, the methods of a class."""
     if isinstance(node, ast.Name | ast.Attribute):
         name = last(node)
         if name in script.functions:

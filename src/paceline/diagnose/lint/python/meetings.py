@@ -1,4 +1,4 @@
-"""Calls that all ranks must make together, in torch, Horovod, DeepSpeed, Lightning, Accelerate and paceline."""
+"""Recognise collective calls of torch, Horovod, DeepSpeed, Lightning, Accelerate and paceline."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _SUBGROUP = re.compile(r"group|(^|_)pg|mesh|subset", re.I)
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Collective:
     """A call that all ranks must make.
 
     Attributes:
-        kind: Calls of one kind meet each other.
-        label: The call as the finding writes it.
-        sure: Whether it certainly waits for the others.
+        kind: Calls of the same kind match each other.
+        label: The call as findings show it.
+        sure: Whether it certainly waits for the other ranks.
     """
 
     kind: str
@@ -48,57 +48,57 @@ class Meeting:
     sure: bool = True
 
 
-def meeting(script: Script, call: ast.Call) -> Meeting | None:
-    """Return what a call waits for, or None if it is not a call for all ranks."""
-    return script.ask(("meeting", call), lambda: _meeting(script, call))
+def as_collective(script: Script, call: ast.Call) -> Collective | None:
+    """Return a call as a collective, or None if it is not one."""
+    return script.cached(("collective", call), lambda: _as_collective(script, call))
 
 
-def _meeting(script: Script, call: ast.Call) -> Meeting | None:
+def _as_collective(script: Script, call: ast.Call) -> Collective | None:
     full = script.full(call.func)
     name = last(call)
     if full.startswith(("torch.distributed.", "deepspeed.comm.")) and name in _TORCH:
-        return None if _of_subgroup(call, name) else Meeting(name.replace("monitored_", ""), f"{name}()")
+        return None if _of_subgroup(call, name) else Collective(name.replace("monitored_", ""), f"{name}()")
     if full.startswith("horovod.") and name in _HOROVOD:
-        return Meeting(name.rstrip("_"), f"{name}()")
+        return Collective(name.rstrip("_"), f"{name}()")
     if full.startswith("accelerate.utils.") and name in _ACCELERATE:
-        return Meeting(name, f"{name}()")
+        return Collective(name, f"{name}()")
     if full and kinds(script, call) & {"ddp", "fsdp", "engine"} and name not in ("to", "cuda", "compile"):
-        return Meeting("wrap", f"{name}(...)")
+        return Collective("wrap", f"{name}(...)")
     return _method(script, call, name)
 
 
-def _method(script: Script, call: ast.Call, name: str) -> Meeting | None:
+def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
     if not isinstance(call.func, ast.Attribute) or name not in _ALL_METHODS:
         return _forward(script, call)
     chain = dotted(call.func)
     if chain in ("self.all_gather", "self.trainer.strategy.barrier") and _in_lightning_module(script, call):
-        return Meeting(name, f"{chain}()")
+        return Collective(name, f"{chain}()")
     for kind in kinds(script, call.func.value, call):
         if name in _METHODS.get(kind, ()):
             if kind == "fsdp" and _saves_shards(script):
                 return None
-            return Meeting(name, f"{chain}()", sure=_sure_of(script, call, kind))
+            return Collective(name, f"{chain}()", sure=_sure_of(script, call, kind))
     return None
 
 
 _ALL_METHODS = frozenset().union(*_METHODS.values(), {"all_gather", "barrier"})
 
 
-def _forward(script: Script, call: ast.Call) -> Meeting | None:
-    """Return the forward of a model under FSDP, which gathers parameters; that of DDP may well send nothing."""
+def _forward(script: Script, call: ast.Call) -> Collective | None:
+    """Return the forward of an FSDP model, which gathers parameters; that of DDP may communicate nothing."""
     if not makes(script, "fsdp") or not dotted(call.func) or script.full(call.func):
         return None
     if "fsdp" in kinds(script, call.func, call):
-        return Meeting("forward", f"{dotted(call.func)}()")
+        return Collective("forward", f"{dotted(call.func)}()")
     return None
 
 
 def _of_subgroup(call: ast.Call, name: str) -> bool:
     if name == "new_group" and constant(keyword(call, "use_local_synchronization")) is True:
         return True
-    given = [k.value for k in call.keywords if k.arg in ("group", "process_group", "pg", None)]
-    given += [a for a in call.args if _SUBGROUP.search(dotted(a)) and name not in ("new_group", "new_subgroups")]
-    return any(constant(value) is not None and last(value) != "WORLD" for value in given)
+    groups = [k.value for k in call.keywords if k.arg in ("group", "process_group", "pg", None)]
+    groups += [a for a in call.args if _SUBGROUP.search(dotted(a)) and name not in ("new_group", "new_subgroups")]
+    return any(constant(value) is not None and last(value) != "WORLD" for value in groups)
 
 
 def _saves_shards(script: Script) -> bool:
@@ -112,16 +112,16 @@ def _in_lightning_module(script: Script, node: ast.AST) -> bool:
 
 
 def _sure_of(script: Script, call: ast.Call, kind: str) -> bool:
-    """A Trainer or Fabric for one device waits for nobody."""
+    """Return whether an object has several processes; a Trainer or Fabric for one device waits for nobody."""
     if kind not in ("trainer", "fabric", "paceline-trainer"):
         return True
-    made = makes(script, kind)
-    return bool(made) and all(several(m) for m in made)
+    constructors = makes(script, kind)
+    return bool(constructors) and all(several(constructor) for constructor in constructors)
 
 
-def several(made: ast.Call) -> bool:
-    """Say whether a Trainer or Fabric certainly has several processes, by its arguments."""
-    devices, nodes = constant(keyword(made, "devices")), constant(keyword(made, "num_nodes"))
+def several(constructor: ast.Call) -> bool:
+    """Return whether a Trainer or Fabric certainly has several processes, by its arguments."""
+    devices, nodes = constant(keyword(constructor, "devices")), constant(keyword(constructor, "num_nodes"))
     if isinstance(nodes, int) and nodes > 1:
         return True
     return isinstance(devices, int) and devices > 1

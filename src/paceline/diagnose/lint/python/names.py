@@ -1,4 +1,4 @@
-"""Methods that a class does not have, and names that later releases dropped."""
+"""Check methods that a class does not have, and names that libraries deprecated or removed."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _REMOVED = {"trainer": surfaces.REMOVED_TRAINER, "accelerator": surfaces.REMOVED
 
 
 def method_does_not_exist(script: Script) -> Iterator[Finding]:
-    """A method is called that the object's class does not have: AttributeError on every rank.
+    """Find calls of methods that the object's class does not have: AttributeError on every rank.
 
-    Only for objects whose class is beyond doubt, and never where the file gives the object further attributes.
+    Only objects of a certain class are checked, and not those to which the file assigns such an attribute.
     """
     yield from _of_frameworks(script)
     yield from _of_modules(script)
 
 
 def _of_frameworks(script: Script) -> Iterator[Finding]:
-    for kind, (title, known) in _HAS.items():
-        made = makes(script, kind)
-        names = {name for call in made for name in _only_names(script, call)}
+    for kind, (title, methods) in _HAS.items():
+        constructors = makes(script, kind)
+        names = {name for call in constructors for name in _only_names(script, call)}
         for call in script.calls if names else ():
             owner = receiver(call)
             if owner not in names or kinds(script, call.func.value, call) != {kind}:  # type: ignore[attr-defined]
                 continue
             method = last(call)
-            if method in known or method in _REMOVED.get(kind, {}) or method.startswith("_"):
+            if method in methods or method in _REMOVED.get(kind, {}) or method.startswith("_"):
                 continue
             if f"{owner}.{method}" in script.values or _is_asked_for(script, method, call):
                 continue
-            near = closest(method, known)
+            near = closest(method, methods)
             yield script.finding(
                 "method-does-not-exist",
                 call,
@@ -56,20 +56,20 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
             )
 
 
-def _only_names(script: Script, made: ast.Call) -> Iterator[str]:
-    """The names that stand for this object and nothing else in the file."""
-    parent = script.parents.get(made)
+def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
+    """Yield the name of this object, if the file assigns nothing else to it."""
+    parent = script.parents.get(constructor)
     if not isinstance(parent, ast.Assign) or len(parent.targets) != 1:
         return
     name = dotted(parent.targets[0])
     values = script.values.get(name, [])
-    kind = made_by(script, made)
+    kind = made_by(script, constructor)
     if name and all(isinstance(v.value, ast.Call) and made_by(script, v.value) == kind for v in values):
         yield name
 
 
 def _is_asked_for(script: Script, method: str, call: ast.Call) -> bool:
-    """``if hasattr(trainer, "tune")`` or a try with AttributeError: the script knows."""
+    """Return whether the script handles a missing method: ``hasattr(trainer, "tune")``, or a try."""
     if any(isinstance(n, ast.Constant) and n.value == method for n in script.nodes):
         return True
     return any(
@@ -80,7 +80,7 @@ def _is_asked_for(script: Script, method: str, call: ast.Call) -> bool:
 
 
 def _of_modules(script: Script) -> Iterator[Finding]:
-    """Methods of Hugging Face's models, called on a LightningModule or nn.Module of the file that has none of them."""
+    """Find methods of Hugging Face's models called on a LightningModule or nn.Module that lacks them."""
     plain = {name: title for name, node in script.classes.items() if (title := _plain_module(script, node))}
     for call in script.calls:
         method = last(call)
@@ -103,7 +103,7 @@ def _of_modules(script: Script) -> Iterator[Finding]:
 
 
 def _plain_module(script: Script, node: ast.ClassDef) -> str:
-    """Return what a class is called if its only base is a LightningModule or nn.Module and it forwards nothing."""
+    """Return a title for a class whose only base is LightningModule or nn.Module, if it forwards no attributes."""
     if len(node.bases) != 1:
         return ""
     full = script.full(node.bases[0])
@@ -125,23 +125,20 @@ def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
         node = script.owner(call)
         if node is None or node.name not in plain or _has(node, method) or script.classes.get(node.name) is not node:
             return ""
-        return (
-            ""
-            if any(last(base) == node.name for c in script.classes.values() for base in c.bases)
-            else plain[node.name]
-        )
+        has_subclass = any(last(base) == node.name for c in script.classes.values() for base in c.bases)
+        return "" if has_subclass else plain[node.name]
     values = script.assigned(owner, call) if owner and "." not in owner else []
     if len(values) != 1 or values[0].place >= 0 or owner in parameters(script.scope(call)):
         return _wrapped(script, call, values)
-    made = values[0].value
-    node = script.classes.get(last(made)) if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
+    value = values[0].value
+    node = script.classes.get(last(value)) if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else None
     if node is not None and node.name in plain and not _has(node, method):
         return plain[node.name]
     return _wrapped(script, call, values)
 
 
 def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
-    """The DDP wrapper forwards no methods of the model inside."""
+    """Return the title of a DDP wrapper, which does not forward methods of the model inside."""
     if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {"ddp"}:
         return ""
     before = [v for v in values if getattr(v.at, "lineno", 0) < call.lineno]
@@ -153,18 +150,18 @@ def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
 
 
 def _always_before(script: Script, statement: ast.AST, call: ast.Call) -> bool:
-    """Say whether a call comes only where the statement was run: no condition is around the first alone."""
+    """Return whether a call always follows a statement: every block around the statement is around the call."""
     around = set(script.up(call))
     return all(parent in around for parent in script.up(statement) if isinstance(parent, ast.If | ast.Try | ast.For))
 
 
 def made_by_ddp(script: Script, node: ast.expr) -> bool:
-    """Say whether an expression is a call of DDP itself."""
+    """Return whether an expression is a call of DDP itself."""
     return isinstance(node, ast.Call) and made_by(script, node) == "ddp"
 
 
 def _has(node: ast.ClassDef, method: str) -> bool:
-    """Say whether a class defines a method or sets an attribute of the name."""
+    """Return whether a class defines a method or sets an attribute of the name."""
     for part in inside(node, functions=True):
         if isinstance(part, Function) and part.name == method:
             return True
@@ -176,7 +173,7 @@ def _has(node: ast.ClassDef, method: str) -> bool:
 
 
 def deprecated_name(script: Script) -> Iterator[Finding]:
-    """A name that later releases deprecated (a hint) or removed (a warning); library files are left alone."""
+    """Find names that are deprecated (a hint) or removed (a warning); files with relative imports are skipped."""
     if any(full.startswith(".") for full in script.imports.values()):
         return
     yield from _old_arguments(script)
@@ -188,10 +185,10 @@ def _old_arguments(script: Script) -> Iterator[Finding]:
     tables = (("trainer", "Trainer", surfaces.REMOVED_TRAINER_ARGUMENTS, "Lightning 2"),
               ("accelerator", "Accelerator", surfaces.REMOVED_ACCELERATOR_ARGUMENTS, "Accelerate 1"))  # fmt: skip
     for kind, title, removed, release in tables:
-        for made in makes(script, kind):
-            for given in made.keywords:
-                if given.arg in removed:
-                    yield _gone(script, given.value, f"{title}({given.arg}=...)", removed[given.arg], release)
+        for constructor in makes(script, kind):
+            for keyword in constructor.keywords:
+                if keyword.arg in removed:
+                    yield _gone(script, keyword.value, f"{title}({keyword.arg}=...)", removed[keyword.arg], release)
     for call in script.calls:
         if not isinstance(call.func, ast.Attribute) or last(call) not in surfaces.REMOVED_TRAINER:
             continue
@@ -228,14 +225,14 @@ def _gone(script: Script, node: ast.AST, what: str, today: str, release: str) ->
 def _old_functions(script: Script) -> Iterator[Finding]:
     if not script.calls_of("backward") and not any(_is_main_guard(node) for node in script.tree.body):
         return
-    said: set[str] = set()
+    reported: set[str] = set()
     for call in [*script.calls, *(d for fs in script.functions.values() for f in fs for d in f.decorator_list)]:
         full = script.full(call.func if isinstance(call, ast.Call) else call)
-        if full in said or (full not in surfaces.OLD_TORCH and full not in surfaces.GONE_FROM_TORCH):
+        if full in reported or (full not in surfaces.OLD_TORCH and full not in surfaces.GONE_FROM_TORCH):
             continue
         if f"torch.amp.{full.rpartition('.')[2]}" in {script.full(c.func) for c in script.calls}:
-            continue  # both are there: the script asks for torch's version
-        said.add(full)
+            continue  # the script uses both, depending on the version of torch
+        reported.add(full)
         today = surfaces.OLD_TORCH.get(full) or surfaces.GONE_FROM_TORCH[full]
         gone = full in surfaces.GONE_FROM_TORCH
         yield script.finding(
@@ -249,7 +246,7 @@ def _old_functions(script: Script) -> Iterator[Finding]:
 
 
 def names_not_judged(script: Script) -> Iterator[Finding]:
-    """Names that come from ``import *``: what they are is not known, so what is done with them is not judged."""
+    """Report names that may come from ``import *``: they are unknown, so their uses are not checked."""
     stars = [node for node in script.nodes if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
     foreign = [node for node in stars if (node.module or "").partition(".")[0] not in sys.stdlib_module_names]
     if not foreign:

@@ -1,4 +1,4 @@
-"""Where a number of a script comes from: the text itself, an argument with its default, a variable, the machine."""
+"""Resolve where a number of a script comes from: a literal, an argument, an environment variable, the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FROM_FILES = frozenset({"configargparse", "jsonargparse", "hydra", "omegaconf",
 
 
 def number(script: Script, node: ast.expr | None, depth: int = 0) -> Number | None:
-    """Return where a number comes from, or None if that is not certain."""
+    """Return the source of a number, or None if it is not certain."""
     if node is None or depth > _DEPTH:
         return None
     value = _plain(constant(node))
@@ -63,20 +63,20 @@ def _is_environ(script: Script, node: ast.expr) -> bool:
 
 
 def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
-    """``args.devices``, where ``args`` is what argparse returned and only one option fills the attribute."""
+    """Return the source of ``args.devices`` if ``args`` comes from argparse and one option sets the attribute."""
     if script.roots & _FROM_FILES or dotted(node.value) not in _parsed(script):
         return None
     if script.calls_of("set_defaults") or script.calls_of("setattr"):
         return None
-    made = _options(script).get(node.attr, [])
-    if len(made) != 1:
+    options = _options(script).get(node.attr, [])
+    if len(options) != 1:
         return None
-    forms = tuple(form for form in map(constant, made[0].args) if isinstance(form, str))
-    return Number(ARGUMENT, _plain(constant(keyword(made[0], "default"))), forms)
+    forms = tuple(form for form in map(constant, options[0].args) if isinstance(form, str))
+    return Number(ARGUMENT, _plain(constant(keyword(options[0], "default"))), forms)
 
 
 def _parsed(script: Script) -> frozenset[str]:
-    """The names that hold what argparse returned."""
+    """Return the names that hold the result of argparse."""
 
     def find() -> frozenset[str]:
         return frozenset(
@@ -85,20 +85,25 @@ def _parsed(script: Script) -> frozenset[str]:
             if all(last(value.value) in ("parse_args", "parse_known_args") for value in values)
         )
 
-    return script.ask("parsed", find) or frozenset()
+    return script.cached("parsed", find) or frozenset()
 
 
 def _options(script: Script) -> dict[str, list[ast.Call]]:
-    """The calls of ``add_argument`` by the attribute that they fill."""
+    """Return the calls of ``add_argument`` by the attribute that they set."""
 
     def find() -> dict[str, list[ast.Call]]:
-        found: dict[str, list[ast.Call]] = {}
+        options: dict[str, list[ast.Call]] = {}
         for call in script.calls_of("add_argument"):
             forms = [form for form in map(constant, call.args) if isinstance(form, str)]
-            long = [form for form in forms if form.startswith("--")] or forms
-            named = constant(keyword(call, "dest"))
-            attribute = named if isinstance(named, str) else (long[0].lstrip("-").replace("-", "_") if long else "")
-            found.setdefault(attribute, []).append(call)
-        return found
+            dest = constant(keyword(call, "dest"))
+            attribute = dest if isinstance(dest, str) else _default_dest(forms)
+            options.setdefault(attribute, []).append(call)
+        return options
 
-    return script.ask("options", find) or {}
+    return script.cached("options", find) or {}
+
+
+def _default_dest(forms: list[str]) -> str:
+    """Return the attribute that argparse derives from the forms of an option."""
+    names = [form for form in forms if form.startswith("--")] or forms
+    return names[0].lstrip("-").replace("-", "_") if names else ""

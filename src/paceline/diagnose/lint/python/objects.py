@@ -1,16 +1,15 @@
-"""What the objects of a script are: wrapped models, engines, trainers, loaders, samplers."""
+"""Infer the kind of a script's objects: wrapped models, engines, trainers, loaders, samplers."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from paceline.diagnose.lint.python.script import Assigned, Script, dotted, keyword, last, parameters, receiver
+from paceline.diagnose.lint.python.script import Assigned, Script, dotted, keyword, last, parameters
 
 LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
 DOES_IT_ALL = LIGHTNING | {"accelerate", "paceline", "ignite", "composer", "catalyst", "fastai", "ray", "mmengine"}
 
-# Kind of object by the top package and the last word of what makes it.
+# Kind of object by the top package and the last word of the class that creates it.
 _MAKERS: dict[str, tuple[frozenset[str], str]] = {
     "DistributedDataParallel": (frozenset({"torch"}), "ddp"),
     "FullyShardedDataParallel": (frozenset({"torch"}), "fsdp"),
@@ -21,7 +20,7 @@ _MAKERS: dict[str, tuple[frozenset[str], str]] = {
     "Accelerator": (frozenset({"accelerate"}), "accelerator"),
     "Session": (frozenset({"paceline"}), "session"),
 }
-# What a method of such an object makes of the thing handed over.
+# The kind of object that a method of such an object returns.
 _GIVES = {
     ("accelerator", "prepare"): "prepared",
     ("accelerator", "prepare_model"): "prepared",
@@ -38,7 +37,7 @@ _MAX_DEPTH = 6
 
 
 def made_by(script: Script, call: ast.Call) -> str:
-    """Return the kind of object that a call makes, else an empty string."""
+    """Return the kind of object that a call creates, else an empty string."""
     full = script.full(call.func)
     if full:
         root, _, _ = full.partition(".")
@@ -54,17 +53,17 @@ def made_by(script: Script, call: ast.Call) -> str:
 
 
 def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int = 0) -> set[str]:
-    """Return what an expression may be, by all its assignments; empty if nothing is known.
+    """Return the possible kinds of an expression by all its assignments, empty if unknown.
 
     Args:
         script: The file.
-        node: An expression, or the call that makes the object.
-        at: From where a name is looked up; the expression itself if not given.
-        depth: How many steps were taken already.
+        node: An expression, or the call that creates the object.
+        at: The node from which a name is looked up. Default: the expression itself.
+        depth: Number of lookups so far.
     """
     if depth > _MAX_DEPTH:
         return set()
-    return script.ask(("kinds", node, at), lambda: _kinds(script, node, at, depth)) or set()
+    return script.cached(("kinds", node, at), lambda: _kinds(script, node, at, depth)) or set()
 
 
 def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set[str]:
@@ -77,44 +76,44 @@ def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set
     name = dotted(node)
     if not name:
         return set()
-    found: set[str] = set()
+    result: set[str] = set()
     place = at or node
     for value in _until(script, script.assigned(name, place), place):
         if value.value is node:
             continue
-        told = kinds(script, value.value, value.at, depth + 1) if value.at is not at or depth == 0 else set()
-        found |= _part(told, value)
-    return found or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
+        value_kinds = kinds(script, value.value, value.at, depth + 1) if value.at is not at or depth == 0 else set()
+        result |= _part(value_kinds, value)
+    return result or _by_annotation(script, node, place) or _by_same_name(script, node, place, depth)
 
 
 def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned]:
-    """Leave out what a name of the same function is given only later: ``raw = model`` before ``model = DDP(model)``."""
+    """Drop later assignments of the same function: ``raw = model`` before ``model = DDP(model)``."""
     line = getattr(at, "lineno", 0)
     before = [v for v in values if getattr(v.at, "lineno", 0) <= line or script.scope(v.at) is not script.scope(at)]
     return before or values
 
 
 def _of_call(script: Script, call: ast.Call, at: ast.AST, depth: int) -> set[str]:
-    made = made_by(script, call)
-    if made:
-        return {made}
+    kind = made_by(script, call)
+    if kind:
+        return {kind}
     if isinstance(call.func, ast.Attribute):
         method = call.func.attr
         if script.full(call.func) == "torch.compile" and call.args:
             return kinds(script, call.args[0], at, depth + 1)
         owners = kinds(script, call.func.value, at, depth + 1)
-        given = {gift for owner in owners if (gift := _GIVES.get((owner, method)))}
-        if given:
-            return given
+        results = {result for owner in owners if (result := _GIVES.get((owner, method)))}
+        if results:
+            return results
         if method in _THROUGH:
             return owners
     return set()
 
 
-def _part(told: set[str], value: Assigned) -> set[str]:
-    if "engine" in told and value.place > 0:
+def _part(value_kinds: set[str], value: Assigned) -> set[str]:
+    if "engine" in value_kinds and value.place > 0:
         return {"deepspeed-other"}
-    return told
+    return value_kinds
 
 
 def _by_annotation(script: Script, node: ast.AST, at: ast.AST) -> set[str]:
@@ -137,31 +136,31 @@ def _by_annotation(script: Script, node: ast.AST, at: ast.AST) -> set[str]:
 
 
 def _by_same_name(script: Script, node: ast.AST, at: ast.AST, depth: int) -> set[str]:
-    """``self.fabric`` and a parameter ``fabric`` are what the file's only ``fabric`` is."""
+    """Return the kind of the file's only ``fabric`` for ``self.fabric`` and a parameter ``fabric``."""
     word = last(node)
     if depth or word not in ("fabric", "accelerator", "session"):
         return set()
 
-    def found() -> set[str]:
-        told: set[str] = set()
+    def find() -> set[str]:
+        candidates: set[str] = set()
         for name, values in script.values.items():
             if name == word or name.endswith("." + word):
                 for value in values:
-                    told |= kinds(script, value.value, value.at, depth + 1)
-        return told
+                    candidates |= kinds(script, value.value, value.at, depth + 1)
+        return candidates
 
-    only = script.ask(("called", word), found) or set()
-    return only if len(only) == 1 else set()
+    candidates = script.cached(("called", word), find) or set()
+    return candidates if len(candidates) == 1 else set()
 
 
-def makes(script: Script, *wanted: str) -> list[ast.Call]:
-    """Return the calls that make an object of one of the kinds."""
-    made = script.ask("made", lambda: [(call, made_by(script, call)) for call in script.calls])
-    return [call for call, kind in made if kind in wanted]
+def makes(script: Script, *wanted_kinds: str) -> list[ast.Call]:
+    """Return the calls that create an object of one of the kinds."""
+    constructors = script.cached("made", lambda: [(call, made_by(script, call)) for call in script.calls])
+    return [call for call, kind in constructors if kind in wanted_kinds]
 
 
 def is_sharded_run(script: Script) -> bool:
-    """Say whether the file itself sets up training by several processes with torch's own means or Horovod."""
+    """Return whether the file itself sets up distributed training with torch, DeepSpeed or Horovod."""
     if makes(script, "ddp", "fsdp", "engine"):
         return True
     return any(
@@ -170,26 +169,19 @@ def is_sharded_run(script: Script) -> bool:
     )
 
 
-def names_of(script: Script, *wanted: str) -> dict[str, list[Assigned]]:
+def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
     """Return the dotted names to which an object of one of the kinds is assigned, with those assignments."""
-    found: dict[str, list[Assigned]] = {}
+    names: dict[str, list[Assigned]] = {}
     for name, values in script.values.items():
-        fitting = [v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted)]
-        if fitting:
-            found[name] = fitting
-    return found
+        assignments = [v for v in values if _part(kinds(script, v.value, v.at), v) & set(wanted_kinds)]
+        if assignments:
+            names[name] = assignments
+    return names
 
 
 def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
-    """Return an argument by its name or its place, if it is given."""
-    given = keyword(call, name)
-    if given is None and len(call.args) > place and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1]):
+    """Return an argument by its name or its position, or None."""
+    value = keyword(call, name)
+    if value is None and len(call.args) > place and not any(isinstance(a, ast.Starred) for a in call.args[: place + 1]):
         return call.args[place]
-    return given
-
-
-def method_calls(script: Script, kind: str) -> Iterator[tuple[ast.Call, str]]:
-    """Yield the calls of methods of objects of a kind, with the method's name."""
-    for call in script.calls:
-        if isinstance(call.func, ast.Attribute) and receiver(call) and kind in kinds(script, call.func.value, call):
-            yield call, call.func.attr
+    return value

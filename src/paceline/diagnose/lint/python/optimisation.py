@@ -1,4 +1,4 @@
-"""Accumulated gradients, schedulers and the learning rate under several ranks."""
+"""Check gradient accumulation, learning rate schedulers and the learning rate on several ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import is_partial
+from paceline.diagnose.lint.python.ranks import in_rank_block
 from paceline.diagnose.lint.python.script import Script, constant, inside, last, receiver, words, words_of
 from paceline.errors import Finding
 
@@ -24,9 +24,9 @@ _SIZE = re.compile(
 
 
 def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
-    """Gradients are accumulated over several batches, and DDP exchanges them in each of these.
+    """Find gradient accumulation in which DDP synchronises gradients after every batch.
 
-    Silent where no_sync or one of its kin appears anywhere in the file, and under FSDP, where it costs memory.
+    Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where no_sync costs memory.
     """
     if _names(script) & _NO_SYNC or script.calls_of("accumulate") or makes(script, "fsdp", "engine"):
         return
@@ -36,7 +36,7 @@ def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
             continue
         owner = kinds(script, backward.func.value, backward) if isinstance(backward.func, ast.Attribute) else set()
         fix = _no_sync_for(script, owner)
-        if not fix or is_partial(script, backward) or not loaders.runs_in_parallel(script, backward):
+        if not fix or in_rank_block(script, backward) or not loaders.runs_in_parallel(script, backward):
             continue
         yield script.finding(
             "accumulation-syncs-every-step",
@@ -59,12 +59,13 @@ def _no_sync_for(script: Script, owner: set[str]) -> str:
 
 def _names(script: Script) -> set[str]:
     return (
-        script.ask("names", lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)}) or set()
+        script.cached("names", lambda: {last(n) for n in script.nodes if isinstance(n, ast.Name | ast.Attribute)})
+        or set()
     )
 
 
 def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
-    """Loops in which backward comes each time and the optimizer's step only at every nth."""
+    """Yield loops that call backward in each iteration and the optimizer's step only in every nth."""
     for loop in script.nodes:
         if not isinstance(loop, ast.For):
             continue
@@ -82,7 +83,7 @@ def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
 
 
 def _direct(loop: ast.For) -> Iterator[list[ast.AST]]:
-    """The nodes of a loop's body outside conditions and inner loops."""
+    """Yield the nodes of a loop's body outside conditions and inner loops."""
     for statement in loop.body:
         if isinstance(statement, ast.If | ast.For | ast.While):
             continue
@@ -104,19 +105,19 @@ def _is_equal(node: ast.Compare) -> bool:
     return isinstance(node.ops[0], ast.Eq)
 
 
-def _is_step(script: Script, node: ast.AST, who: re.Pattern[str]) -> bool:
+def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
     if not isinstance(node, ast.Call) or last(node) != "step":
         return False
-    if who.search(receiver(node).rpartition(".")[2]):
+    if pattern.search(receiver(node).rpartition(".")[2]):
         return True
-    return who is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
+    return pattern is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
 
 
 def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
-    """The scheduler moves on once per rank or per micro-batch instead of once per update.
+    """Find schedulers that are stepped once per rank or micro-batch instead of once per optimizer step.
 
-    Accelerate steps a prepared scheduler once per process at each call, which is right for schedules counted in
-    single-process batches and wrong for those counted in epochs.
+    Accelerate steps a prepared scheduler once per process at each call, which is right for schedules in single-process
+    batches and wrong for schedules in epochs.
     """
     yield from _per_micro_batch(script)
     yield from _once_per_process(script)
@@ -186,8 +187,10 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
         name = receiver(call)
         if not _is_step(script, call, _SCHEDULER) or "prepared" not in _kinds_of(script, call):
             continue
-        made = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
-        plain = [m for m in made if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH]
+        schedulers = [v.value for v in script.assigned(name, call) if isinstance(v.value, ast.Call)]
+        plain = [
+            m for m in schedulers if script.full(m.func).startswith("torch.optim.lr_scheduler") and last(m) in _BY_EPOCH
+        ]
         if not plain or any(_SIZE.search(word) for m in plain for word in words(m)):
             continue
         loops = [p for p in script.up(call) if isinstance(p, ast.For | ast.While)]
@@ -205,13 +208,13 @@ def _prepared_per_epoch(script: Script) -> Iterator[Finding]:
 def _splits(script: Script) -> bool:
     return any(
         k.arg in (None, "split_batches", "dataloader_config", "step_scheduler_with_optimizer")
-        for made in makes(script, "accelerator")
-        for k in made.keywords
+        for constructor in makes(script, "accelerator")
+        for k in constructor.keywords
     )
 
 
 def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
-    """A literal batch size per rank and a literal SGD learning rate: the global batch grows with the ranks alone."""
+    """Find an SGD learning rate that stays the same while the global batch grows with the number of ranks."""
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
     sharded = [c for c in loaders.data_loaders(script) if loaders.is_sharded(script, c)]
@@ -221,13 +224,13 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
         return
     for call in script.calls:
         if script.full(call.func) == "torch.optim.SGD" and isinstance(constant(argument(call, "lr", 1)), int | float):
-            if is_partial(script, call):
+            if in_rank_block(script, call):
                 continue
             yield script.finding(
                 "learning-rate-not-scaled",
                 call,
                 "the batch of all ranks together grows with their number, the learning rate stays",
-                why="with a larger global batch SGD mostly needs a larger rate to learn as much per epoch",
+                why="with a larger global batch SGD usually needs a larger rate to learn as much per epoch",
                 fix="lr = base_lr * dist.get_world_size(), or divide the batch size by the number of ranks",
                 severity="hint",
             )
@@ -235,7 +238,7 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
 
 
 def _factors(script: Script) -> Iterator[str]:
-    """The words that stand in a product or a quotient anywhere in the file."""
+    """Yield the names in all products and quotients of the file."""
     for node in script.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
             yield from words(node)

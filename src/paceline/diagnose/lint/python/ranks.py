@@ -1,6 +1,6 @@
-"""Which ranks come to a place: blocks behind ``if rank == 0`` in its many spellings.
+"""Find the ``if`` or decorator that lets only some ranks reach a line of a training script.
 
-Every partial block belongs to one of two sides, ``"one"`` (the ranks that were picked) and ``"rest"`` (all others).
+Such a block belongs to one of two sides: ``"one"`` (the selected ranks) or ``"rest"`` (all others).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DECORATORS = words_of(
 
 
 @dataclass(frozen=True)
-class Partial:
+class RankBlock:
     """A block that only some ranks enter.
 
     Attributes:
@@ -26,50 +26,50 @@ class Partial:
         scope: As in `Sides`.
         sure: As in `Sides`.
         at: The ``if``, or the decorated function.
-        says: The condition as text.
-        early: Whether the others left before by a return.
+        condition: The condition as text.
+        early: Whether the other ranks have returned before this place.
     """
 
     side: str
     scope: str
     sure: bool
     at: ast.AST
-    says: str
+    condition: str
     early: bool = False
 
 
-def partial(script: Script, node: ast.AST) -> Partial | None:
-    """Return the innermost block around a node that only some ranks enter, within its function."""
-    answer: Partial | None = script.inherit("partial", node, _enclosing)
-    return answer
+def rank_block(script: Script, node: ast.AST) -> RankBlock | None:
+    """Return the innermost block of its function around a node that only some ranks enter, or None."""
+    block: RankBlock | None = script.nearest("rank block", node, _enclosing)
+    return block
 
 
-def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[Partial | None] | None:
-    """Look at one step upwards; a tuple ends the search."""
-    found = _branch(script, parent, child) if isinstance(parent, ast.If) else None
-    found = found or _after_return(script, parent, child)
-    if found:
-        return (found,)
+def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[RankBlock | None] | None:
+    """Return the block of one parent; a tuple ends the search."""
+    block = _branch(script, parent, child) if isinstance(parent, ast.If) else None
+    block = block or _after_return(script, parent, child)
+    if block:
+        return (block,)
     if isinstance(parent, Function):
         return (_decorated(parent),)
     return (None,) if isinstance(parent, ast.Lambda) else None
 
 
-def _branch(script: Script, branch: ast.If, child: ast.AST) -> Partial | None:
+def _branch(script: Script, branch: ast.If, child: ast.AST) -> RankBlock | None:
     if child is branch.test:
         return None
-    told = _sides_of(script, branch)
-    if told is None:
+    condition = _sides_of(script, branch)
+    if condition is None:
         return None
-    side = told.false if child in branch.orelse else told.true
-    return Partial(side, told.scope, told.sure, branch, _text(branch.test)) if side else None
+    side = condition.false if child in branch.orelse else condition.true
+    return RankBlock(side, condition.scope, condition.sure, branch, _text(branch.test)) if side else None
 
 
 def _sides_of(script: Script, branch: ast.If) -> Sides | None:
-    return script.ask(("sides", branch), lambda: sides(script, branch.test))
+    return script.cached(("sides", branch), lambda: sides(script, branch.test))
 
 
-def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> Partial | None:
+def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock | None:
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parent, block, None)
         if not isinstance(statements, list):
@@ -80,14 +80,16 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> Partial | 
             if statement is child:
                 break
             if isinstance(statement, ast.If) and not statement.orelse and leaves(statement.body):
-                told = _sides_of(script, statement)
-                if told and told.false:
-                    return Partial(told.false, told.scope, told.sure, statement, _text(statement.test), early=True)
+                condition = _sides_of(script, statement)
+                if condition and condition.false:
+                    return RankBlock(
+                        condition.false, condition.scope, condition.sure, statement, _text(statement.test), early=True
+                    )
     return None
 
 
 def leaves(body: list[ast.stmt]) -> bool:
-    """Say whether a block always ends in a return or an exit."""
+    """Return whether a block always ends in a return, a continue or an exit."""
     end = body[-1]
     if isinstance(end, ast.Return | ast.Continue):
         return True
@@ -96,12 +98,12 @@ def leaves(body: list[ast.stmt]) -> bool:
     )
 
 
-def _decorated(function: Function) -> Partial | None:
+def _decorated(function: Function) -> RankBlock | None:
     for decorator in function.decorator_list:
         name = last(decorator)
         if name in _DECORATORS:
             scope = "local" if "local" in name else "global"
-            return Partial("one", scope, sure=True, at=function, says=f"@{name}")
+            return RankBlock("one", scope, sure=True, at=function, condition=f"@{name}")
     return None
 
 
@@ -114,29 +116,30 @@ def _text(test: ast.expr) -> str:
 
 
 def called_by_some_only(script: Script, function: Function, depth: int = 0) -> bool:
-    """Say whether every call of a function within the file stands in a partial block; false if there is none."""
+    """Return whether only some ranks reach each call of a function in the file; False without calls."""
     calls = [call for call in script.calls_of(function.name) if script.function(call) is not function]
     if not calls or depth > 3:
         return False
-    return all(is_partial(script, call, depth + 1) for call in calls)
+    return all(in_rank_block(script, call, depth + 1) for call in calls)
 
 
-def is_partial(script: Script, node: ast.AST, depth: int = 0) -> bool:
-    """Say whether only some ranks come to a node, by a block around it or by all calls of its function."""
-    if partial(script, node):
+def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
+    """Return whether only some ranks reach a node, by a block around it or around all calls of its function."""
+    if rank_block(script, node):
         return True
     function = script.function(node)
     return function is not None and called_by_some_only(script, function, depth)
 
 
 def runs_alone(script: Script, node: ast.AST) -> bool:
-    """Say whether a node stands in a branch for runs of one process."""
-    return bool(script.inherit("alone", node, _branch_alone))
+    """Return whether a node is in a branch for single-process runs."""
+    return bool(script.nearest("alone", node, _branch_alone))
 
 
 def _branch_alone(script: Script, parent: ast.AST, child: ast.AST) -> tuple[bool] | None:
     if isinstance(parent, ast.If) and child is not parent.test:
         in_body = any(child is statement for statement in parent.body)
-        if (in_body and alone(parent.test)) or (not in_body and together(parent.test)):
+        for_one_process = alone(parent.test) if in_body else together(parent.test)
+        if for_one_process:
             return (True,)
     return None

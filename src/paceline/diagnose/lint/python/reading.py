@@ -1,4 +1,4 @@
-"""From text to a syntax tree, whatever the text is."""
+"""Parse a training script; text that Python cannot parse becomes a finding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _TEMPLATE = re.compile(r"\{\{.*\}\}|\{%.*%\}")
 _NEWER = re.compile(r"^\s*(type\s+\w+|def\s+\w+\[|class\s+\w+\[|except\s*\*|(async\s+)?with\s*\()|\bf[\"']")
 _SHEBANG = re.compile(r"#!.*\bpython")
 _WORTH_READING = re.compile(r"torch|lightning|accelerate|deepspeed|horovod|transformers|paceline")
-_MAX_CHARACTERS = 4_000_000  # longer than any script that somebody wrote; parsing takes seconds and gigabytes from here
+_MAX_CHARACTERS = 4_000_000  # longer than any handwritten script; parsing more takes seconds and gigabytes
 
 
 def read(source: str, name: str) -> Script | Finding | None:
-    """Return the model of a file, a finding if it is not Python, or None if it is too deep or too long to be read.
+    """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or irrelevant.
 
     Args:
         source: The text.
@@ -32,7 +32,7 @@ def read(source: str, name: str) -> Script | Finding | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a stray backslash in the user's strings is no business of ours
+            warnings.simplefilter("ignore")  # a stray backslash in the user's strings is not ours to report
             tree = ast.parse(source)
     except SyntaxError as error:
         return _unreadable(source, name, error)
@@ -47,22 +47,22 @@ def _unreadable(source: str, name: str, error: SyntaxError) -> Finding:
     lines = source.splitlines()
     number = min(max(error.lineno or 1, 1), max(len(lines), 1))
     line = lines[number - 1].strip()[:160] if lines else ""
-    told = (error.msg or "invalid syntax").rstrip(".")
-    meant = name.endswith((".py", ".pyw")) or bool(_SHEBANG.match(source))
-    severity = "error" if meant and not _NEWER.search(line) else "warning"
+    message = (error.msg or "invalid syntax").rstrip(".")
+    is_script = name.endswith((".py", ".pyw")) or bool(_SHEBANG.match(source))
+    severity = "error" if is_script and not _NEWER.search(line) else "warning"
     return Finding(
         "script-syntax-error",
-        f"Python cannot read this file: {told}",
+        f"Python cannot read this file: {message}",
         where=f"{name}:{number}",
         evidence=(line,) if line else (),
-        why=_reason(told, line),
+        why=_reason(message, line),
         fix=f"python -m py_compile {name}",
         severity=severity,
     )
 
 
-def _reason(told: str, line: str) -> str:
-    if _PYTHON_2.search(told):
+def _reason(message: str, line: str) -> str:
+    if _PYTHON_2.search(message):
         return "this is Python 2, which no PyTorch that is still maintained runs on"
     if _NOTEBOOK.search(line):
         return "lines with % or ! belong to a notebook; a script cannot have them"

@@ -1,4 +1,4 @@
-"""How checkpoints are written: by one rank, and with the model's own keys."""
+"""Check how checkpoints are saved: by one rank only, and without the keys of the DDP wrapper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.conditions import mentions_rank
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import is_partial, runs_alone
+from paceline.diagnose.lint.python.ranks import in_rank_block, runs_alone
 from paceline.diagnose.lint.python.script import Script, dotted, inside, last, words
 from paceline.errors import Finding
 
@@ -18,10 +18,10 @@ _DEPTH = 4
 
 
 def save_on_every_rank(script: Script) -> Iterator[Finding]:
-    """Every rank writes the same file with torch.save: they overwrite each other while one may be reading.
+    """Find torch.save calls in which every rank writes the same file, possibly while another rank reads it.
 
-    Silent where the path holds the rank, where the code or all callers of its function stand behind a rank condition,
-    and where the file does not itself set up several ranks.
+    Nothing is reported if the path contains the rank, if a rank condition is around the call or around all calls of its
+    function, and if the file does not set up several ranks itself.
     """
     if not makes(script, "ddp", "fsdp", "engine") and "horovod" not in script.roots:
         return
@@ -29,7 +29,7 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
         if script.full(call.func) != "torch.save":
             continue
         path = argument(call, "f", 1)
-        if path is None or is_partial(script, call) or not loaders.runs_in_parallel(script, call):
+        if path is None or in_rank_block(script, call) or not loaders.runs_in_parallel(script, call):
             continue
         if _is_of_the_rank(script, path, call, 0) or _is_uncalled(script, call) or _is_tested(script, call):
             continue
@@ -58,7 +58,7 @@ def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> 
 
 
 def _is_uncalled(script: Script, node: ast.AST) -> bool:
-    """A function that the file defines and never calls may well be called on one rank elsewhere."""
+    """Return whether the file never calls the function; another file may call it on one rank only."""
     function = script.function(node)
     while function is not None:
         if function.name in ("main", "__init__"):
@@ -78,7 +78,7 @@ def _is_tested(script: Script, node: ast.AST) -> bool:
 
 
 def _saves_training(script: Script, call: ast.Call) -> bool:
-    """Say whether what is saved comes from the training: a state_dict, a model, a checkpoint."""
+    """Return whether a saved object comes from the training: a state_dict, a model, a checkpoint."""
     saved = argument(call, "obj", 0)
     if saved is None:
         return False
@@ -89,9 +89,9 @@ def _saves_training(script: Script, call: ast.Call) -> bool:
 
 
 def save_wrapped_model(script: Script) -> Iterator[Finding]:
-    """The state_dict of the DDP wrapper is saved: all its keys begin with ``module.``.
+    """Find saved state_dicts of the DDP wrapper, whose keys all begin with ``module.``.
 
-    A hint where the file loads into the wrapper as well, which works as long as the model is always wrapped.
+    The severity is a hint if the file also loads into the wrapper, which works as long as the model is always wrapped.
     """
     loads = [c for c in script.calls_of("load_state_dict") if isinstance(c.func, ast.Attribute)]
     loads = [c for c in loads if isinstance(c.func, ast.Attribute) and "ddp" in kinds(script, c.func.value, c)]
@@ -138,7 +138,7 @@ def _is_saved(script: Script, call: ast.Call) -> bool:
 
 
 def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
-    """Say whether the function takes ``.module`` of this object, too, and so tells the wrapper from the model."""
+    """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper and model."""
     return any(
         isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value) == name
         for node in inside(script.scope(call))
@@ -147,7 +147,7 @@ def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
 
 
 def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:
-    """Say whether the name also stands for the model itself, by assignments that end in ``.module``."""
+    """Return whether the name is also assigned the model itself, by assignments that end in ``.module``."""
     return any(
         isinstance(value.value, ast.Attribute) and value.value.attr in ("module", "_orig_mod")
         for value in script.assigned(name, call)

@@ -1,7 +1,7 @@
-"""A training script as a small model: names resolved through its imports, calls, assignments, functions.
+"""Index a training script for the checks: imports, calls, assignments and functions of its syntax tree.
 
-The model knows a single file and no types. It answers "what is this name surely?" and stays silent otherwise; the
-checks rest on that. All walks are loops, so that a deeply nested file cannot exhaust the stack.
+The index covers a single file and no types. It resolves a name only if that is certain, which the checks rely on. All
+walks are loops, so that a deeply nested file cannot exhaust the stack.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Assigned:
     """One assignment to a name.
 
     Attributes:
-        value: The expression that is assigned; of a tuple the call that makes it.
-        place: Which of the targets of a tuple this is, or -1.
+        value: The expression that is assigned; for unpacking, the expression that is unpacked.
+        place: Index of the target when a tuple is unpacked, else -1.
         at: The statement.
     """
 
@@ -49,7 +49,7 @@ class Script:
         nodes: All nodes, parents before children, in the order of the text.
         parents: The parent of each node.
         scopes: The function that each node is in, or the module.
-        known: Answers that were found already, for the questions that are asked again and again.
+        cache: Results of `cached` and `nearest`.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Script:
     nodes: list[ast.AST] = field(repr=False)
     parents: dict[ast.AST, ast.AST] = field(repr=False)
     scopes: dict[ast.AST, Scope] = field(repr=False)
-    known: dict[object, Any] = field(default_factory=dict, repr=False)
+    cache: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, tree: ast.Module, source: str, name: str) -> Script:
-        """Return the model of a syntax tree."""
+        """Index a syntax tree."""
         nodes: list[ast.AST] = []
         parents: dict[ast.AST, ast.AST] = {}
         scopes: dict[ast.AST, Scope] = {tree: tree}
@@ -78,45 +78,45 @@ class Script:
             stack.extend(reversed(children))
         return cls(name, source.splitlines(), tree, nodes, parents, scopes)
 
-    def ask(self, question: object, answer: Callable[[], T]) -> T:
-        """Return the answer to a question, worked out once; a question within itself is answered by None."""
-        if question not in self.known:
-            self.known[question] = None
-            self.known[question] = answer()
-        found: T = self.known[question]
-        return found
+    def cached(self, key: object, compute: Callable[[], T]) -> T:
+        """Return the cached result of a function; a recursive request for the same key returns None."""
+        if key not in self.cache:
+            self.cache[key] = None
+            self.cache[key] = compute()
+        answer_kept: T = self.cache[key]
+        return answer_kept
 
     @cached_property
     def calls(self) -> list[ast.Call]:
         """All calls, in the order of the text."""
         return [node for node in self.nodes if isinstance(node, ast.Call)]
 
-    def inherit(
+    def nearest(
         self, question: str, node: ast.AST, look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None]
     ) -> T | None:
-        """Return the answer of the nearest parent that has one; each step upwards is looked at once for all nodes.
+        """Return the result of the nearest parent for which ``look`` has one, computed once per parent.
 
         Args:
-            question: What is asked, the name under which answers are kept.
-            node: Where the search begins.
-            look: Looks at a parent and the child that it was reached from; a tuple of one is the answer.
+            question: The name under which results are cached.
+            node: The node from which the search goes up.
+            look: Takes a parent and the child on the path; returns the result in a tuple, or None to go on up.
         """
         path: list[ast.AST] = []
-        found: T | None = None
+        answer: T | None = None
         while True:
-            if (question, node) in self.known:
-                found = self.known[question, node]
+            if (question, node) in self.cache:
+                answer = self.cache[question, node]
                 break
             path.append(node)
             parent = self.parents.get(node)
-            told = look(self, parent, node) if parent is not None else None
-            if told is not None:
-                found = told[0]
-            if told is not None or parent is None:
+            step_answer = look(self, parent, node) if parent is not None else None
+            if step_answer is not None:
+                answer = step_answer[0]
+            if step_answer is not None or parent is None:
                 break
             node = parent
-        self.known.update(dict.fromkeys(((question, step) for step in path), found))
-        return found
+        self.cache.update(dict.fromkeys(((question, passed) for passed in path), answer))
+        return answer
 
     def calls_of(self, name: str) -> list[ast.Call]:
         """Return the calls of functions and methods of a name."""
@@ -124,19 +124,19 @@ class Script:
 
     @cached_property
     def _calls_by_name(self) -> dict[str, list[ast.Call]]:
-        found: dict[str, list[ast.Call]] = defaultdict(list)
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
         for call in self.calls:
-            found[last(call)].append(call)
-        return dict(found)
+            calls[last(call)].append(call)
+        return dict(calls)
 
     @cached_property
     def functions(self) -> dict[str, list[Function]]:
         """Functions and methods by their bare names."""
-        found: dict[str, list[Function]] = defaultdict(list)
+        functions: dict[str, list[Function]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, Function):
-                found[node.name].append(node)
-        return dict(found)
+                functions[node.name].append(node)
+        return dict(functions)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
@@ -145,24 +145,24 @@ class Script:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """What each imported name stands for; ``dist = torch.distributed`` counts as an import."""
-        found: dict[str, str] = {}
+        """The full name of each imported name; ``dist = torch.distributed`` counts as an import."""
+        imports: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     full = alias.name if alias.asname else alias.name.partition(".")[0]
-                    found.setdefault(alias.asname or full, full)
+                    imports.setdefault(alias.asname or full, full)
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
                 for alias in node.names:
-                    found.setdefault(alias.asname or alias.name, f"{module}.{alias.name}")
+                    imports.setdefault(alias.asname or alias.name, f"{module}.{alias.name}")
         for name, values in self.values.items():
-            if len(values) == 1 and values[0].place < 0 and name not in found:
+            if len(values) == 1 and values[0].place < 0 and name not in imports:
                 chain = dotted(values[0].value)
                 root, _, rest = chain.partition(".")
-                if rest and root in found and "." not in name and root != name:
-                    found[name] = f"{found[root]}.{rest}"
-        return found
+                if rest and root in imports and "." not in name and root != name:
+                    imports[name] = f"{imports[root]}.{rest}"
+        return imports
 
     @cached_property
     def roots(self) -> frozenset[str]:
@@ -172,7 +172,7 @@ class Script:
     @cached_property
     def values(self) -> dict[str, list[Assigned]]:
         """Every assignment by its dotted target (``model``, ``self.model``, ``args.rank``), over the whole file."""
-        found: dict[str, list[Assigned]] = defaultdict(list)
+        values: dict[str, list[Assigned]] = defaultdict(list)
         for node in self.nodes:
             for target, value in _bindings(node):
                 if isinstance(target, ast.Tuple | ast.List):
@@ -181,13 +181,13 @@ class Script:
                     for place, part in enumerate(target.elts):
                         if name := dotted(part):
                             entry = Assigned(parts[place], -1, node) if paired else Assigned(value, place, node)
-                            found[name].append(entry)
+                            values[name].append(entry)
                 elif name := dotted(target):
-                    found[name].append(Assigned(value, -1, node))
-        return dict(found)
+                    values[name].append(Assigned(value, -1, node))
+        return dict(values)
 
     def full(self, node: ast.AST) -> str:
-        """Return the full name of what an expression names, empty unless it begins with an imported name."""
+        """Return the full name of an expression, empty unless it begins with an imported name."""
         chain = dotted(node)
         root, dot, rest = chain.partition(".")
         return self.imports[root] + dot + rest if chain and root in self.imports else ""
@@ -218,14 +218,14 @@ class Script:
         return None
 
     def assigned(self, name: str, at: ast.AST) -> list[Assigned]:
-        """Return what is assigned to a name as seen from a node.
+        """Return the assignments of a name as seen from a node.
 
-        A plain name is looked up in its own function, then outwards; where it is a parameter, by the same name over
-        the whole file, which is how scripts hand ``model`` and ``loader`` on. An attribute is looked up over the file.
+        A plain name is looked up in its function, then in the enclosing scopes. A parameter is looked up by its name in
+        the whole file, since scripts pass ``model`` and ``loader`` under the same name. So is an attribute.
         """
         everywhere = self.values.get(name, [])
         if len(everywhere) > _MAX_VALUES:
-            return []  # a name that stands for so many things is none that can be known
+            return []  # a name with so many values cannot be resolved
         if "." in name or not everywhere:
             return everywhere
         by_scope = self._values_by_scope[name]
@@ -241,11 +241,11 @@ class Script:
 
     @cached_property
     def _values_by_scope(self) -> dict[str, dict[ast.AST, list[Assigned]]]:
-        found: dict[str, dict[ast.AST, list[Assigned]]] = defaultdict(lambda: defaultdict(list))
+        by_scope: dict[str, dict[ast.AST, list[Assigned]]] = defaultdict(lambda: defaultdict(list))
         for name, values in self.values.items():
             for value in values:
-                found[name][self.scopes[value.at]].append(value)
-        return found
+                by_scope[name][self.scopes[value.at]].append(value)
+        return by_scope
 
     def finding(
         self, name: str, node: ast.AST, what: str, *, why: str = "", fix: str = "", severity: str = "warning"
@@ -288,7 +288,7 @@ def dotted(node: ast.AST | None) -> str:
 
 
 def last(node: ast.AST | None) -> str:
-    """Return the last word of a name, an attribute or what a call calls, else an empty string."""
+    """Return the last word of a name, an attribute or the function of a call, else an empty string."""
     if isinstance(node, ast.Call):
         node = node.func
     if isinstance(node, ast.Attribute):
@@ -307,7 +307,7 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def has_unknown_arguments(call: ast.Call) -> bool:
-    """Say whether a call hands on ``*args`` or ``**kwargs``, whose content is not known."""
+    """Return whether a call passes ``*args`` or ``**kwargs``, whose content is unknown."""
     return any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args)
 
 
@@ -331,7 +331,7 @@ def parameters(scope: ast.AST) -> set[str]:
 
 
 def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:
-    """Yield a node and all below it in the order of the text, stopping at inner functions unless asked for."""
+    """Yield a node and its descendants in the order of the text, without the bodies of inner functions by default."""
     stack = [node]
     while stack:
         current = stack.pop()
@@ -353,5 +353,5 @@ def words(node: ast.AST) -> Iterator[str]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text as a set; so tables of names stay readable."""
+    """Return the words of a text as a set, for readable tables of names."""
     return frozenset(text.split())

@@ -1,4 +1,4 @@
-"""Evaluation loops over a rank's share of the samples: where they are, who made the share, whether it is padded."""
+"""Find evaluation loops over sharded loaders: what shards the loader, and whether it pads the shares."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Evaluation:
 
     Attributes:
         loop: The loop.
-        loader: The dotted name of what it runs over.
-        padded: Whether the share of each rank may hold samples twice.
-        by: What sharded the loader, for the reader.
-        around: The nodes of the function (or the block) that evaluates, and of what it calls and what calls it.
+        loader: The dotted name of its loader.
+        padded: Whether the shares may contain samples twice.
+        by: What shards the loader, as findings show it.
+        around: The nodes of the evaluating function (or module), of the functions it calls, and of its callers.
     """
 
     loop: ast.For
@@ -33,7 +33,7 @@ class Evaluation:
 
 def evaluations(script: Script) -> list[Evaluation]:
     """Return the evaluation loops over sharded loaders."""
-    return script.ask("evaluations", lambda: list(_find(script))) or []
+    return script.cached("evaluations", lambda: list(_find(script))) or []
 
 
 def _find(script: Script) -> Iterator[Evaluation]:
@@ -45,71 +45,75 @@ def _find(script: Script) -> Iterator[Evaluation]:
             continue
         if loaders.learns(script, loop) or not is_evaluation(script, loop):
             continue
-        told = _share_of(script, name, loop, shares)
-        if told and loaders.runs_in_parallel(script, loop):
-            yield Evaluation(loop, name, told[0], told[1], around_of(script, loop))
+        share = _share_of(script, name, loop, shares)
+        if share and loaders.runs_in_parallel(script, loop):
+            yield Evaluation(loop, name, share[0], share[1], around_of(script, loop))
 
 
 def _shares(script: Script) -> dict[str, tuple[bool, str]]:
     """Return the names of sharded loaders, with whether they are padded, and by what."""
-    found: dict[str, tuple[bool, str]] = {}
+    shares: dict[str, tuple[bool, str]] = {}
     for call in loaders.data_loaders(script):
-        given = loaders.sampler_of(script, call)
-        sampler = loaders.sampler_call(script, given) if given is not None else None
+        sampler_argument = loaders.sampler_of(script, call)
+        sampler = loaders.sampler_call(script, sampler_argument) if sampler_argument is not None else None
         if sampler is None or constant(argument(sampler, "num_replicas", 1)) == 1:
             continue
         exact = constant(keyword(sampler, "drop_last")) is True or constant(keyword(call, "drop_last")) is True
         for name in loaders.targets(script, call):
-            found[name] = (not exact, "DistributedSampler")
+            shares[name] = (not exact, "DistributedSampler")
     for name, values in script.values.items():
         for value in values:
-            told = _share_by_framework(script, value.value, value.at) or _share_by_factory(script, value.value)
-            if told:
-                found[name] = told
-    return found
+            share = _share_by_framework(script, value.value, value.at) or _share_by_factory(script, value.value)
+            if share:
+                shares[name] = share
+    return shares
 
 
 def _share_by_framework(script: Script, node: ast.expr, at: ast.AST) -> tuple[bool, str] | None:
-    told = kinds(script, node, at)
-    if "fabric-loader" in told and _fabric_shards(script, node):
+    loader_kinds = kinds(script, node, at)
+    if "fabric-loader" in loader_kinds and _fabric_shards(script, node):
         return (True, "Fabric's DistributedSampler")
-    if "prepared" in told:
+    if "prepared" in loader_kinds:
         return (False, "Accelerate")
-    return (False, "the session") if "session-loader" in told else None
+    return (False, "the session") if "session-loader" in loader_kinds else None
 
 
 def _share_by_factory(script: Script, node: ast.expr) -> tuple[bool, str] | None:
-    """A loader that a function of the file makes and returns."""
+    """Return the share of a loader that a function of the file creates and returns."""
     functions = script.functions.get(last(node), []) if isinstance(node, ast.Call) else []
     for function in functions if len(functions) == 1 else []:
         for part in inside(function):
-            made = part.value if isinstance(part, ast.Return) else None
-            if made is not None and not isinstance(made, ast.Call) and dotted(made):
-                made = next((v.value for v in script.assigned(dotted(made), part)), None)
-            if isinstance(made, ast.Call) and loaders.is_sharded(script, made):
-                return (constant(keyword(made, "drop_last")) is not True, "DistributedSampler")
+            result = part.value if isinstance(part, ast.Return) else None
+            if result is not None and not isinstance(result, ast.Call) and dotted(result):
+                result = next((v.value for v in script.assigned(dotted(result), part)), None)
+            if isinstance(result, ast.Call) and loaders.is_sharded(script, result):
+                return (constant(keyword(result, "drop_last")) is not True, "DistributedSampler")
     return None
 
 
 def _fabric_shards(script: Script, call: ast.expr) -> bool:
-    made = makes(script, "fabric")
-    given = keyword(call, "use_distributed_sampler") if isinstance(call, ast.Call) else None
-    return bool(made) and all(several(m) for m in made) and constant(given) is not False
+    constructors = makes(script, "fabric")
+    own_sampler = keyword(call, "use_distributed_sampler") if isinstance(call, ast.Call) else None
+    return (
+        bool(constructors)
+        and all(several(constructor) for constructor in constructors)
+        and constant(own_sampler) is not False
+    )
 
 
 def _share_of(script: Script, name: str, loop: ast.For, shares: dict[str, tuple[bool, str]]) -> tuple[bool, str] | None:
-    """A loader by its own name, or by that of the parameter through which it is handed on."""
+    """Return the share of a loader by its name, or through the parameter as which it is passed."""
     function = script.function(loop)
     if function is None or name not in _parameter_places(function):
         return shares.get(name)
     place = _parameter_places(function)[name]
-    told = []
+    handed_shares = []
     for call in script.calls_of(function.name):
         shift = 1 if isinstance(call.func, ast.Attribute) and script.owner(function) else 0
-        handed = argument(call, name, place - shift)
-        told.append(shares.get(dotted(handed)) if handed is not None else None)
-    known = [one for one in told if one]
-    return known[0] if known and len(known) == len(told) else None
+        value = argument(call, name, place - shift)
+        handed_shares.append(shares.get(dotted(value)) if value is not None else None)
+    shares_known = [share for share in handed_shares if share]
+    return shares_known[0] if shares_known and len(shares_known) == len(handed_shares) else None
 
 
 def _parameter_places(function: Function) -> dict[str, int]:
@@ -117,7 +121,7 @@ def _parameter_places(function: Function) -> dict[str, int]:
 
 
 def is_evaluation(script: Script, loop: ast.For) -> bool:
-    """Say whether a loop runs with gradients off or the model in evaluation."""
+    """Return whether a loop runs without gradients or with the model in evaluation mode."""
     for parent in script.up(loop):
         if isinstance(parent, ast.With) and any(
             last(item.context_expr) in ("no_grad", "inference_mode", "eval_mode") for item in parent.items
@@ -137,25 +141,25 @@ def is_evaluation(script: Script, loop: ast.For) -> bool:
 
 
 def around_of(script: Script, loop: ast.For) -> list[ast.AST]:
-    """Return the function of the loop (at module level: the block), what it calls, and the functions that call it."""
+    """Return the nodes of the loop's function (or the module), of the functions it calls, and of its callers."""
     function = script.function(loop)
     if function is None:
         return list(inside(script.tree))
-    found: list[ast.AST] = []
-    seen: set[ast.AST] = set()
+    nodes: list[ast.AST] = []
+    visited: set[ast.AST] = set()
     todo: list[tuple[ast.AST, int]] = [(function, 0)]
     callers = [script.function(call) or script.tree for call in script.calls_of(function.name)]
     todo += [(caller, 2) for caller in callers]
     while todo:
         top, depth = todo.pop(0)
-        if top in seen:
+        if top in visited:
             continue
-        seen.add(top)
+        visited.add(top)
         for node in inside(top, functions=top is function):
-            found.append(node)
+            nodes.append(node)
             if isinstance(node, ast.Call) and depth < 3:
                 todo += [(inner, depth + 1) for inner in script.functions.get(last(node), [])]
                 owner = script.classes.get(last(node))
                 if owner is not None:
                     todo += [(part, depth + 1) for part in owner.body if isinstance(part, Function)]
-    return found
+    return nodes

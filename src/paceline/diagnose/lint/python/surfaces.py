@@ -1,7 +1,7 @@
-"""What well-known classes have: the names that may stand behind a dot, and what was removed from them.
+"""Tables of the public attributes of well-known classes, and of names that were removed.
 
-Taken from lightning 2.6, accelerate 1.15, torch 2.13 and paceline itself; names that older releases had are listed as
-removed, so that a script for an older release is told of the release and not of a misspelling.
+Taken from lightning 2.6, accelerate 1.15, torch 2.13 and paceline itself. Names of older releases are listed as
+removed, so that the finding for an older script names the release instead of a misspelling.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PRETRAINED_ONLY = words_of(
     """gradient_checkpointing_enable gradient_checkpointing_disable enable_input_require_grads save_pretrained
     push_to_hub resize_token_embeddings get_input_embeddings tie_weights prune_heads generate"""
 )
-# What a LightningModule, a Trainer or another class had in earlier releases: name -> what there is today.
+# Names of earlier releases of Trainer, LightningModule and other classes -> their replacements.
 REMOVED_TRAINER = {
     "tune": "lightning.pytorch.tuner.Tuner(trainer).lr_find(...)",
     "tuner": "lightning.pytorch.tuner.Tuner(trainer)",

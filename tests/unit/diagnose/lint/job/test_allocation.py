@@ -58,7 +58,7 @@ def test_srun_has_options_of_its_own():
 def test_only_real_directives_in_the_head_count():
     source = "#!/bin/bash\n##SBATCH -N 9\n# SBATCH -N 8\n#sbatch -N 7\n#SBATCH -N 2\n\ncd x\n#SBATCH -N 6\n"
     found = parse(source, set())
-    assert [(d.name, d.value, d.line) for d in found.given] == [("nodes", "2", 5)]
+    assert [(d.name, d.value, d.line) for d in found.active] == [("nodes", "2", 5)]
     assert [(d.value, d.line) for d in found.late] == [("6", 8)]
     assert found.lower == [(4, "-N 7")]
 

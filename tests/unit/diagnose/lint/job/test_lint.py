@@ -119,7 +119,7 @@ def test_a_job_script_has_a_size_and_python_may_be_larger(tmp_path):
 def test_the_work_is_limited_by_numbers_not_by_time():
     source = "#!/bin/bash\n" + "srun torchrun train.py &\n" * 5000
     case = read_job(source, "a.sh")
-    assert len(case.story.calls) <= MOST_COMMANDS
+    assert len(case.trace.calls) <= MOST_COMMANDS
     assert len(case.launches) == MOST_LAUNCHES
 
 
