@@ -1,4 +1,4 @@
-"""One start of this node's ranks: their processes, how they ended, and what those who watch them may ask."""
+"""One start of this node's ranks: their processes, how they ended, and the interface of the code that watches them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Attempt:
         pids: Process by local rank.
         ended: How processes ended, by local rank.
         stopped: Local ranks that the launcher ended, with the reason and when, by this node's clock.
-        looks: Where local ranks stood when another had failed, or when they hung.
-        oom_before: Count of the kernel's kills before it.
+        looks: Positions of local ranks when another rank had failed, or when they hung.
+        oom_before: The kernel's count of out-of-memory kills before the start.
         log_paths: Log file by local rank.
         error_paths: Error file by local rank.
-        files: What ranks leave in memory, by local rank.
+        files: Files that ranks write to memory, by local rank.
     """
 
     number: int
@@ -65,18 +65,18 @@ class Attempt:
 
 
 class WatchedRanks(Protocol):
-    """The ranks of this node, as those who watch them see them."""
+    """The ranks of this node, for the code that watches them."""
 
     attempt: Attempt
 
     def counted(self, local: int) -> pulse.Pulse:
-        """Return what a rank has counted; zeros without the probe."""
+        """Return the counters of a rank; zeros without the probe."""
 
     def figures(self) -> list[dict[str, Any]]:
-        """Return what each rank of this node has counted; zeros without the probe."""
+        """Return the counters of each rank of this node; zeros without the probe."""
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
-        """Ask the living ranks where they are; send no signal where ``quiet``."""
+        """Return the positions of the living ranks; send no signal if ``quiet``."""
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""

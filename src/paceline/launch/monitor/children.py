@@ -1,4 +1,4 @@
-"""What a child of a rank is doing, such as a DataLoader worker, seen from outside: no signal is sent to it.
+"""Find what a child process of a rank, such as a DataLoader worker, is doing, without sending it a signal.
 
 A worker that was deadlocked in its fork died of a stack signal, so a process that has not shown that it can take one
 gets none. py-spy reads the memory of a process without stopping it, where it is installed and allowed to. Otherwise
@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline.launch.monitor.position import Frame
 
-# Of x86-64; on other machines the file in /proc has other numbers, and nothing is said.
+# Numbers of x86-64; other machines have other numbers, and no system call is shown there.
 _CALLS = {0: "read", 17: "pread", 45: "recvfrom", 257: "openat", 73: "flock", 72: "fcntl", 74: "fsync", 61: "wait4"}
 _ON_FILES = ("read", "pread", "flock", "fcntl", "fsync", "recvfrom")
 _PY_SPY_S = 3.0
@@ -40,7 +40,7 @@ def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: fl
 
 
 def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
-    """Return the Python threads of a process as py-spy prints them, and why there are none, as one line.
+    """Return the Python threads of a process as py-spy prints them, and one line that says why there are none.
 
     Args:
         pid: The process.
@@ -50,7 +50,7 @@ def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any
     if not program:
         return [], MISSING
     if limit_s <= 0:
-        return [], "there was no time left to ask py-spy"
+        return [], "no time was left to run py-spy"
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
         done = subprocess.run(
@@ -114,7 +114,7 @@ def in_kernel(pid: int) -> str:
 
 
 def describe(pids: Sequence[int]) -> str:
-    """Return what the first of some processes waits in that is not idle; empty if none is visible."""
+    """Return the system call of the first process that is not idle; empty if none is visible."""
     for pid in pids:
         call = in_kernel(pid)
         if call:

@@ -19,7 +19,7 @@ from paceline.errors import Finding, Notice
 from paceline.launch.monitor.worker_processes import ChildProcess
 from paceline.machine import python_fork
 
-# Between the first look at a worker and the one that proves it.
+# Least time between the first look at a worker and the look that proves the deadlock.
 APART_S = 2.0
 _C_LIBRARY = re.compile(r"^(?:libc|libpthread|ld-linux|ld)[-.]")
 
@@ -71,7 +71,7 @@ class NativeFrame:
 
 
 def has_not_run(first: WorkerLook, now: WorkerLook) -> bool:
-    """Return whether a suspect has been the same process, and has not run, from one look to another."""
+    """Return whether a suspect is the same process in two looks, and has not run between them."""
     same = first.worker.pid == now.worker.pid and first.rank == now.rank
     same_switches = first.worker.switches == now.worker.switches >= 0  # -1: that is not known
     idle = same_switches and first.worker.cpu_s == now.worker.cpu_s
@@ -153,7 +153,7 @@ def _fix(library: str) -> str:
 
 
 def _is_pythons_bug(library: str) -> bool:
-    """Return whether the bug of CPython explains it: the lock is Python's own, or nobody can see whose it is."""
+    """Return whether CPython's bug explains the deadlock: the lock is Python's own, or its owner is not visible."""
     return python_fork.has_bug() and (not library or library.startswith(("libpython", "python")))
 
 

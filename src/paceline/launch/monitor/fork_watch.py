@@ -1,8 +1,7 @@
-"""Looks for DataLoader workers that are deadlocked in their fork: collects facts, and lets ``fork_deadlock`` decide.
+"""Watch for DataLoader workers that are deadlocked in their fork: collect facts for ``fork_deadlock``, which decides.
 
-Nothing is read as long as ranks get their batches. Of a rank that waits for a worker for seconds, that worker's and its
-own entry in ``/proc`` are read once a second; no signal is sent. py-spy, where it is installed, is asked once for each
-worker that does not run.
+Nothing is read while ranks get their batches. If a rank waits for a worker for seconds, the ``/proc`` entries of both
+are read once a second; no signal is sent. py-spy, if installed, runs once for each worker that does not run.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _FRAMES_S = 3.0
 
 
 class ForkWatch:
-    """Looks after the workers of the ranks of one attempt.
+    """Watch the workers of the ranks of one attempt.
 
     Args:
         group: The ranks of this node.
-        pulses: Their pulses.
+        pulses: Their counters.
         inform: Prints a notice; None where another node or attempt prints it.
     """
 
@@ -44,7 +43,7 @@ class ForkWatch:
         self._reported: set[int] = set()
 
     def tick(self) -> Finding | None:
-        """Return the deadlock of a worker once it is proven; costs next to nothing as long as batches come."""
+        """Return the deadlock of a worker once it is proven; almost free while batches come."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return None
@@ -78,7 +77,7 @@ class ForkWatch:
         return fork_deadlock.explain(now, frames)
 
     def _collect(self, local: int, now_s: float) -> WorkerLook | None:
-        """Return a look at the worker that a rank has waited for for long; None if it waits for none."""
+        """Return a look at the worker that a rank has long waited for; None if it waits for none."""
         awaited = self._pulses.read_awaited(local)
         waits_s = now_s - awaited.since_ns / 1e9
         pid = self._group.attempt.pids.get(local)

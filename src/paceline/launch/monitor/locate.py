@@ -1,7 +1,7 @@
-"""Where ranks stand when nothing moves: positions in, the difference between ranks and its name out.
+"""Find the cause of a hang from the positions of all ranks: which rank is missing, or in another collective.
 
-Pure. ``hangs`` says whether the run waits for something that does not come, ``judge`` what for. A rank that waits
-in a collective is never the cause by itself: the cause is who is not there, or who is in another one.
+Pure. ``hangs`` decides whether the run hangs, ``judge`` finds the cause. A rank that waits in a collective is not
+the cause; a rank that has not reached it, or is in another one, is.
 """
 
 from __future__ import annotations
@@ -17,85 +17,93 @@ from paceline.launch.monitor.proof import Call, Proof
 from paceline.launch.monitor.waiting import longer
 from paceline.text.wording import named
 
-# Findings that say why ranks are apart, and not only that they are.
+# Findings that explain why ranks are in different places; the others only report that they are.
 _REASONS = ("conditional-collective", "uneven-inputs", "rank-ended-early")
-_USUAL_STEPS = 10  # a rank that makes no progress for as long as these is worth a notice
+_USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
 
-def limit_s(asked: float | None, *, step_s: float) -> float:
-    """Return after how long without progress a rank that others wait for is reported.
+def limit_s(requested_s: float | None, *, step_s: float) -> float:
+    """Return the time without progress after which a rank that others wait for is reported.
 
     Args:
-        asked: ``--hang-timeout``, None if it was not given.
-        step_s: Usual time of a step, 0 if it is not known.
+        requested_s: ``--hang-timeout``, None if it was not given.
+        step_s: Usual time of a step, 0 if unknown.
     """
-    if asked is not None:
-        return asked
+    if requested_s is not None:
+        return requested_s
     return max(deadlines.scaled(deadlines.HANG_NOTICE), _USUAL_STEPS * step_s)
 
 
 def hangs(positions: Sequence[Position]) -> bool:
-    """Return whether the run waits for something that does not come.
+    """Return whether the run hangs.
 
-    Somebody waits in a collective, and everybody who does not is without progress too; or nobody waits for
-    anybody, and all stand still in their own code for long.
+    It does if a rank waits in a collective and all ranks outside of one make no progress either, or if no rank waits
+    for another and all have been idle in their own code for long.
     """
-    living = [each for each in positions if not each.ended]
+    living = [position for position in positions if not position.ended]
     if not living:
         return False
-    if any(each.waits and each.late for each in living):
-        return all(each.waits or each.late for each in living)
-    return all(each.late_alone and each.still for each in living)
+    if any(position.waits and position.late for position in living):
+        return all(position.waits or position.late for position in living)
+    return all(position.late_alone and position.still for position in living)
 
 
 def judge(positions: Sequence[Position], *, uneven: Finding | None = None, broken: bool = False) -> Finding | None:
-    """Name what the run waits for; None if it cannot be told from where the ranks are.
+    """Return the likely cause of a hang; None if the positions do not show it.
 
     Args:
-        positions: Of all ranks that could be seen, at the same moment.
-        uneven: What the numbers of batches say, if they say anything.
-        broken: Nobody waits: a collective broke, because what the ranks sent each other did not fit.
+        positions: Positions of all ranks that answered, at the same moment.
+        uneven: The finding about uneven numbers of batches, if there is one.
+        broken: No rank waits: a collective failed because the ranks sent data that did not match.
     """
-    living = [each for each in positions if not each.ended]
-    waiting = [each for each in living if each.waits]
-    absent = [each for each in living if not each.waits]
-    if not broken and absent and (waiting or all(each.late_alone for each in absent)):
+    living = [position for position in positions if not position.ended]
+    waiting = [position for position in living if position.waits]
+    absent = [position for position in living if not position.waits]
+    absent_hang = bool(waiting) or all(position.late_alone for position in absent)
+    if absent and absent_hang and not broken:
         return _stuck(absent, waiting, positions)
-    guarded = [each for each in waiting if each.guard]
+    guarded = [position for position in waiting if position.guard]
     if uneven is not None:
         return replace(uneven, evidence=(*uneven.evidence, *_lines(positions))[:5])
     if guarded and len(guarded) < len(positions):
         return _conditional(guarded, positions)
-    ended = [each for each in positions if each.ended]
+    ended = [position for position in positions if position.ended]
     if waiting and ended:
         return _some_have_ended(ended, waiting, positions)
     if len(_groups(waiting)) > 1:
         return _different(waiting, positions)
-    return _all_together(waiting) if len(waiting) == len(positions) > 1 and not broken else None
+    same_collective = len(waiting) == len(positions) > 1
+    return _all_together(waiting) if same_collective and not broken else None
 
 
 def judge_proven(positions: Sequence[Position], proof: Proof, *, uneven: Finding | None = None) -> Finding:
-    """Name why ranks can never continue.
+    """Return the cause of a hang that is proven.
 
     Args:
-        positions: Of all ranks.
-        proof: That they cannot.
-        uneven: What the numbers of batches say, if they say anything.
+        positions: Positions of all ranks.
+        proof: The ranks that can never continue, and their calls.
+        uneven: The finding about uneven numbers of batches, if there is one.
     """
     stuck = [position for position in positions if position.rank in proof.ranks]
     finding = judge(stuck, uneven=uneven)
     calls = _calls(proof.calls)
-    says_why = finding is not None and finding.name in _REASONS
-    sizes = bool(calls) and len({call.name for call in proof.calls.values()}) == 1
-    if finding is None or (not says_why and (sizes or finding.name != "collective-mismatch")):
+    if finding is None or not _explains(finding, proof):
         finding = _other_calls(stuck, proof) if calls else _waiting_in_turn(stuck)
     evidence = tuple(dict.fromkeys((*finding.evidence, *calls)))[:5]
     why = "proven: no rank can leave its collective, and no bytes move between them"
     return replace(finding, evidence=evidence, why=finding.why or why)
 
 
+def _explains(finding: Finding, proof: Proof) -> bool:
+    """Return whether a finding says at least as much as the calls of a proof."""
+    if finding.name in _REASONS:
+        return True
+    sizes_differ = len({call.name for call in proof.calls.values()}) == 1
+    return finding.name == "collective-mismatch" and not sizes_differ
+
+
 def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
-    """Return a line for each call that ranks have made under one number."""
+    """Return a line for each different call with the same sequence number."""
     groups: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         groups.setdefault(call.words, []).append(rank)
@@ -107,10 +115,11 @@ def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
     ranks = sorted(calls, key=lambda rank: (sum(calls[rank].fits(other) for other in calls.values()), rank))
     first = ranks[0]
     other = next(rank for rank in ranks if not calls[first].fits(calls[rank]))
-    one, two = calls[first], calls[other]
-    what = f"ranks call different collectives: rank {first} {one.words}, rank {other} {two.words}"
-    if one.name == two.name:
-        what = f"{one.name} #{one.seq} differs in size: {one.size} on rank {first}, {two.size} on rank {other}"
+    call, other_call = calls[first], calls[other]
+    what = f"ranks call different collectives: rank {first} {call.words}, rank {other} {other_call.words}"
+    if call.name == other_call.name:
+        sizes = f"{call.size} on rank {first}, {other_call.size} on rank {other}"
+        what = f"{call.name} #{call.seq} differs in size: {sizes}"
     return Finding(
         "collective-mismatch",
         what,
@@ -121,10 +130,9 @@ def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
 
 
 def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
-    ranks = named(position.rank for position in stuck)
     return Finding(
         "collective-mismatch",
-        f"{ranks} wait for each other in different collectives, and none can continue",
+        f"{_ranks(stuck)} wait for each other in different collectives, and none can continue",
         where=_where(stuck),
         evidence=_lines(stuck),
         fix="make every rank call the same collectives in the same order; look for code for some ranks only",
@@ -132,11 +140,12 @@ def _waiting_in_turn(stuck: Sequence[Position]) -> Finding:
 
 
 def _stuck(absent: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
-    longest = max(absent, key=lambda each: each.idle_s)
-    alike = [each for each in absent if each.kind == longest.kind]
+    longest = max(absent, key=lambda position: position.idle_s)
+    alike = [position for position in absent if position.kind == longest.kind]
     data = longest.kind == DATA
-    wait, it = ("waits" if len(waiting) == 1 else "wait"), ("it" if len(alike) == 1 else "them")
-    others = f"; {named(each.rank for each in waiting)} {wait} for {it}" if waiting else ""
+    wait = "waits" if len(waiting) == 1 else "wait"
+    pronoun = "it" if len(alike) == 1 else "them"
+    others = f"; {_ranks(waiting)} {wait} for {pronoun}" if waiting else ""
     return Finding(
         "rank-stuck-in-data" if data else "rank-stuck-in-code",
         f"{_with_host(alike)} {'has' if len(alike) == 1 else 'have'} {longest.stuck}{others}",
@@ -167,8 +176,8 @@ def _different(waiting: Sequence[Position], positions: Sequence[Position]) -> Fi
     rest = next(group for group in groups if group is not smallest)
     return Finding(
         "collective-mismatch",
-        f"ranks are in different collectives: {named(each.rank for each in smallest)} in {smallest[0].doing}, "
-        f"{named(each.rank for each in rest)} in {rest[0].doing}",
+        f"ranks are in different collectives: {_ranks(smallest)} in {smallest[0].doing}, "
+        f"{_ranks(rest)} in {rest[0].doing}",
         where=_where(smallest),
         evidence=_lines(positions),
         fix="make every rank call the same collectives in the same order; look for code for some ranks only",
@@ -176,13 +185,14 @@ def _different(waiting: Sequence[Position], positions: Sequence[Position]) -> Fi
 
 
 def _some_have_ended(ended: Sequence[Position], waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
-    fewer = all(one.steps < other.steps for one in ended for other in waiting)
+    wait = "waits" if len(waiting) == 1 else "wait"
+    fewer = all(early.steps < other.steps for early in ended for other in waiting)
     name = "uneven-inputs" if fewer else "rank-ended-early"
     count = f" after {ended[0].steps} steps" if ended[0].steps else ""
     return Finding(
         name,
         f"{_with_host(ended)} {'has' if len(ended) == 1 else 'have'} ended{count}, and "
-        f"{named(each.rank for each in waiting)} still {'waits' if len(waiting) == 1 else 'wait'}: {waiting[0].doing}",
+        f"{_ranks(waiting)} still {wait}: {waiting[0].doing}",
         where=_where(ended),
         evidence=_lines(positions),
         fix="give all ranks the same number of batches (DistributedSampler, drop_last, or session.loader)"
@@ -192,12 +202,12 @@ def _some_have_ended(ended: Sequence[Position], waiting: Sequence[Position], pos
 
 
 def _all_together(waiting: Sequence[Position]) -> Finding:
-    least = min(each.seq for each in waiting)
-    behind = [each for each in waiting if each.seq == least]
-    lagging = f"; {named(each.rank for each in behind)} the furthest behind" if len(behind) < len(waiting) else ""
+    least = min(position.seq for position in waiting)
+    behind = [position for position in waiting if position.seq == least]
+    lagging = f"; {_ranks(behind)} the furthest behind" if len(behind) < len(waiting) else ""
     return Finding(
         "collective-timeout",
-        f"all ranks wait in the same collective for {min(each.idle_s for each in waiting):.0f} s: "
+        f"all ranks wait in the same collective for {min(position.idle_s for position in waiting):.0f} s: "
         f"{waiting[0].doing}{lagging}",
         where=_where(waiting),
         evidence=_lines(waiting),
@@ -207,18 +217,19 @@ def _all_together(waiting: Sequence[Position]) -> Finding:
 
 
 def _groups(positions: Iterable[Position]) -> list[list[Position]]:
-    """Group ranks by what they do and where, in the order of their ranks."""
-    listed = sorted(positions, key=lambda each: each.rank)
-    # collectives are counted in each process group, so numbers of different ones cannot be compared
-    one_group = len({each.group for each in listed if each.flying}) < 2
-    found: dict[str, list[Position]] = {}
-    for each in listed:
-        found.setdefault(each.doing if one_group else re.sub(r" #\d+", "", each.doing), []).append(each)
-    return list(found.values())
+    """Group positions by what the ranks do and where, in the order of the ranks."""
+    ordered = sorted(positions, key=lambda position: position.rank)
+    # each process group has its own sequence numbers, which cannot be compared between groups
+    one_group = len({position.group for position in ordered if position.flying}) < 2
+    groups: dict[str, list[Position]] = {}
+    for position in ordered:
+        action = position.doing if one_group else re.sub(r" #\d+", "", position.doing)
+        groups.setdefault(action, []).append(position)
+    return list(groups.values())
 
 
 def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
-    """One line for each group: ``ranks 0-2: all_reduce #812, backward, train.py:91``; four at most."""
+    """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, backward, train.py:91``."""
     groups = sorted(_groups(positions), key=len)
     lines = [f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups]
     more = sum(len(group) for group in groups[4:])
@@ -226,7 +237,7 @@ def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
 
 
 def _for(group: Sequence[Position]) -> str:
-    idle = min(each.idle_s for each in group)
+    idle = min(position.idle_s for position in group)
     return f", for {idle:.0f} s" if idle >= 1 and not group[0].ended else ""
 
 
@@ -235,12 +246,16 @@ def _batches(group: Sequence[Position]) -> str:
     return f", after {counts.pop()} batches" if len(counts) == 1 and max(counts) > 0 else ""
 
 
+def _ranks(group: Sequence[Position]) -> str:
+    return named(position.rank for position in group)
+
+
 def _with_host(group: Sequence[Position]) -> str:
-    hosts = {each.host for each in group if each.host}
+    hosts = {position.host for position in group if position.host}
     suffix = f" ({hosts.pop()})" if len(hosts) == 1 else ""
-    return named(each.rank for each in group) + suffix
+    return _ranks(group) + suffix
 
 
 def _where(group: Sequence[Position]) -> str:
-    hosts = ", ".join(sorted({each.host for each in group if each.host})[:4])
-    return f"{named(each.rank for each in group)} on {hosts}" if hosts else named(each.rank for each in group)
+    hosts = ", ".join(sorted({position.host for position in group if position.host})[:4])
+    return f"{_ranks(group)} on {hosts}" if hosts else _ranks(group)

@@ -1,7 +1,7 @@
-"""What the pulses of all ranks show while a run goes on, and when it stops: facts in, a Finding or nothing out. Pure.
+"""Find silent training errors from the counters of all ranks: same data, same order, padding, NaN, stragglers. Pure.
 
-A healthy run must hear nothing of this. So each judge says something only where the facts leave no other reading,
-and stays silent where they do not reach.
+Facts in, a Finding or None out. A healthy run must get no warning, so each function returns a finding only where the
+facts have no other explanation, and None where they are incomplete.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 from paceline.errors import Finding
 from paceline.text.wording import named
 
-# A host is a straggler by this much, for so many windows of time in a row.
+# A host is a straggler if it is slower by this factor, in this many consecutive windows of time.
 SLOWER = 1.2
 WINDOWS = 3
-_LEAST_S, _LEAST_SHARE = 0.001, 0.05  # of a step; less is not worth a word
+_LEAST_S, _LEAST_SHARE = 0.001, 0.05  # of a step; less is not worth a warning
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a node's ranks stepped in a window of time, on average.
+    """Mean step times of a node's ranks in a window of time.
 
     Attributes:
         host: The node's host.
-        node: Its rank.
-        own_s: Seconds a step of its own work, outside backward, where it waits for others.
-        data_s: Of these, waiting for data.
-        step_s: Seconds a step.
+        node: The node's rank.
+        own_s: Seconds per step of the ranks' own work: without backward, in which they wait for others.
+        data_s: Seconds of ``own_s`` in which they wait for data.
+        step_s: Seconds per step.
     """
 
     host: str
@@ -41,13 +41,13 @@ class Pace:
 
     @property
     def name(self) -> str:
-        """The host, and which node of the run it is: two may be on one host."""
+        """The host and the node's rank, since several nodes may be on one host."""
         return f"{self.host} (node {self.node})"
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of some ranks that agree in all of them.
+    """The parameters of ranks that agree in all of them.
 
     Attributes:
         ranks: The ranks.
@@ -61,14 +61,15 @@ class Parameters:
 
 
 def same_data(hashes: Sequence[int], works: Sequence[int], *, world_size: int, indices: int) -> Finding | None:
-    """Judge whether all ranks train on the same samples, and compute the same from them.
+    """Return a finding if all ranks train on the same samples and compute the same from them.
 
-    Ranks that read the same may be right to: they take slices of it, split a model, or augment what they have read.
+    Reading the same samples alone is not an error: ranks may take slices of them, split a model, or augment them.
 
     Args:
-        hashes: Of each rank's first indices and samples, 0 if a rank has nothing to say.
-        works: Of each rank's losses, local gradients and parameters in a few steps, likewise.
-        world_size: Ranks; those of a node may have told a hash once for all of them.
+        hashes: Hashes of each rank's first indices and samples, 0 for a rank without one; ranks of a node that share
+            a hash may have one entry.
+        works: Hashes of each rank's losses, local gradients and parameters in a few steps, likewise.
+        world_size: Number of ranks.
         indices: How many indices are in a hash.
     """
     if world_size < 2 or not _all_alike(hashes) or not _all_alike(works):
@@ -93,11 +94,11 @@ def _all_alike(hashes: Sequence[int]) -> bool:
 
 
 def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
-    """Judge whether the order of the samples is the same in two epochs.
+    """Return a finding if the order of the samples is the same in two epochs.
 
     Args:
-        repeats: Of each rank that saw an order twice: the number of the loop that had the order of the one before,
-            and how many indices were compared.
+        repeats: For each rank that saw an order twice: the number of the loop that repeated the order of the previous
+            one, and how many indices were compared.
     """
     if not repeats:
         return None
@@ -114,7 +115,7 @@ def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
 
 
 def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Finding | None:
-    """Judge whether an evaluation scores some samples twice.
+    """Return a finding if an evaluation scores some samples twice.
 
     Args:
         dataset_length: Samples of the dataset, 0 if no such evaluation was seen.
@@ -140,10 +141,10 @@ def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Findi
 
 
 def not_a_number(names: Mapping[int, str]) -> Finding | None:
-    """Judge whether ranks have ended well with parameters that are worth nothing.
+    """Return a finding if ranks have succeeded although their parameters contain NaN.
 
     Args:
-        names: Of each rank that has ended with a NaN, the first parameter that holds one.
+        names: For each such rank, the first parameter that contains a NaN.
     """
     if not names:
         return None
@@ -160,7 +161,7 @@ def not_a_number(names: Mapping[int, str]) -> Finding | None:
 
 
 def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Judge whether ranks have different numbers of batches, at the moment of a hang or a failure.
+    """Return a finding if ranks have different numbers of batches, at the moment of a hang or a failure.
 
     Args:
         pulses: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of every rank.
@@ -169,17 +170,18 @@ def uneven(pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
     ended = {entry["rank"]: entry["loop_batches"] for entry in pulses if entry["loops"] == furthest}
     behind = {entry["rank"]: entry["open_batches"] for entry in pulses if entry["loops"] == furthest - 1}
     if not furthest or len(ended) + len(behind) < len(pulses) or min(ended.values()) < 1:
-        return None  # a count that is not sure, or ranks that are far apart for another reason
+        return None  # an uncertain count, or ranks that are far apart for another reason
     if behind and min(behind.values()) > max(ended.values()):
         return _uneven(ended, behind, "had taken", furthest)
     lengths = {entry["rank"]: entry["loop_length"] for entry in pulses if entry["rank"] in behind}
     if behind and min(behind.values()) == max(ended.values()) < min(lengths.values()):
-        # they hang before they take one more
+        # the ranks behind hang before they take one more batch
         return _uneven(ended, lengths, "has" if len(behind) == 1 else "have", furthest)
     if not behind and len(set(ended.values())) > 1:
         return _uneven_ended(ended, furthest)
     first = {entry["rank"]: entry["first_loop_batches"] for entry in pulses if entry["loops"]}
-    if behind and len(first) == len(pulses) and min(first.values()) > 0 and len(set(first.values())) > 1:
+    all_counted = len(first) == len(pulses) and min(first.values()) > 0
+    if behind and all_counted and len(set(first.values())) > 1:
         return _uneven_ended(first, 1)
     return None
 
@@ -210,29 +212,30 @@ def _loader_of(ranks: Mapping[int, int]) -> str:
 
 
 def slowest(paces: Sequence[Pace]) -> Pace | None:
-    """Return the node that the others wait for in a window of time, None if none is much slower than they are."""
+    """Return the pace of the node that the others wait for, None if no node is much slower than the others."""
     if len(paces) < 2:
         return None
-    found = max(paces, key=lambda pace: pace.own_s)
-    others = _others(paces, found).own_s
-    lost = found.own_s - others
-    enough = lost >= _LEAST_S and lost >= _LEAST_SHARE * found.step_s
-    return found if enough and found.own_s > SLOWER * others else None
+    slow = max(paces, key=lambda pace: pace.own_s)
+    others = _others(paces, slow).own_s
+    lost = slow.own_s - others
+    enough = lost >= _LEAST_S and lost >= _LEAST_SHARE * slow.step_s
+    return slow if enough and slow.own_s > SLOWER * others else None
 
 
 def straggler(windows: Sequence[Sequence[Pace]]) -> Finding | None:
-    """Judge whether one host holds the others up.
+    """Return a finding if one host delays the others.
 
     Args:
-        windows: The paces of all nodes, a window of time each, oldest first.
+        windows: The paces of all nodes in each window of time, oldest first.
     """
     last = windows[-WINDOWS:]
-    found = [slowest(paces) for paces in last]
-    if len(last) < WINDOWS or None in found or len({pace.node for pace in found if pace}) > 1:
+    slow_paces = [slowest(paces) for paces in last]
+    if len(last) < WINDOWS or None in slow_paces or len({pace.node for pace in slow_paces if pace}) > 1:
         return None
-    slow, others = found[-1], [_others(paces, pace) for paces, pace in zip(last, found, strict=True) if pace]
+    slow = slow_paces[-1]
     assert slow is not None
-    own, data, step = (_mean_ms(found, name) for name in ("own_s", "data_s", "step_s"))
+    others = [_others(paces, pace) for paces, pace in zip(last, slow_paces, strict=True) if pace]
+    own, data, step = (_mean_ms(slow_paces, name) for name in ("own_s", "data_s", "step_s"))
     their_own, their_data = _mean_ms(others, "own_s"), _mean_ms(others, "data_s")
     waits_for_data = data - their_data > (own - their_own) / 2
     return Finding(
@@ -263,10 +266,10 @@ def _mean_ms(paces: Sequence[Pace | None], name: str) -> float:
 
 
 def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
-    """Judge whether all ranks have the same parameters after a step.
+    """Return a finding if ranks have different parameters after an optimizer step.
 
     Args:
-        groups: Ranks, those that agree together.
+        groups: The parameters of groups of ranks that agree.
         step: The optimizer step.
     """
     if len(groups) < 2:
@@ -275,16 +278,16 @@ def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
     apart = sorted((group for group in groups if group is not most), key=lambda group: _first(group, most))
     ranks = sorted(rank for group in apart for rank in group.ranks)
     place = _first(apart[0], most)
-    known = most.names or apart[0].names
-    evidence = [f"first: {known[place]}"] if place < len(known) else []
+    names = most.names or apart[0].names
+    evidence = [f"first: {names[place]}"] if place < len(names) else []
     differing = sum(a != b for a, b in zip(apart[0].sums, most.sums, strict=False))
     if differing:
         evidence.append(f"{differing} of {len(most.sums)} parameters differ")
-    name = f", first in {known[place].partition(' ')[0]}" if place < len(known) else ""
+    first_name = f", first in {names[place].partition(' ')[0]}" if place < len(names) else ""
     return Finding(
         "replicas-differ",
         f"after step {step} {named(ranks)} {'has' if len(ranks) == 1 else 'have'} other parameters than "
-        f"{named(most.ranks)}{name}",
+        f"{named(most.ranks)}{first_name}",
         where=named(ranks),
         evidence=tuple(evidence),
         why="gradients are averaged as if all had the same parameters; from here on they train different models",
@@ -293,8 +296,10 @@ def replicas(groups: Sequence[Parameters], *, step: int) -> Finding | None:
     )
 
 
-def _first(one: Parameters, other: Parameters) -> int:
-    """Return the place of the first parameter that differs."""
-    pairs = zip(zip(one.names, one.sums, strict=True), zip(other.names, other.sums, strict=True), strict=False)
-    differing = (place for place, (mine, theirs) in enumerate(pairs) if mine != theirs)
-    return next(differing, min(len(one.sums), len(other.sums)))
+def _first(parameters: Parameters, other: Parameters) -> int:
+    """Return the index of the first parameter that differs."""
+    entries = zip(parameters.names, parameters.sums, strict=True)
+    other_entries = zip(other.names, other.sums, strict=True)
+    pairs = enumerate(zip(entries, other_entries, strict=False))
+    differing = (place for place, (entry, other_entry) in pairs if entry != other_entry)
+    return next(differing, min(len(parameters.sums), len(other.sums)))

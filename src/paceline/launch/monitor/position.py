@@ -1,4 +1,4 @@
-"""Where a rank stands at one moment: its stack, the collective that it has begun, how far it has come. Pure."""
+"""The position of a rank at one moment: its stack, its last collective, and its progress. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
 WAITING = (COLLECTIVE, BACKWARD, START)
 
-# States of a process that are said: it was stopped by a signal; it waits for a device, and no signal reaches it.
+# States of a process that are reported: stopped by a signal; waiting for a device, where no signal reaches it.
 STOPPED, UNKILLABLE = "T", "D"
 
 # Functions of torch.distributed in which ranks find each other, before there is a group to reduce over.
@@ -31,7 +31,7 @@ _PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("torch/autograd/graph.py", ("_engine_run_backward",), BACKWARD, "backward"),
     ("paceline/train/session/once.py", (), START, "once"),
 )
-# Of a line of the user's, so much is shown.
+# Characters of a line of the user's code that are shown.
 _SHOWN = 60
 
 
@@ -48,7 +48,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Position:
-    """What is known of one rank at one moment.
+    """The position of one rank at one moment.
 
     Attributes:
         rank: Global rank.
@@ -96,12 +96,12 @@ class Position:
 
     @property
     def kind(self) -> str:
-        """Kind of its place, from the stack."""
+        """Kind of place that the stack shows."""
         return classify(self.frames)[0]
 
     @property
     def waits(self) -> bool:
-        """It waits for other ranks, as far as can be seen."""
+        """Whether it waits for other ranks, as far as is visible."""
         if self.ended or self.state == STOPPED:
             return False
         return self.kind in WAITING or (self.flying and self.kind != DATA)
@@ -114,8 +114,9 @@ class Position:
 
     @property
     def spot(self) -> str:
-        """What the user's innermost line has called, and where it is: ``request.urlopen (load, data.py:40)``."""
-        if self.state in (STOPPED, UNKILLABLE) or self.worker or self.kind != CODE or not self.place:
+        """The call that the user's innermost line has made, and that line: ``request.urlopen (load, data.py:40)``."""
+        is_in_own_code = self.kind == CODE and self.place and not self.worker
+        if self.state in (STOPPED, UNKILLABLE) or not is_in_own_code:
             return self.doing
         inner = max(number for number, frame in enumerate(self.frames) if frame.user)
         frame, called = self.frames[inner], self.frames[inner + 1 : inner + 2]
@@ -125,7 +126,7 @@ class Position:
 
     @property
     def doing(self) -> str:
-        """What it does and where: ``all_reduce #812, backward, train.py:91``."""
+        """The rank's action and its place: ``all_reduce #812, backward, train.py:91``."""
         if self.ended:
             return f"its script has ended, after {self.steps} steps" if self.steps else "its script has ended"
         if self.state == STOPPED:
@@ -136,7 +137,7 @@ class Position:
 
     @property
     def stuck(self) -> str:
-        """Since when it stands where: ``been stuck for 121 s in time.sleep(9) at train.py:8``."""
+        """How long it has been idle and where: ``been stuck for 121 s in time.sleep(9) at train.py:8``."""
         since = f"for {self.idle_s:.0f} s"
         if self.state == STOPPED:
             return f"been stopped (state T) {since} (it continues with: kill -CONT {self.pid})"
@@ -163,7 +164,7 @@ class Position:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Position:
-        """Return the position that ``to_json`` made."""
+        """Return the position that ``to_json`` converted."""
         return cls(**{**values, "frames": tuple(Frame(**frame) for frame in values["frames"])})
 
 
@@ -178,28 +179,29 @@ def _cut(code: str) -> str:
 
 
 def classify(frames: Sequence[Frame]) -> tuple[str, str]:
-    """Return the kind of a stack's place and words for it.
+    """Return the kind of place that a stack shows, and words for it.
 
-    What counts is what the user's innermost line has called: torch's forward and backward run the user's code too.
-    A dataset is the exception, as it is called by the loader that it belongs to.
+    Only frames that the user's innermost line has called count, because torch's forward and backward run the user's
+    code too. A dataset is the exception: its loader calls it.
 
     Args:
         frames: Outermost first.
     """
-    called = True  # no frame of the user's has been passed yet, from the inside out
+    called = True  # from the inside out: no frame of the user's code has come yet
     for frame in reversed(frames):
         if frame.user:
             called = False
             continue
         path = frame.file.replace("\\", "/")
         for end, functions, kind, words in _PLACES:
-            if path.endswith(end) and (not functions or frame.function in functions) and (called or kind == DATA):
+            fits = path.endswith(end) and (not functions or frame.function in functions)
+            if fits and (called or kind == DATA):
                 return kind, words or frame.function
     return CODE, ""
 
 
 def shown_path(path: str) -> str:
-    """Return a path as short as it can be told: below the working folder without that."""
+    """Return a path relative to the working folder if it is below it."""
     relative = os.path.relpath(path) if os.path.isabs(path) else path
     return path if relative.startswith("..") else relative
 
@@ -207,8 +209,8 @@ def shown_path(path: str) -> str:
 def parse(dump: str) -> tuple[tuple[str, int, str], ...]:
     """Return ``(file, line, function)`` of the main thread, outermost first.
 
-    It is the current one where a signal was sent to the process. Where a library's own thread has crashed, it is the
-    one that no other thread has started.
+    After a signal to the process the main thread is the current thread. After a crash in a library's thread it is the
+    thread that no other thread has started.
 
     Args:
         dump: One dump of all threads by faulthandler.
@@ -217,5 +219,5 @@ def parse(dump: str) -> tuple[tuple[str, int, str], ...]:
     stacks = [(text, re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)) for text in threads]
     main = [frames for _, frames in stacks if frames and frames[-1][2] != "_bootstrap"]
     current = [frames for text, frames in stacks if frames and text.startswith("Current")]
-    chosen = (main or current or [[]])[-1]
-    return tuple((file, int(line), function) for file, line, function in reversed(chosen))
+    stack = (main or current or [[]])[-1]
+    return tuple((file, int(line), function) for file, line, function in reversed(stack))

@@ -1,16 +1,16 @@
-"""Whether ranks that stand still can ever continue, from what each of them waits in. Pure.
+"""Prove that ranks can never continue, from the collectives in which they wait. Pure.
 
-What is proven here ends a run, so everything rests on what a rank itself has recorded, never on how long it waits:
+A proof ends a run, so it rests only on what a rank itself has recorded, never on how long it waits:
 
 - Two ranks are in the same collective of a group (its sequence number), and have called different operations, or one
   operation with different sizes. The other rank may have left that collective already.
-- A rank is in a collective that another rank has not called, and that one is in a collective which, in the end, waits
-  for the first: a cycle. A sequence number that differs proves nothing: the root of a broadcast continues
-  while its bytes travel.
-- A rank is in a collective of a group of which a member's process has ended.
+- A rank is in a collective that a second rank has not called, and the second is in a collective that waits, directly or
+  through others, for the first: a cycle. Different sequence numbers alone prove nothing: the root of a broadcast
+  continues while its bytes travel.
+- A rank is in a collective of a group, and the process of another member has ended.
 
-A rank counts as blocked only if it was seen twice in the same place, with the kernel's word that its main thread has
-not run in between, and if no bytes have moved on its sockets.
+A rank counts as blocked only if two looks find it in the same place, the kernel shows that its main thread has not run
+in between, and no bytes have moved on its sockets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 # Operations in which every rank sends as many elements as the others.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
-# Operations under all the names that torch's functions give them (``_all_gather_base``); the first that fits counts.
+# Kinds of operations, whose names differ between torch's functions (``_all_gather_base``); the first match counts.
 _KINDS = ("allgather", "reducescatter", "allreduce", "alltoall", "broadcast", "barrier", "gather", "scatter", "reduce")
 
 
@@ -55,7 +55,7 @@ class Call:
         return f"{self.elements} element{'s' if self.elements != 1 else ''}"
 
     def fits(self, other: Call) -> bool:
-        """Return whether two ranks may make these two calls under one number."""
+        """Return whether two ranks may make these two calls with the same sequence number."""
         if self.name != other.name:
             return _kind(self.name) == _kind(other.name)
         return self.name not in _SAME_SIZE or self.elements == other.elements
@@ -68,15 +68,15 @@ def _kind(name: str) -> str:
 
 @dataclass(frozen=True)
 class Stand:
-    """What one rank waits in.
+    """The collectives that one rank has called and waits in.
 
     Attributes:
         rank: Global rank.
-        blocked: It waits in a collective, and nothing of it has moved between two looks.
-        ended: Its process has ended well.
-        pending: Collectives that it has called and that have not come back.
-        recent: The last ones that it has called, those among them.
-        whole: ``recent`` leaves out no process group that it has ever called a collective of.
+        blocked: It waits in a collective, and has made no progress between two looks.
+        ended: Its process has ended successfully.
+        pending: Collectives that it has called and that have not returned.
+        recent: The last collectives that it has called, including the pending ones.
+        whole: ``recent`` covers all process groups on which the rank has ever called a collective.
         members: Global ranks of each process group.
     """
 
@@ -89,12 +89,12 @@ class Stand:
     members: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def has_not_called(self, call: Call) -> bool:
-        """Return whether it is sure that the rank has not come as far as a collective."""
+        """Return whether it is certain that the rank has not called a collective yet."""
         numbers = [other.seq for other in self.recent if other.group == call.group]
         return max(numbers) < call.seq if numbers else self.whole
 
     def same_place(self, call: Call) -> Call | None:
-        """Return what the rank has called under a number of a group; None if that is not known or was more than one."""
+        """Return the rank's call with the same group and number; None if it is unknown or there are several."""
         calls = [other for other in self.recent if (other.group, other.seq) == (call.group, call.seq)]
         return calls[0] if len(calls) == 1 else None
 
@@ -104,7 +104,7 @@ class Stand:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Stand:
-        """Return the stand with the values that ``to_json`` returned."""
+        """Return the stand that ``to_json`` converted."""
         calls = {name: tuple(Call(**call) for call in values[name]) for name in ("pending", "recent")}
         return cls(**{**values, **calls})
 
@@ -114,8 +114,8 @@ class Proof:
     """Ranks that can never continue.
 
     Attributes:
-        ranks: They, and the ranks that have ended and that they wait for.
-        calls: Calls of two ranks that do not fit, by rank; empty if it is not that.
+        ranks: The stuck ranks, and ranks that have ended and that they wait for.
+        calls: The calls that do not match, by rank; empty if the proof is another one.
     """
 
     ranks: frozenset[int]
@@ -123,7 +123,7 @@ class Proof:
 
 
 def find(stands: Iterable[Stand]) -> Proof | None:
-    """Return which ranks can never continue, None if nothing is proven.
+    """Return a proof that ranks can never continue, None if there is none.
 
     Args:
         stands: All ranks of the run.
@@ -137,14 +137,14 @@ def _waiting(by_rank: Mapping[int, Stand]) -> Iterable[tuple[Stand, Call]]:
 
 
 def _others(by_rank: Mapping[int, Stand], stand: Stand, call: Call) -> list[Stand]:
-    """Return the other members of a call's group, as far as they are known and agree who its members are."""
+    """Return the other members of a call's group, those that are known and agree on its members."""
     members = stand.members.get(call.group, ())
     others = [by_rank[rank] for rank in members if rank != stand.rank and rank in by_rank]
     return [other for other in others if other.ended or list(other.members.get(call.group, ())) == list(members)]
 
 
 def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
-    """Find two blocked ranks whose calls under one number do not fit; all ranks that made either are named."""
+    """Find blocked ranks whose calls with one sequence number do not match; name all ranks that made them."""
     for stand, call in _waiting(by_rank):
         others = [other for other in _others(by_rank, stand, call) if other.blocked]
         calls = {stand.rank: call} if stand.same_place(call) else {}
@@ -155,22 +155,22 @@ def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
 
 
 def _cycle(by_rank: Mapping[int, Stand]) -> Proof | None:
-    """Find blocked ranks each of which waits for a call of another of them; None if there are none."""
+    """Find blocked ranks that wait for each other's calls; None if there are none."""
     stuck = {stand.rank for stand in by_rank.values() if stand.blocked}
     while True:
-        held = {
+        waiting = {
             stand.rank
             for stand, call in _waiting(by_rank)
             if stand.rank in stuck
             and any(other.rank in stuck and other.has_not_called(call) for other in _others(by_rank, stand, call))
         }
-        if held == stuck:
+        if waiting == stuck:
             return Proof(frozenset(stuck)) if stuck else None
-        stuck = held
+        stuck = waiting
 
 
 def _ended(by_rank: Mapping[int, Stand]) -> Proof | None:
-    """Find blocked ranks in a group of which a member has ended."""
+    """Find blocked ranks in a group with a member that has ended."""
     ranks = set[int]()
     for stand, call in _waiting(by_rank):
         gone = {other.rank for other in _others(by_rank, stand, call) if other.ended}

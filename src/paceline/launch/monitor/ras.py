@@ -1,4 +1,4 @@
-"""NCCL's own view of a hang: asks the RAS socket that NCCL 2.24 and newer open on every node.
+"""Ask NCCL for its view of a hang, through the RAS socket that NCCL 2.24 and newer open on every node.
 
 Protocol and layout: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html. One line
 of text is sent, ``verbose status``, and a report in sections comes back until the connection closes.
@@ -17,7 +17,7 @@ _ANSWER_S = 3.0  # RAS itself waits for peers that do not answer, five seconds a
 
 
 def ask(address: str) -> str:
-    """Return the report; empty if nobody answers.
+    """Return the report; empty if nothing answers.
 
     Args:
         address: ``HOST:PORT``, the value of ``NCCL_RAS_ADDR``.
@@ -28,14 +28,14 @@ def ask(address: str) -> str:
     try:
         with socket.create_connection((host, port), timeout=0.5) as link:
             link.sendall(b"verbose status\n")
-            while (left := deadline - time.monotonic()) > 0:
-                link.settimeout(left)
+            while (remaining_s := deadline - time.monotonic()) > 0:
+                link.settimeout(remaining_s)
                 part = link.recv(1 << 16)
                 if not part:
                     break
                 parts.append(part)
     except OSError:
-        pass  # nobody listens, or it has said all that it will in time
+        pass  # nothing listens, or the rest of the report does not come in time
     return b"".join(parts).decode(errors="replace")
 
 
@@ -46,8 +46,8 @@ def notable(report: str) -> list[str]:
         report: As ``ask`` returned it.
     """
     for section in ("Errors", "Warnings"):
-        found = re.search(rf"^{section}\n=+\n(.*?)(?:\n\n|\Z)", report, flags=re.M | re.S)
-        lines = [" ".join(line.split()) for line in found[1].splitlines() if line.strip()] if found else []
+        match = re.search(rf"^{section}\n=+\n(.*?)(?:\n\n|\Z)", report, flags=re.M | re.S)
+        lines = [" ".join(line.split()) for line in match[1].splitlines() if line.strip()] if match else []
         if lines:
             return [f"NCCL RAS: {line}" for line in lines[:2]]
     return []

@@ -1,4 +1,4 @@
-"""What is said of ranks that have waited for long while nothing is proven: positions in, a Notice out. Pure."""
+"""Write the notice about ranks that have waited for long while no hang is proven: positions in, a Notice out. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Picture:
     """What ranks wait for.
 
     Attributes:
-        key: The same for two pictures that differ in nothing worth another notice.
-        notice: What is said of it.
+        key: Equal for two pictures whose differences are not worth another notice.
+        notice: The text.
     """
 
     key: str
@@ -26,7 +26,7 @@ class Picture:
 
 
 def stopped(positions: Sequence[Position]) -> Picture | None:
-    """Return what is said of ranks that somebody has stopped, None if none is stopped."""
+    """Return the picture of ranks that a signal has stopped, None if none is stopped."""
     halted = [position for position in positions if position.state == STOPPED]
     if not halted:
         return None
@@ -42,10 +42,10 @@ def stopped(positions: Sequence[Position]) -> Picture | None:
 
 
 def picture(positions: Sequence[Position]) -> Picture | None:
-    """Return what is said of ranks of which none makes progress; None if what they do is transfer data.
+    """Return the picture of ranks that make no progress; None if they are transferring data.
 
     Args:
-        positions: Of all ranks, which ``locate.hangs`` has found to stand still.
+        positions: Positions of all ranks, for which ``locate.hangs`` is true.
     """
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
@@ -79,7 +79,8 @@ def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Pic
     together = len({(position.call, position.seq, position.group) for position in waiting}) == 1
     ended = [position.rank for position in positions if position.ended]
     words = "in the same collective" if together else "in collectives"
-    after = f"; {named(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
+    have = "has" if len(ended) == 1 else "have"
+    after = f"; {named(ended)} {have} ended" if ended else ""
     doings = {
         position.doing: [other.rank for other in waiting if other.doing == position.doing] for position in waiting
     }
@@ -109,14 +110,14 @@ def _wait(waiting: Sequence[Position]) -> str:
 
 
 def _is_in(position: Position, several: bool) -> str:
-    """Return where a rank is, with its host where there are several."""
+    """Return where a rank is, with its host if there are several hosts."""
     rank = f"rank {position.rank} ({position.host})" if several else f"rank {position.rank}"
     where = position.spot if position.state in (STOPPED, UNKILLABLE) else f"in {position.spot}"
     return f"{rank} is {where}{_facts(position)}"
 
 
 def _facts(position: Position) -> str:
-    """Return what of an absent rank moves, so that nobody takes work for a hang."""
+    """Return the signs of activity of an absent rank, so that work is not mistaken for a hang."""
     if position.moving:
         return ", bytes move on its sockets"
     return "" if position.still or position.state in (STOPPED, UNKILLABLE) else ", and uses the CPU"
@@ -132,11 +133,14 @@ def _advice(waiting: Sequence[Position], since_s: float) -> str:
 
 def longer(seconds: float) -> int:
     """Return a round number of seconds, at least twice as long."""
-    return next(position for position in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if position >= 2 * seconds)
+    return next(limit for limit in (60, 300, 600, 1800, 3600, 7200, 86400, 10**6) if limit >= 2 * seconds)
 
 
 def _key(kind: str, absent: Sequence[Position], waiting: Sequence[Position]) -> str:
-    """Return who is absent and where, and who waits in what; a busy rank's line changes all the time, so no lines."""
+    """Return which ranks are absent and where, and which wait in which collective.
+
+    The line of a busy rank changes all the time and is left out.
+    """
     places = [(position.rank, position.state, position.spot if position.still else "") for position in absent]
     waits = [(position.rank, position.call, position.seq, position.group) for position in waiting]
     return f"{kind} {sorted(places)} {sorted(waits)}"

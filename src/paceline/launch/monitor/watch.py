@@ -1,9 +1,9 @@
-"""The watch of a node: when a rank makes no progress, where do all ranks of the run stand?
+"""Hang detection of a node: when a rank makes no progress, collect the positions of all ranks of the run.
 
-The rank's heartbeat says how long ago it made progress. Only if that is too long are stacks and collectives looked at,
-on all nodes at once, and the head says for all what they amount to. A run is ended only on a proof (``proof``) or when
-the user's limit has passed; anything else is a notice (``waiting``). This module collects and acts, the other two
-decide.
+A rank's heartbeat shows when it last made progress. If that is too long ago, the launchers of all nodes read the stacks
+and collectives of their ranks at the same time, and the head decides for all. A run is ended only on a proof
+(``proof``) or when the user's limit has passed; anything else is a notice (``waiting``). This module collects and acts,
+the other two decide.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ _EVERY_S = 0.5
 # How long the head waits for the other nodes' positions, and they for its verdict.
 _POSITIONS_S = 4.0
 _VERDICT_S = 7.0
-# A rank that stands still uses less of a CPU than this.
+# A rank that is idle uses less than this share of a CPU.
 _STILL_CPU = 0.05
-# Where nobody waits for anybody, and where the user set a limit for ranks that work: see docs/guides/hangs.md.
+# The limit where no rank waits for another and the user set none: see docs/guides/hangs.md.
 _ALONE_S = 600.0
 _MOVING_BYTES = 1 << 18  # read and written between two looks: more than an answer to the launcher takes
-# A first look without signals comes when nothing has moved for long, the second soon after, further ones ever later.
+# The first look without signals comes after a long time without progress, the second soon after, further ones at
+# increasing intervals.
 _QUIET_STEPS = 2  # usual steps
 _QUIET_AGAIN_S, _QUIET_LAST_S = 2.0, 60.0
-_LEAST_APART_S = 0.5  # of two looks that are compared, also in tests
+_LEAST_APART_S = 0.5  # between two looks that are compared, also in tests
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the head makes of all positions.
+    """What the head concludes from the positions of all ranks.
 
     Attributes:
-        finding: What the run is to be ended for, None if it is not.
-        picture: What is said otherwise, None if nothing is.
-        cause: What the run will have ended by, if torch ends this wait; None if that cannot be told.
+        finding: Why the run must end, None if it continues.
+        picture: The notice if it continues, None if there is none.
+        cause: The cause of the failure if torch's timeout ends this wait; None if unknown.
     """
 
     finding: Finding | None = None
@@ -61,25 +62,25 @@ class Verdict:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Verdict:
-        """Return the verdict with the values that ``to_json`` returned."""
+        """Return the verdict that ``to_json`` converted."""
         finding, cause = (values[name] and Finding.from_json(values[name]) for name in ("finding", "cause"))
         picture = values["picture"]
         return cls(finding, picture and waiting.Picture(picture[0], Notice.from_json(picture[1])), cause)
 
 
 class Watch:
-    """Looks after the ranks of one attempt.
+    """Watch the ranks of one attempt for hangs.
 
     Args:
         group: The ranks of this node.
-        board: The other nodes, None if there are none.
+        board: Channel to the other nodes, None if there are none.
         asked_s: ``--hang-timeout``, None if it was not given.
-        give_up: Returns whether the launcher was told to end: then nobody waits for other nodes any more.
+        give_up: Returns whether the launcher must end and no longer waits for other nodes.
         inform: Prints a notice.
-        ask_nccl: Returns what NCCL itself has to say about a hang, None where ranks do not talk through NCCL.
+        ask_nccl: Returns NCCL's own report of a hang, None where ranks do not use NCCL.
 
     Attributes:
-        cause: What a notice has named and what has not gone on since; None if there is nothing.
+        cause: The cause that a notice has named, as long as no rank has made progress since; None otherwise.
     """
 
     def __init__(
@@ -92,21 +93,21 @@ class Watch:
         inform: Callable[[Notice], None],
         ask_nccl: Callable[[], list[str]] | None = None,
     ) -> None:
-        self._group, self._board, self._asked_s, self._ask_nccl = group, board, asked_s, ask_nccl
+        self._group, self._board, self._requested_s, self._ask_nccl = group, board, asked_s, ask_nccl
         self._give_up, self._inform = give_up, inform
         self._started_ns = time.monotonic_ns()
-        self._moved_ns: dict[int, int] = {}  # when a look last saw a rank in another collective than before
-        self._times_moved = 0  # how often that was so since the last heartbeat
+        self._moved_ns: dict[int, int] = {}  # by local rank: when a look last saw a new collective
+        self._times_moved = 0  # how often that happened since the last heartbeat
         self._next_s = self._again_s = 0.0
         self._quiet_s, self._quiet_again_s = 0.0, _QUIET_AGAIN_S
         self._round = 0
-        self._looks: list[tuple[float, dict[int, Look]]] = []  # with their times; the last has some to compare with
-        self._told_ns = 0  # of a hang that was only reported: silent until there is progress again
-        self._said_key, self._said_s = "", 0.0  # of the last notice
+        self._looks: list[tuple[float, dict[int, Look]]] = []  # with their times, oldest first
+        self._reported_ns = 0  # time of the last report; silent until there is progress again
+        self._notice_key, self._notice_s = "", 0.0  # of the last notice
         self.cause: Finding | None = None
 
     def tick(self) -> Finding | None:
-        """Return what the run is to be ended for, if so; costs next to nothing as long as all ranks make progress."""
+        """Return why the run must end, None if it continues; almost free while all ranks make progress."""
         now = time.monotonic()
         if now < self._next_s:
             return None
@@ -116,21 +117,24 @@ class Watch:
         if not quiet and not self._someone_is_late(share=0.5):
             self._forget()
         elif not self._looks:
-            self._look(quiet=True)  # to compare with
+            self._look(quiet=True)  # later looks are compared with this one
             self._quiet_s = now + self._apart_s()
-        calls = late or (quiet and now >= self._quiet_s and self._is_worth_a_look(now))
+        quiet_look_due = quiet and now >= self._quiet_s
+        calls = late or (quiet_look_due and self._is_worth_a_look(now))
         if self._board is None:
-            return self._tell(self._judge([self._account(quiet=not late)]), late=late) if calls else None
-        asked = self._board.remote.look
-        if asked <= self._round and not calls:
+            if not calls:
+                return None
+            return self._report(self._judge([self._account(quiet=not late)]), late=late)
+        requested_round = self._board.remote.look
+        if requested_round <= self._round and not calls:
             return None
-        self._round = max(asked, self._round + 1 if calls else 0)
-        return self._tell(self._look_together(self._board, quiet=not late), late=late)
+        self._round = max(requested_round, self._round + 1 if calls else 0)
+        return self._report(self._look_together(self._board, quiet=not late), late=late)
 
     def _is_quiet(self) -> bool:
-        """Whether no living rank of this node has made progress for some seconds, and no finding says so yet."""
+        """Return whether no living rank of this node has made progress for some seconds, and none was reported yet."""
         living = self._group.attempt.living
-        if not living or self._group.attempt.world_size == 1 or self._was_told():
+        if not living or self._group.attempt.world_size == 1 or self._was_reported():
             return False
         return all(self._idle_s(local) > self._quiet_limit_s(local) for local in living)
 
@@ -138,16 +142,16 @@ class Watch:
         beat = self._group.counted(local)
         if beat.beat_ns > self._moved_ns.get(local, 0):
             self._times_moved = 0
-        # A script that shows progress only to looks is looked at ever less often: a look takes the rank some time.
+        # A look costs the rank time: if only looks show that it makes progress, they become less frequent.
         least_s = min(_QUIET_LAST_S, deadlines.NOTHING_MOVES_LOOK * (1 + self._times_moved))
         return max(deadlines.scaled(least_s), _QUIET_STEPS * beat.step_s)
 
     def _apart_s(self) -> float:
-        """Return how far two looks are apart that are compared."""
+        """Return the least time between two looks that are compared."""
         return max(_LEAST_APART_S, deadlines.scaled(_QUIET_AGAIN_S))
 
     def _is_worth_a_look(self, now: float) -> bool:
-        """Look at this node's ranks without signals; True if what they are in may be a proof, with other nodes'."""
+        """Look at this node's ranks without signals; return whether they may, with those of other nodes, be a proof."""
         self._quiet_again_s = min(_QUIET_LAST_S, self._quiet_again_s * 1.5)
         self._quiet_s = now + max(self._apart_s(), deadlines.scaled(self._quiet_again_s))
         if self._board is None:
@@ -157,14 +161,14 @@ class Watch:
         return any(stand.blocked for stand in stands) or any(look.state == STOPPED for look in looks.values())
 
     def _forget(self) -> None:
-        """Ranks make progress: what was seen before says nothing any more."""
+        """Discard earlier looks: ranks make progress again."""
         self._looks.clear()
         self._quiet_again_s = _QUIET_AGAIN_S
-        if self.cause is not None or self._said_key:
-            self.cause, self._said_key, self._said_s = None, "", 0.0
+        if self.cause is not None or self._notice_key:
+            self.cause, self._notice_key, self._notice_s = None, "", 0.0
 
     def _look_together(self, board: Board, *, quiet: bool) -> Verdict:
-        """Report to the head where this node's ranks are, and return what it makes of all."""
+        """Send the positions of this node's ranks to the head, and return its verdict."""
         kind, key = f"stand/{self._round}", f"verdict/{self._round}"
         board.call_look(self._round)
         board.post(kind, self._account(quiet=quiet))
@@ -176,36 +180,36 @@ class Watch:
         content = board.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
         return Verdict.from_json(content) if content else Verdict()
 
-    def _tell(self, verdict: Verdict, *, late: bool) -> Finding | None:
-        """Print a notice if it is news; return what the run is to be ended for."""
+    def _report(self, verdict: Verdict, *, late: bool) -> Finding | None:
+        """Print the notice of a verdict if it is new; return why the run must end, None if it continues."""
         now = time.monotonic()
         if late:
             shortest = min(self._limit_s(local) for local in self._group.attempt.ranks)
             self._again_s = now + min(15.0, max(1.0, shortest / 4))
         if verdict.finding is not None:
-            self._told_ns = time.monotonic_ns()
+            self._reported_ns = time.monotonic_ns()
             return verdict.finding
         if verdict.cause is not None:
             self.cause = verdict.cause
         picture = verdict.picture
-        if picture is not None and picture.key != self._said_key and now >= self._said_s:
-            # a picture that changes all the time is not printed all the time
-            self._said_s = now + max(self._idle_s(local) for local in self._group.attempt.ranks)
-            self._said_key = picture.key
+        if picture is not None and picture.key != self._notice_key and now >= self._notice_s:
+            # limits how often a picture that changes all the time is printed
+            self._notice_s = now + max(self._idle_s(local) for local in self._group.attempt.ranks)
+            self._notice_key = picture.key
             self._inform(picture.notice)
         return None
 
-    def _was_told(self) -> bool:
+    def _was_reported(self) -> bool:
         beats = [self._beat_ns(local) for local in self._group.attempt.ranks]
-        return bool(self._told_ns) and max(beats) <= self._told_ns
+        return bool(self._reported_ns) and max(beats) <= self._reported_ns
 
     def _someone_is_late(self, *, share: float = 1.0) -> bool:
-        """Whether a living rank has made no progress for too long, and nobody has been told of it yet.
+        """Return whether a living rank has made no progress for too long, and that was not reported yet.
 
         Args:
-            share: Of the time that is too long.
+            share: Fraction of the limit that counts as too long.
         """
-        if self._was_told():
+        if self._was_reported():
             return False
         return any(self._idle_s(local) > share * self._limit_s(local) for local in self._group.attempt.living)
 
@@ -216,10 +220,10 @@ class Watch:
         return max(0, time.monotonic_ns() - self._beat_ns(local)) / 1e9
 
     def _limit_s(self, local: int) -> float:
-        return locate.limit_s(self._asked_s, step_s=self._group.counted(local).step_s)
+        return locate.limit_s(self._requested_s, step_s=self._group.counted(local).step_s)
 
     def _look(self, *, quiet: bool) -> tuple[dict[int, Look], tuple[float, dict[int, Look]]]:
-        """Look at this node's ranks; return that, and the time and content of the look to compare it with."""
+        """Look at this node's ranks; return the look, and time and content of the earlier one to compare it with."""
         looks = self._group.look(quiet=quiet)
         now = time.monotonic()
         for local, look in looks.items():
@@ -233,7 +237,7 @@ class Watch:
         return looks, earlier
 
     def _account(self, *, quiet: bool) -> dict[str, Any]:
-        """Return where this node's ranks stand and what they have counted, as plain data."""
+        """Return positions and counters of this node's ranks, as plain data."""
         looks, earlier = self._look(quiet=quiet)
         ranks = self._group.attempt.ranks
         return {
@@ -245,22 +249,22 @@ class Watch:
     def _position(self, local: int, look: Look | None, earlier: tuple[float, dict[int, Look]]) -> Position:
         beat = self._group.counted(local)
         idle_s, limit_s = self._idle_s(local), self._limit_s(local)
-        alone_s = limit_s if self._asked_s is not None else max(deadlines.scaled(_ALONE_S), limit_s)
-        # Without --hang-timeout a script that has never counted anything may be a server that waits for requests.
-        counts = self._asked_s is not None or beat.beat_ns > 0
+        alone_s = limit_s if self._requested_s is not None else max(deadlines.scaled(_ALONE_S), limit_s)
+        # Without --hang-timeout: a script that has counted nothing yet may be a server that waits for requests.
+        counts = self._requested_s is not None or beat.beat_ns > 0
         then, before = earlier[0], earlier[1].get(local)
         return replace(
             self._group.position(local, look),
             idle_s=idle_s,
             late=idle_s > limit_s,
-            # Where nobody waits for anybody, only ranks that have been still for long are taken to hang.
+            # Where no rank waits for another, only ranks that have been idle for long count as hanging.
             late_alone=idle_s > alone_s and beat.phase == pulse.RUNNING and counts,
             still=_is_still(before, look, time.monotonic() - then),
             moving=before is not None and look is not None and _bytes_moved(before, look),
         )
 
     def _stand(self, local: int, look: Look | None, earlier: tuple[float, dict[int, Look]]) -> Stand:
-        """Return what a rank waits in, as far as a proof may rest on it."""
+        """Return what a rank waits in, as far as it is certain enough for a proof."""
         attempt = self._group.attempt
         rank = attempt.ranks[local]
         ended = attempt.ended.get(local)
@@ -281,13 +285,13 @@ class Watch:
         listed = list(accounts)
         positions = [Position.from_json(values) for account in listed for values in account["positions"]]
         uneven = observations.uneven([values for account in listed for values in account["pulses"]])
-        found = proof.find(Stand.from_json(values) for account in listed for values in account["stands"])
-        if found is not None:
-            return Verdict(self._with_nccl(locate.judge_proven(positions, found, uneven=uneven)))
+        proven = proof.find(Stand.from_json(values) for account in listed for values in account["stands"])
+        if proven is not None:
+            return Verdict(self._with_nccl(locate.judge_proven(positions, proven, uneven=uneven)))
         if not locate.hangs(positions):
             return Verdict(picture=waiting.stopped(positions))
         cause = locate.judge(positions, uneven=uneven)
-        if self._asked_s is not None:
+        if self._requested_s is not None:
             return Verdict(self._with_nccl(cause))
         picture = waiting.stopped(positions) or waiting.picture(positions)
         return Verdict(picture=picture, cause=cause if picture is not None else None)
@@ -299,7 +303,7 @@ class Watch:
 
 
 def _is_still(before: Look | None, now: Look | None, seconds: float) -> bool:
-    """Return whether a rank and its children have used next to no CPU between two looks, and its stack is the same."""
+    """Return whether a rank's stack is unchanged between two looks, and it and its children used almost no CPU."""
     if before is None or now is None:
         return False
     copies = now.io_bytes - before.io_bytes > _MOVING_BYTES
@@ -311,7 +315,7 @@ def _bytes_moved(before: Look, now: Look) -> bool:
 
 
 def _called_more(before: Look | None, now: Look) -> bool:
-    """Whether a rank has begun another collective between two looks: that is progress in any script."""
+    """Return whether a rank has begun a new collective between two looks, which is progress in any script."""
     if before is None:
         return False
     old, new = ((look.recorded.get("seq"), look.recorded.get("group")) for look in (before, now))

@@ -1,4 +1,4 @@
-"""Child processes of a rank, such as DataLoader workers, as the kernel shows them: no signal, nothing attached.
+"""Child processes of a rank, such as DataLoader workers, as ``/proc`` shows them, without signals or ptrace.
 
 Collector: ``collect(pid)`` returns one ``ChildProcess`` for each child of a rank, also for one that has ended and
 that the rank has not waited for (state Z, with the signal that killed it). ``look(pid)`` returns one process.
@@ -29,11 +29,11 @@ from pathlib import Path
 
 from paceline.machine import processes
 
-# torch.utils.data._utils.worker names a worker so, first thing in its loop.
+# The name that torch.utils.data._utils.worker gives a worker at the start of its loop.
 WORKER_NAME = "pt_data_worker"
 _FUTEX_CALLS = {"x86_64": "202", "aarch64": "98", "ppc64le": "221", "s390x": "238"}
 _MOST_LINES = 4
-# What the kernel is waiting in (its function) and words for it; the first that fits decides.
+# Function in which the kernel waits, and words for it; the first match decides.
 _WAITS = (
     ("futex", "waits for a lock"),
     ("pipe", "waits for a pipe"),
@@ -100,12 +100,12 @@ class ChildProcess:
 
     @property
     def is_named_worker(self) -> bool:
-        """Whether torch has named it: it is a DataLoader worker, and has reached torch's worker loop."""
+        """Whether it is a DataLoader worker that has reached torch's worker loop, which names it."""
         return self.name == WORKER_NAME
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, and its parent has not waited for it."""
+        """Whether it is a zombie: it has ended, and its parent has not waited for it."""
         return self.state in ("Z", "X")
 
     @property
@@ -115,13 +115,13 @@ class ChildProcess:
 
     @property
     def in_futex(self) -> bool:
-        """Whether it waits in a futex, which is what a lock is made of."""
+        """Whether it waits in a futex, as locks do."""
         if self.state != "S":
             return False
         return "futex" in self.wait or self.syscall == _FUTEX_CALLS.get(platform.machine(), "-")
 
     def describe(self, before: ChildProcess | None = None) -> str:
-        """Return what it is and does, one line without a full stop.
+        """Return one line with what the process is and does, without a full stop.
 
         Args:
             before: An earlier look at the same process, None if there was none.
@@ -130,13 +130,13 @@ class ChildProcess:
 
     @property
     def title(self) -> str:
-        """What it is: ``DataLoader worker 4242``, ``child process 4242 (python)``."""
+        """The process in words: ``DataLoader worker 4242``, ``child process 4242 (python)``."""
         if self.is_named_worker:
             return f"DataLoader worker {self.pid}"
         return f"child process {self.pid} ({self.name})" if self.name else f"child process {self.pid}"
 
     def doing(self, before: ChildProcess | None = None) -> str:
-        """Return what it does: ``waits for a lock (futex_do_wait), 33 s old, 0.0 s of CPU``."""
+        """Return its activity: ``waits for a lock (futex_do_wait), 33 s old, 0.0 s of CPU``."""
         if self.has_ended:
             return self._end()
         if before is None:
@@ -201,7 +201,7 @@ def collect(pid: int) -> tuple[ChildProcess, ...]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the process ids of the children of a process, also those that it has not waited for."""
+    """Return the process ids of the children of a process, zombies included."""
     threads = _entries(Path(f"/proc/{pid}/task"))
     listed = [_text(Path(f"/proc/{pid}/task/{thread}/children")) for thread in threads]
     if any(text is not None for text in listed):
@@ -210,14 +210,14 @@ def children_of(pid: int) -> list[int]:
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    """Return the same on a kernel without ``children`` files: one pass over all processes."""
+    """Return the process ids of the children on a kernel without ``children`` files: scan all processes."""
     numbers = (int(entry) for entry in _entries(Path("/proc")) if entry.isdigit())
     fields = ((number, _stat(number)) for number in numbers)
     return sorted(number for number, stat in fields if stat and int(stat[1]) == pid)
 
 
 def look(pid: int) -> ChildProcess | None:
-    """Return a process as it is now; None if there is none of that number, or nothing can be seen of it."""
+    """Return a process as it is now; None if it does not exist or is not visible."""
     stat = _stat(pid)
     if stat is None:
         return None

@@ -1,7 +1,7 @@
-"""Shows the launcher which DataLoader worker a rank waits for, by two integers in the rank's pulse.
+"""Show the launcher which DataLoader worker a rank waits for, by two integers in the rank's counters.
 
-It hangs on the one place in which torch's DataLoader waits for a batch of its workers. Loaders without workers do not
-pass there, so they cost nothing more.
+It wraps the one method in which torch's DataLoader waits for a batch of its workers. Loaders without workers do not
+call it, so they cost nothing more.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paceline import pulse
 
 
 def install(slot: memoryview[int]) -> Callable[[], None]:
-    """Write into ``slot`` which worker is waited for; return a function that stops it again.
+    """Start writing to ``slot`` which worker the rank waits for; return a function that stops it.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
     """
     from torch import multiprocessing
     from torch.utils.data import dataloader

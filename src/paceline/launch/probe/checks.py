@@ -1,8 +1,8 @@
-"""Puts in place what is checked inside a rank when it is asked for.
+"""Install the checks inside a rank that ``--check-finite`` and ``--check-replicas`` request.
 
-``--check-finite`` looks at a loss when its backward begins, and at a gradient on its way into the parameter.
-``--check-replicas N`` leaves a checksum of all parameters in the pulse every N steps, and those of each parameter in
-a file. Nothing is asked of other ranks here.
+``--check-finite`` checks a loss when its backward begins, and a gradient before it is accumulated.
+``--check-replicas N`` writes a checksum of all parameters to the counters every N steps, and the checksums of each
+parameter to a file. Neither communicates with other ranks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from paceline.launch.probe.replicas import ReplicaCheck
 
 
 def install(slot: memoryview[int], *, rank: int, check_finite: bool, check_replicas: int, file: str) -> None:
-    """Check what is asked for, from now on.
+    """Install the requested checks.
 
     Args:
-        slot: The rank's pulse, which the probe counts steps in.
+        slot: The rank's counters, in which the probe counts steps.
         rank: The rank.
         check_finite: Raise when a loss or gradient is not finite.
         check_replicas: Steps between two checksums, 0 for none.
-        file: Where to leave the checksums of each parameter.
+        file: File for the checksums of each parameter.
     """
     if check_finite:
         _install_finite(FiniteCheck(slot, rank))
@@ -53,7 +53,7 @@ def _install_finite(check: FiniteCheck) -> None:
 
 
 def _unless_compiled(hook: Callable[[Optimizer, Any, Any], Any]) -> Callable[[Optimizer, Any, Any], Any]:
-    """Return a hook that leaves compiled steps alone: it would break their graph."""
+    """Return a hook that does nothing in compiled steps, whose graph it would break."""
 
     def check(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -64,7 +64,7 @@ def _unless_compiled(hook: Callable[[Optimizer, Any, Any], Any]) -> Callable[[Op
 
 
 def _follow_parameters(follow: Callable[[Iterable[torch.Tensor]], None]) -> None:
-    """Tell of the parameters of every optimizer that is made."""
+    """Call ``follow`` with the parameters of every new optimizer."""
     add = Optimizer.add_param_group
 
     @functools.wraps(add)

@@ -1,10 +1,10 @@
-"""Keeps our hooks out of torch.compile: none of them is traced, breaks a graph or makes Dynamo warn.
+"""Keep our hooks out of torch.compile: none of them is traced, breaks a graph or makes Dynamo warn.
 
-Dynamo meets a hook in two ways. It inlines the function into what it traces: a hook therefore asks
-``torch.compiler.is_compiling()`` first and leaves at once. Or it compiles the function as a frame of its own, when
-compiled code has been left at a graph break and calls into it: ``left_alone`` rules that out. ``not_traced`` is for
-what stands in the place of a function of torch's that Dynamo never traces: a graph breaks there with us or without us.
-Dynamo itself is never imported here, which would take a second of each rank's start.
+Dynamo reaches a hook in two ways. It inlines the function into the code that it traces: a hook therefore calls
+``torch.compiler.is_compiling()`` first and returns at once. Or it compiles the function as a separate frame, when a
+graph break calls into it: ``left_alone`` prevents that. ``not_traced`` is for replacements of torch functions that
+Dynamo never traces, where a graph breaks anyway. This module does not import Dynamo, which would add a second to the
+start of each rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def left_alone(function: _Function) -> _Function:
-    """Return a function of ours, whose own frame torch.compile does not compile; what it calls is as it was."""
+    """Return a function whose frame torch.compile does not compile; functions that it calls are not affected."""
     import torch
 
     frames = getattr(torch._C._dynamo, "eval_frame", None)
@@ -26,11 +26,11 @@ def left_alone(function: _Function) -> _Function:
         strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)  # type: ignore[union-attr]
         frames.set_code_exec_strategy(code, strategy)  # type: ignore[union-attr]
     except (AttributeError, TypeError):
-        pass  # another version of torch: the frame is compiled, and does the same
+        pass  # another version of torch: the frame is compiled, with the same result
     return function
 
 
 def not_traced(function: _Function) -> _Function:
-    """Return a function of ours that Dynamo treats as the one of torch's that it stands for: as not to be traced."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # what torch.compiler.disable sets
+    """Return a replacement of a torch function that Dynamo, as the original, does not trace."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable does
     return left_alone(function)

@@ -1,4 +1,4 @@
-"""Whether losses and local gradients are finite: whose was not, seen before DDP averages it and spreads it to all."""
+"""Find the rank whose loss or local gradient is not finite, before DDP averages it into those of all ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.errors import Finding, RunError
 from paceline.launch.probe.compiled import left_alone
 from paceline.launch.probe.parameters import names_of
 
-# How long a rank with nothing to blame on itself waits for the launcher to end it, before it ends itself.
+# How long a rank whose own values are finite waits for the launcher to end it, before it ends itself.
 _WAIT_S = 5.0
 
 
-class _Seen:
-    """What was seen of one parameter's local gradients since the last step: is any not finite, and which came first."""
+class _Record:
+    """State of one parameter's local gradients since the last step: a flag (not finite), and their order."""
 
     def __init__(self) -> None:
         self.bad: torch.Tensor | None = None
@@ -30,44 +30,44 @@ class _Seen:
 
 
 class FiniteCheck:
-    """Finds the rank whose own loss or gradient is not finite.
+    """Find the rank whose own loss or gradient is not finite.
 
-    What is seen stays on the device, as flags; once a step, and only then, they are waited for. A step that a
-    gradient scaler skips is none: it calls no optimizer, or hands it the verdict.
+    The flags stay on the device; the CPU waits for them once a step. A step that a gradient scaler skips does not
+    count: the scaler does not call the optimizer, or passes ``found_inf`` to it.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
         rank: The rank.
     """
 
     def __init__(self, slot: memoryview[int], rank: int) -> None:
         self._slot, self._rank = slot, rank
-        self._seen: Any = WeakTensorKeyDictionary()
+        self._records: Any = WeakTensorKeyDictionary()
         self._loss: torch.Tensor | None = None
         self._turns = itertools.count(1)
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
-        """See the local gradients of parameters."""
+        """Check the local gradients of parameters."""
         for parameter in parameters:
-            if parameter.requires_grad and parameter not in self._seen:
-                self._seen[parameter] = seen = _Seen()
-                parameter.register_hook(self._hook(seen))
+            if parameter.requires_grad and parameter not in self._records:
+                self._records[parameter] = record = _Record()
+                parameter.register_hook(self._hook(record))
 
-    def _hook(self, seen: _Seen) -> Callable[[torch.Tensor], None]:
+    def _hook(self, record: _Record) -> Callable[[torch.Tensor], None]:
         def see(gradient: torch.Tensor) -> None:
-            seen.bad = _either(seen.bad, _not_finite(gradient))
-            seen.turn = next(self._turns)
+            record.bad = _either(record.bad, _not_finite(gradient))
+            record.turn = next(self._turns)
 
-        unserializable_hook(see)  # a model that is saved whole is saved without it
+        unserializable_hook(see)  # pickling a whole model leaves the hook out
         return left_alone(see)
 
     def see_losses(self, losses: Sequence[torch.Tensor]) -> None:
-        """See what a backward begins with."""
+        """Check the losses with which a backward begins."""
         for loss in losses:
             self._loss = _either(self._loss, _not_finite(loss.detach()))
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Look before a step is made; where a closure makes the gradients, look when it has."""
+        """Check before an optimizer step; if a closure computes the gradients, check after the closure."""
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 and callable(args[1]) else None)
         if closure is None:
             self.look(optimizer)
@@ -83,45 +83,45 @@ class FiniteCheck:
         return (args[0], then_look, *args[2:]), kwargs
 
     def look(self, optimizer: Optimizer) -> None:
-        """Raise if a gradient that is about to be applied is not finite, and see whose it was.
+        """Check the gradients that are about to be applied, and find out whose is not finite.
 
         Raises:
-            RunError: It is not.
+            RunError: A gradient is not finite.
         """
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        applied = [_not_finite(each.grad) for each in parameters if each.grad is not None]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        applied = [_not_finite(gradient) for gradient in gradients]
         if _any(applied) and not _skipped(optimizer):
-            self._tell(parameters)
+            self._raise(parameters)
         self._loss = None
         for parameter in parameters:
-            if parameter in self._seen:
-                self._seen[parameter].bad = None
+            if parameter in self._records:
+                self._records[parameter].bad = None
 
-    def _tell(self, parameters: Sequence[torch.Tensor]) -> None:
+    def _raise(self, parameters: Sequence[torch.Tensor]) -> None:
         step = self._slot[pulse.STEPS] + 1
         if self._loss is not None and bool(self._loss):
             raise RunError(non_finite(self._rank, step, "loss"))
-        seen = [(self._seen[each], each) for each in parameters if each in self._seen]
-        bad = [(record.turn, place) for place, (record, _) in enumerate(seen) if _any([record.bad])]
+        checked = [parameter for parameter in parameters if parameter in self._records]
+        bad = [parameter for parameter in checked if _any([self._records[parameter].bad])]
         if bad:
-            parameter = seen[min(bad)[1]][1]
-            name = names_of([parameter])[0]
-            raise RunError(non_finite(self._rank, step, f"gradient of {name}"))
-        # It came from another rank, which raises now; this one must neither be blamed nor go on and save it.
+            first = min(bad, key=lambda parameter: self._records[parameter].turn)
+            raise RunError(non_finite(self._rank, step, f"gradient of {names_of([first])[0]}"))
+        # The value came from another rank, which raises now. This rank is not to blame, and must not save it.
         time.sleep(_WAIT_S)
         raise RunError(non_finite(self._rank, step, ""))
 
 
 def non_finite(rank: int, step: int, what: str) -> Finding:
-    """Return the finding about a loss or gradient that is not finite; ``what`` is empty if nobody saw whose it is."""
-    said = f"rank {rank}'s {what} is" if what else f"the gradients that rank {rank} is about to apply are"
-    seen = "seen before it was averaged with those of other ranks"
+    """Return the finding about a loss or gradient that is not finite; ``what`` is empty if its rank is unknown."""
+    subject = f"rank {rank}'s {what} is" if what else f"the gradients that rank {rank} is about to apply are"
+    blame = "seen before it was averaged with those of other ranks"
     own = "its own loss and gradients were finite when they were made"
     return Finding(
         "non-finite-on-one-rank",
-        f"{said} not finite in step {step}",
+        f"{subject} not finite in step {step}",
         where=f"rank {rank}, step {step}",
-        evidence=(seen if what else own, "the step was not made: a checkpoint from before it is finite"),
+        evidence=(blame if what else own, "the step was not made: a checkpoint from before it is finite"),
         fix="look at its batch and at the learning rate; torch.autograd.set_detect_anomaly(True) names the operation",
     )
 
@@ -132,20 +132,20 @@ def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
     return ~values.isfinite().all()
 
 
-def _either(one: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    return other if one is None or one.device != other.device else one | other
+def _either(flag: torch.Tensor | None, new_flag: torch.Tensor) -> torch.Tensor:
+    return new_flag if flag is None or flag.device != new_flag.device else flag | new_flag
 
 
 def _any(flags: Iterable[torch.Tensor | None]) -> bool:
-    """Return whether a flag is set; waits for each device once."""
+    """Return whether a flag is set; synchronizes once with each device."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for flag in flags:
         if flag is not None:
             by_device.setdefault(flag.device, []).append(flag)
-    return any(bool(torch.stack(each).any()) for each in by_device.values())
+    return any(bool(torch.stack(group).any()) for group in by_device.values())
 
 
 def _skipped(optimizer: Optimizer) -> bool:
-    """Return whether a gradient scaler has told a fused optimizer to leave this step out."""
+    """Return whether a gradient scaler makes a fused optimizer skip this step."""
     verdict = getattr(optimizer, "found_inf", None)
     return verdict is not None and bool(verdict)

@@ -1,12 +1,11 @@
-"""Local gradients of a few early steps: whether two ranks compute the same thing, or only read the same samples.
+"""Sample local gradients in a few early steps, to find out whether ranks compute the same from the same samples.
 
 Reading the same samples proves nothing: ranks may take slices of one global batch, split one model or one sequence, or
-augment what they read. What they compute tells: the loss, the gradients before they are averaged, and the parameters.
-They are sampled in the first steps of a training whose data may be shared, and never afterwards.
+augment the samples. Equal losses, equal gradients before averaging and equal parameters do prove it. They are sampled
+in the first steps of a training run whose ranks may read the same data, and never afterwards.
 
-A gradient is seen by a hook on the graph's node that accumulates it. The hook lives for one backward and belongs to no
-tensor or module, so that neither torch.compile, nor a copy of the model, nor DDP's reducer, which takes the gradient
-after it, ever meets it.
+A hook on the graph node that accumulates a gradient reads it. The hook lives for one backward and belongs to no tensor
+or module, so neither torch.compile, nor a copy of the model, nor DDP's reducer, which runs after it, is affected.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from typing import Any
 
 from paceline.launch.probe.orders import digest_of_bytes
 
-BACKWARDS = 3  # that are sampled
-_PARAMETERS = 8  # whose gradients are sampled
-_VALUES = 64  # of a gradient
-_ALL_VALUES = 4096  # of all parameters, together
-_LEAST_VALUES = 2  # of a parameter
-_DISTINCT = 3  # with fewer values in the gradients, two ranks may well look alike
+BACKWARDS = 3  # number of backwards that are sampled
+_PARAMETERS = 8  # number of parameters whose gradients are sampled
+_VALUES = 64  # sampled per gradient
+_ALL_VALUES = 4096  # sampled of all parameters together
+_LEAST_VALUES = 2  # sampled per parameter
+_DISTINCT = 3  # with fewer distinct values, equal gradients prove nothing
 
 
 class LocalGradients:
-    """Samples the next backwards, and the parameters after the step that follows them.
+    """Sample the next backwards, and the parameters after the step that follows them.
 
     Args:
-        optimizer: What steps; referred to weakly.
+        optimizer: The optimizer; kept as a weak reference.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._backwards = 0
-        self._samples: list[tuple[int, Any]] = []  # of the backward that is under way
+        self._samples: list[tuple[int, Any]] = []  # of the current backward
         self._handles: list[Any] = []
         self._numbers = array("d")
         self._since_ns = 0
@@ -47,16 +46,16 @@ class LocalGradients:
 
     @property
     def is_under_way(self) -> bool:
-        """A backward is being watched; another one, inside it, belongs to it."""
+        """Whether a backward is being sampled; a nested backward is part of it."""
         return bool(self._handles)
 
     @property
     def is_complete(self) -> bool:
-        """The next step is the one after which the parameters are compared."""
+        """Whether enough backwards are sampled: the next step completes the digest."""
         return self._backwards >= BACKWARDS
 
     def begin(self) -> None:
-        """Watch the backward that begins now."""
+        """Sample the backward that begins now."""
         if self.has_failed or self.is_complete or self.is_under_way:
             return
         try:
@@ -69,8 +68,8 @@ class LocalGradients:
         from torch.autograd.graph import get_gradient_edge
 
         parameters = _dense(self._optimizer())
-        if not parameters or _is_traced_or_captured() or any(each._backward_hooks for each in parameters):
-            self._fail()  # a hook of the user's may be what averages
+        if not parameters or _is_traced_or_captured() or any(parameter._backward_hooks for parameter in parameters):
+            self._fail()  # a hook of the user may average the gradients
             return
         for place, parameter in enumerate(_spread(parameters, _PARAMETERS)):
             node = get_gradient_edge(parameter).node
@@ -83,10 +82,10 @@ class LocalGradients:
             self.has_failed = True
 
     def end(self, losses: Iterable[Any]) -> None:
-        """Take the samples of the backward that has ended.
+        """Store the samples of the backward that has ended.
 
         Args:
-            losses: What it began with.
+            losses: The tensors with which it began.
         """
         if not self.is_under_way:
             return
@@ -101,20 +100,21 @@ class LocalGradients:
             self._fail()
 
     def digest(self, entries: Callable[[], list[dict[str, Any]]]) -> int:
-        """Return a hash of all samples and of the parameters as they are now; 0 if nothing is shown.
+        """Return a hash of all samples and of the current parameters; 0 if they prove nothing.
 
         Args:
-            entries: Returns what torch's Flight Recorder has kept of collectives.
+            entries: Returns the entries of torch's Flight Recorder.
         """
         optimizer = self._optimizer()
         if self.has_failed or not self.is_complete or optimizer is None:
             return 0
         try:
             parameters = _dense(optimizer)
-            if not are_averaged(entries(), sum(each.numel() for each in parameters), since_ns=self._since_ns):
+            if not are_averaged(entries(), sum(parameter.numel() for parameter in parameters), since_ns=self._since_ns):
                 return 0
             count = max(_LEAST_VALUES, _ALL_VALUES // len(parameters))
-            return digest_of_bytes((self._numbers + _numbers(_sampled(each, count) for each in parameters)).tobytes())
+            values = _numbers(_sampled(parameter, count) for parameter in parameters)
+            return digest_of_bytes((self._numbers + values).tobytes())
         except Exception:
             return 0
 
@@ -129,13 +129,13 @@ class LocalGradients:
 
 
 def are_averaged(entries: Iterable[dict[str, Any]], num_elements: int, *, since_ns: int) -> bool:
-    """Return whether reductions that follow each other carry exactly as many elements as the gradients have. Pure.
+    """Return whether consecutive reductions have exactly as many elements as the gradients. Pure.
 
-    A model that is split by hand reduces activations, of which there are other numbers.
+    A model that is split manually reduces activations, which have another number of elements.
 
     Args:
-        entries: What torch's Flight Recorder has kept of collectives, oldest first.
-        num_elements: Of all gradients.
+        entries: Entries of torch's Flight Recorder, oldest first.
+        num_elements: Number of elements of all gradients.
         since_ns: When the last backward began.
     """
     reduced = [
@@ -148,7 +148,7 @@ def are_averaged(entries: Iterable[dict[str, Any]], num_elements: int, *, since_
 
 
 def losses_of(tensors: Any = (), *_: Any, **__: Any) -> list[Any]:
-    """Return what ``torch.autograd.backward`` begins with, from its arguments."""
+    """Return the losses among the arguments of ``torch.autograd.backward``."""
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
 
 
@@ -160,12 +160,15 @@ def _product(size: Sequence[int]) -> int:
 
 
 def _dense(optimizer: Any) -> list[Any]:
-    """Return the parameters that get gradients; none if one of them is no plain leaf, or a shard."""
+    """Return the parameters that get gradients; none if one of them is not a plain leaf tensor, or is a shard."""
     groups = optimizer.param_groups if optimizer is not None else []
-    parameters = [each for group in groups for each in group["params"] if each.requires_grad]
-    if any(not each.is_leaf or hasattr(each, "_local_tensor") or _is_flat(each) for each in parameters):
-        return []
-    return parameters
+    parameters = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
+    return parameters if all(map(_is_plain_leaf, parameters)) else []
+
+
+def _is_plain_leaf(parameter: Any) -> bool:
+    is_shard = hasattr(parameter, "_local_tensor") or _is_flat(parameter)
+    return parameter.is_leaf and not is_shard
 
 
 def _is_flat(parameter: Any) -> bool:
@@ -174,7 +177,7 @@ def _is_flat(parameter: Any) -> bool:
 
 
 def _spread(parameters: Sequence[Any], count: int) -> list[Any]:
-    """Return ``count`` of the parameters, from the first to the last."""
+    """Return ``count`` parameters, evenly spaced from the first to the last."""
     if len(parameters) <= count:
         return list(parameters)
     step = (len(parameters) - 1) / (count - 1)
@@ -182,13 +185,13 @@ def _spread(parameters: Sequence[Any], count: int) -> list[Any]:
 
 
 def _sampled(tensor: Any, count: int) -> Any:
-    """Return values of a dense tensor, at the same places in every rank."""
+    """Return values of a dense tensor, at the same indices in every rank."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, len(flat) // count)][:count]
 
 
 def _numbers(tensors: Iterable[Any]) -> array[float]:
-    """Return the values of tensors; each device is waited for once."""
+    """Return the values of tensors; synchronizes once with each device."""
     import torch
 
     by_device: dict[Any, list[Any]] = {}
@@ -199,7 +202,7 @@ def _numbers(tensors: Iterable[Any]) -> array[float]:
 
 
 def _is_traced_or_captured() -> bool:
-    """Return whether the backward is compiled with the rest, or recorded as a CUDA graph: nothing may be read there."""
+    """Return whether the backward is compiled or recorded as a CUDA graph, where no value may be read."""
     import sys
 
     import torch

@@ -1,9 +1,9 @@
-"""A last look at the parameters that a rank has trained: does one of them have a NaN?
+"""Check the trained parameters of a rank for NaN when training seems to be over.
 
-A run whose loss has become NaN ends with status 0, and its checkpoint is worth nothing. So the launcher looks once at
-what the optimizers hold, when training seems to be over: when the process group is destroyed, when the script has
-ended, or when an optimizer is freed. What was seen counts only if no step follows. Nothing is kept alive for this, and
-nothing waits long: neither for many parameters nor for a device that does not respond.
+A run whose loss has become NaN ends with status 0, and its checkpoint is useless. So the parameters of the optimizers
+are checked once: when the process group is destroyed, when the script has ended, or when an optimizer is freed. The
+result counts only if no step follows. The check keeps nothing alive, and has a time limit for many parameters or a
+device that does not respond.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 from paceline import pulse
 from paceline.launch.probe.compiled import left_alone
 
-_BUDGET_S = 2.0  # of a process
-_CHUNK = 1 << 22  # elements of a parameter that are looked at together
+_BUDGET_S = 2.0  # for all checks of a process
+_CHUNK = 1 << 22  # elements of a parameter that are checked at a time
 _POLL_S = 0.005
 
 
 def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
-    """Let ``look`` follow every optimizer that is made, and look when the group of all ranks ends; return an end of it.
+    """Make ``look`` follow every new optimizer, and check when the default group ends; return a function that stops it.
 
     Args:
         optimizers: ``torch.optim.Optimizer``.
-        look: The rank's.
+        look: The rank's last look.
     """
     distributed: Any = import_module("torch.distributed")
     c10d: Any = getattr(distributed, "distributed_c10d", None)  # None where torch was built without it
@@ -62,7 +62,7 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
 
 
 class LastLook:
-    """Looks at parameters when training seems to be over, and writes into the pulse what is not a number.
+    """Check parameters when training seems to be over, and write the name of one with NaN to the counters.
 
     Args:
         slot: The rank's pulse.
@@ -75,13 +75,13 @@ class LastLook:
         self._left_s = _BUDGET_S
 
     def follow(self, optimizer: Any) -> None:
-        """Look at an optimizer's parameters before it is freed, if they still live then."""
+        """Check an optimizer's parameters when it is freed, if they still live then."""
         self._optimizers.add(optimizer)
         parameters = [weakref.ref(parameter) for group in optimizer.param_groups for parameter in group["params"]]
         weakref.finalize(optimizer, self._at_death, parameters).atexit = False
 
     def at_end(self) -> None:
-        """Look at what all living optimizers hold."""
+        """Check the parameters of all living optimizers."""
         groups = [group for optimizer in list(self._optimizers) for group in optimizer.param_groups]
         self._look([parameter for group in groups for parameter in group["params"]])
 
@@ -100,12 +100,12 @@ class LastLook:
             if bad is not None:
                 pulse.write_nan(self._slot, names_of([bad])[0])
         except Exception:
-            pass  # users may keep anything in an optimizer: their run ends as it would have
+            pass  # an optimizer may hold any object, and the check must not change how the run ends
         self._left_s -= time.monotonic() - begin
 
 
 def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
-    """Return the first parameter that has a NaN, None if none has, or if the time is over.
+    """Return the first parameter that has a NaN, None if none has or the deadline passes.
 
     Args:
         parameters: Tensors.
@@ -122,7 +122,7 @@ def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
             if time.monotonic() > deadline_s:
                 return None
             if local is not None:
-                suspects.append((parameter, local.sum(dtype=_wide(local))))  # a NaN makes the sum one; no memory
+                suspects.append((parameter, local.sum(dtype=_wide(local))))  # NaN if a value is; needs no memory
         for parameter, total in _not_finite(suspects, deadline_s):
             if total and _has_nan(_local(parameter), deadline_s):
                 return parameter
@@ -145,7 +145,7 @@ def _wide(tensor: Any) -> Any:
 
 
 def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tuple[Any, bool]]:
-    """Return for each parameter whether its sum is not finite; of a device that does not answer in time, no more."""
+    """Return for each parameter whether its sum is not finite; devices that do not answer in time are left out."""
     import torch
 
     by_device: dict[Any, list[tuple[Any, Any]]] = {}
@@ -160,7 +160,7 @@ def _not_finite(sums: Sequence[tuple[Any, Any]], deadline_s: float) -> list[tupl
 
 
 def _fetched(flags: Any, deadline_s: float) -> list[bool]:
-    """Return flags from their device, none if that does not answer in time: a stream may wait for another rank."""
+    """Return flags from their device, none if it does not answer in time: a stream may wait for another rank."""
     import torch
 
     if flags.device.type != "cuda":

@@ -1,8 +1,8 @@
-"""What loops over DataLoaders show inside a rank: their first indices, and after how many batches they ended.
+"""Follow loops over DataLoaders inside a rank: their first indices, and their numbers of batches.
 
-Only loops that train count: those whose batches come before a backward and a step of an optimizer. Nothing here is
-done for a batch or a step: a loop is looked at when it begins, with its first batch, when it turns out to train,
-and at its end. The sampler stays as lazy as it is, and its random numbers are drawn when they always were.
+Only training loops count: a backward and an optimizer step follow their batches. Nothing here runs for every batch or
+step: a loop is examined when it begins, with its first batch, with its first step, and at its end. The sampler stays
+lazy, and draws its random numbers at the same moments as without the probe.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from paceline.launch.probe.orders import (
 )
 from paceline.launch.probe.padding import Evaluations, padding_of
 
-_ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and one for each step has no time
+_ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and some scripts begin a loop every step
 _NEVER = sys.maxsize
 _OF_LOOPS = (pulse.LOOPS, pulse.LOOP_BATCHES, pulse.FIRST_LOOP_BATCHES, pulse.BATCHES_BEFORE)
-# Ranks that split one model take the same samples, and are right to.
+# Ranks that split one model correctly take the same samples.
 _SPLIT_MODELS = ("torch.distributed.pipelining", "megatron.core")
 
 
@@ -40,22 +40,22 @@ class Loop:
     """One loop over a DataLoader.
 
     Attributes:
-        begun: Batches that the rank had taken from all loaders when it began.
-        due: At which number of batches, of all loaders, it is to be looked at again.
-        length: Batches that its loader says it has; 0 if it does not, None before the first has come.
-        trains: A step of an optimizer has followed one of its batches.
-        has_ended: It has come to its loader's end, or is one that nobody follows.
+        begun: Number of batches that the rank had taken from all loaders when the loop began.
+        due: Number of batches, of all loaders, at which the loop is examined again.
+        length: Length of the loader in batches; 0 if it has none, None before the first batch.
+        trains: An optimizer step has followed one of its batches.
+        has_ended: It has reached its loader's end, or is not followed.
         is_felt: A backward has followed one of its batches.
-        is_published: What it shows was written down.
+        is_published: Its order was written to the counters.
         padding: How its sampler pads, None if it does not.
-        optimizer: What made the first step after one of its batches, weakly.
-        yielded: Batches that it had yielded then.
-        before: What the pulse said of loops before that, if it trained.
-        indices: The first ones; None if they are not whole numbers, or there are none.
-        is_known: No more of them will come.
-        content: Hash of the first batch, 0 if it has too little to tell.
-        sampler: What yields the indices, weakly.
-        dataset: What is read, weakly; None if it cannot be referred to so.
+        optimizer: Weak reference to the optimizer of the first step after one of its batches.
+        yielded: Number of batches that it had yielded at its end.
+        before: Counters of loops before its end, if it trained.
+        indices: The first indices; None if they are not integers.
+        is_known: ``indices`` is complete.
+        content: Hash of the first batch, 0 if it has too few distinct values.
+        sampler: Weak reference to the sampler that yields the indices.
+        dataset: Weak reference to the dataset; None if it does not allow one.
         shuffles: Its order is meant to change.
     """
 
@@ -75,16 +75,16 @@ class Loop:
         self.sampler, self.dataset = _weakly(sampler), _weakly(dataset)
         self.shuffles = means_to_shuffle(sampler)
 
-    def take(self, asked: Any) -> None:
-        """Note the indices of a batch."""
+    def take(self, requested: Any) -> None:
+        """Record the indices of a batch."""
         if self.indices is not None:
-            taken = whole_numbers(asked)
-            self.indices = None if taken is None else [*self.indices, *taken][:FIRST]
+            numbers = whole_numbers(requested)
+            self.indices = None if numbers is None else [*self.indices, *numbers][:FIRST]
         self.is_known = self.indices is None or len(self.indices) >= FIRST
 
 
 class Loops:
-    """The loops of this rank, what they show written into its pulse.
+    """The loops of this rank; writes what they show to the rank's counters.
 
     Args:
         slot: The rank's pulse.
@@ -93,7 +93,7 @@ class Loops:
     def __init__(self, slot: memoryview[int]) -> None:
         self._slot = slot
         self._process = os.getpid()
-        self._training: Loop | None = None  # the one that began to train last
+        self._training: Loop | None = None  # the loop that began to train last
         self._published = 0  # training loops whose order is known
         self._before: tuple[Loop, int] | None = None  # the last of them, and its order
         self.gradients: LocalGradients | None = None  # while they are sampled
@@ -114,24 +114,24 @@ class Loops:
         iterator._paceline_loop.begun = self._slot[pulse.BATCHES]
 
     def _noting(self, indices: Iterator[Any], loop: Loop) -> Iterator[Any]:
-        """Yield what a sampler yields; when enough is known of its order, stand aside."""
+        """Yield the requests of a sampler, and record its first indices."""
         try:
-            for asked in indices:
-                loop.take(asked)
-                yield asked
+            for requested in indices:
+                loop.take(requested)
+                yield requested
                 if loop.is_known:
                     break
-        finally:  # it has ended, or was left
+        finally:  # the loop has ended, or was left early
             loop.is_known = True
             self._publish(loop)
         yield from indices
 
     def look(self, loop: Loop, iterator: Any, batch: Any, *, batches: int) -> None:
-        """Look at a loop with its first batch, and with its last: not everybody asks for one more.
+        """Examine a loop with its first batch and with its last, since some scripts do not request the end.
 
         Args:
             loop: The loop.
-            iterator: The iterator that it goes over.
+            iterator: The DataLoader iterator of the loop.
             batch: The batch that it has just yielded.
             batches: Batches that the rank has taken from all loaders.
         """
@@ -141,18 +141,18 @@ class Loops:
                 loop.content = fingerprint(batch)
         elif loop.has_ended:
             self._take_back(loop)  # the length was a guess
-        left = loop.length - iterator._num_yielded
-        loop.due = batches + left if left > 0 else _NEVER
-        if left == 0:
+        remaining = loop.length - iterator._num_yielded
+        loop.due = batches + remaining if remaining > 0 else _NEVER
+        if remaining == 0:
             self.end(loop, yielded=loop.length, batches=batches)
             loop.due = 0
 
     def train(self, loop: Loop, optimizer: Any) -> None:
-        """Learn that a loop's batch was followed by a step.
+        """Record that an optimizer step has followed a batch of a loop.
 
         Args:
             loop: The loop.
-            optimizer: What made the step; None if that is not known.
+            optimizer: The optimizer; None if it is unknown.
         """
         if not loop.trains:
             loop.trains = True
@@ -160,7 +160,7 @@ class Loops:
             self._evaluations.exclude(loop.dataset)
             self._slot[pulse.LOOP_LENGTH] = loop.length or 0
             yielded = loop.yielded
-            if yielded:  # it had yielded its last batch before anybody knew
+            if yielded:  # it had yielded its last batch before the first step
                 self._take_back(loop)
             self._count_from(loop)
             if yielded:
@@ -170,13 +170,13 @@ class Loops:
             self._publish(loop)
 
     def _count_from(self, loop: Loop) -> None:
-        """Take off what other loops had taken before this one began, such as a sanity check that left its loader."""
+        """Leave out batches that other loops took before this one began, such as those of a sanity check."""
         if self._training is None or self._training.has_ended:
             self._slot[pulse.BATCHES_BEFORE] = max(loop.begun, self._slot[pulse.BATCHES_BEFORE])
         self._training = loop
 
     def end(self, loop: Loop, *, yielded: int, batches: int) -> None:
-        """Learn that a loop has come to its loader's end.
+        """Record that a loop has reached its loader's end.
 
         Args:
             loop: The loop.
@@ -185,7 +185,7 @@ class Loops:
         """
         slot = self._slot
         if loop.has_ended:
-            return  # asked for a batch once more
+            return  # the end was requested again
         loop.has_ended, loop.yielded = True, yielded
         if not loop.trains:
             slot[pulse.BATCHES_BEFORE] += yielded
@@ -200,17 +200,17 @@ class Loops:
         slot[pulse.LOOPS] += 1
 
     def feel(self, loop: Loop) -> None:
-        """Learn that a backward has followed a batch of another loop than the one before did."""
+        """Record that a backward has followed a batch of this loop, and the previous one a batch of another loop."""
         self.settle()
         loop.is_felt = True
 
     def settle(self) -> None:
-        """Judge the evaluation that ended last, before anything else begins."""
+        """Check the last evaluation for padding, before anything else begins."""
         if self._evaluations.pending is not None and os.getpid() == self._process:
             self._evaluations.settle(witness.entries)
 
     def _take_back(self, loop: Loop) -> None:
-        """Let a loop not have ended."""
+        """Undo ``end``: the loop continues."""
         if loop.before:
             for place, value in zip(_OF_LOOPS, loop.before, strict=True):
                 self._slot[place] = value
@@ -221,8 +221,11 @@ class Loops:
         self._slot[pulse.LOOP_LENGTH] = 0
 
     def _publish(self, loop: Loop) -> None:
-        """Write what a loop shows, once it is known that it trains and in which order."""
-        if loop.is_published or not (loop.trains and loop.is_known) or os.getpid() != self._process:
+        """Write the order of a loop to the counters, once it trains and its indices are complete."""
+        is_ready = loop.trains and loop.is_known
+        if loop.is_published or not is_ready:
+            return
+        if os.getpid() != self._process:
             return  # a forked child, such as a loader's worker, shares the memory
         loop.is_published = True
         indices = loop.indices
@@ -242,10 +245,10 @@ class Loops:
             if optimizer is not None:
                 self.gradients = LocalGradients(optimizer)
 
-    def sample(
-        self, gradients: LocalGradients, backward: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Make a backward and sample its local gradients, unless other ranks are known to read other samples."""
+    def sample(self, backward: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run a backward and sample its local gradients, unless other ranks are known to read other samples."""
+        gradients = self.gradients
+        assert gradients is not None, "there is nothing to sample for"
         is_outermost = not gradients.is_under_way
         if is_outermost and pulse.others_read_other_data(self._slot[pulse.DATA_HASH]):
             self.gradients = None
@@ -258,7 +261,7 @@ class Loops:
                 gradients.end(losses_of(*args, **kwargs))
 
     def end_step(self, gradients: LocalGradients) -> None:
-        """Write what a few steps have computed, once it is complete."""
+        """Write the digest of the sampled steps to the counters, once it is complete."""
         if gradients.has_failed:
             self.gradients = None
         elif gradients.is_complete:
@@ -269,7 +272,8 @@ class Loops:
         if self._before is None or self._slot[pulse.SAME_ORDER]:
             return
         before, order_before = self._before
-        if order != order_before or not loop.shuffles or not is_mixed(loop.indices or []):
+        is_shuffled = loop.shuffles and is_mixed(loop.indices or [])
+        if order != order_before or not is_shuffled:
             return
         if _same_source(loop, before) and same_thing(loop.optimizer, before.optimizer):
             self._slot[pulse.ORDER_INDICES] = count
@@ -277,11 +281,11 @@ class Loops:
 
 
 def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
-    """Let ``loops`` follow every iterator of torch's DataLoader; return a function that ends it.
+    """Make ``loops`` follow every iterator of torch's DataLoader; return a function that ends it.
 
     Args:
         iterators: ``torch.utils.data.dataloader._BaseDataLoaderIter``.
-        loops: The rank's.
+        loops: The loops of the rank.
     """
     make, reset = iterators.__init__, iterators._reset
     atexit.register(loops.settle)
@@ -295,7 +299,7 @@ def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
         loops.begin(self)
 
     iterators.__init__, iterators._reset = not_traced(followed_make), not_traced(followed_reset)
-    iterators._paceline_loop = outside = Loop()  # of iterators that were made before, or go around both
+    iterators._paceline_loop = outside = Loop()  # for iterators made before this, or by other means
     outside.has_ended = True
 
     def end() -> None:
@@ -307,7 +311,7 @@ def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
 
 
 def _length(iterator: Any) -> int:
-    """Return how many batches a loader says it has, 0 if it does not."""
+    """Return the length of a loader in batches, 0 if it has none."""
     try:
         return len(iterator._index_sampler)
     except Exception:
@@ -315,7 +319,7 @@ def _length(iterator: Any) -> int:
 
 
 def _in_group() -> bool:
-    """Return whether this rank belongs to a group of several that share no model among fewer of them."""
+    """Return whether this rank is in a group of several ranks, and no smaller group shares a model."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():
         return False
@@ -333,7 +337,7 @@ def _splits_model(optimizer: Any) -> bool:
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     kind = getattr(tensors, "DTensor", ())
     groups = getattr(optimizer, "param_groups", ())
-    return any(isinstance(each, kind) for group in groups for each in group["params"])
+    return any(isinstance(parameter, kind) for group in groups for parameter in group["params"])
 
 
 def _same_source(one: Loop, other: Loop) -> bool:

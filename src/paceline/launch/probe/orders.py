@@ -1,20 +1,20 @@
-"""What tells one order of samples, and one batch, from another. Pure."""
+"""Fingerprints by which two orders of samples, or two batches, are compared. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-FIRST = 64  # indices that tell one order from another
-_SAMPLED = 256  # values of a tensor that tell one batch from another
-_DISTINCT = 3  # with fewer values, two batches may well look alike
+FIRST = 64  # indices in the fingerprint of an order
+_SAMPLED = 256  # values of a tensor in the fingerprint of a batch
+_DISTINCT = 3  # with fewer distinct values, equal batches prove nothing
 
 
 def digest(numbers: list[int]) -> int:
-    """Return 64 bits, signed and never 0, that stand for a list of numbers, the same in every process."""
+    """Return a 64-bit hash of a list of numbers, signed, never 0 and the same in every process."""
     return _hash(repr(numbers))
 
 
@@ -23,32 +23,36 @@ def _hash(text: str) -> int:
 
 
 def digest_of_bytes(content: bytes) -> int:
-    """Return 64 bits, signed and never 0, that stand for some bytes, the same in every process."""
+    """Return a 64-bit hash of some bytes, signed, never 0 and the same in every process."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True) or 1
 
 
 def same_thing(one: Any, other: Any) -> bool:
     """Return whether two weak references point to the same living object."""
-    return one is not None and other is not None and one() is other() and one() is not None
+    if one is None or other is None:
+        return False
+    target = one()
+    return target is not None and target is other()
 
 
-def whole_numbers(asked: Any) -> list[int] | None:
-    """Return what a sampler asked for as indices, None if it is something else."""
+def whole_numbers(requested: Any) -> list[int] | None:
+    """Return the first indices that a sampler requested, None if they are not integers."""
     try:
-        listed = asked.tolist() if hasattr(asked, "tolist") else asked
-        return [operator.index(each) for each in ([listed] if isinstance(listed, int) else listed[:FIRST])]
+        values = requested.tolist() if hasattr(requested, "tolist") else requested
+        first = [values] if isinstance(values, int) else values[:FIRST]
+        return [operator.index(index) for index in first]
     except Exception:
-        return None  # keys of another kind, or a whole request
+        return None  # keys of another type, or a custom request
 
 
 def is_mixed(indices: list[int]) -> bool:
-    """Return whether an order looks shuffled: not sorted, nor sorted and padded from the front."""
+    """Return whether an order looks shuffled: neither sorted, nor sorted and padded with the first indices."""
     falls = sum(later < earlier for earlier, later in itertools.pairwise(indices))
     return len(indices) >= 10 and falls >= 3
 
 
 def means_to_shuffle(sampler: Any) -> bool:
-    """Return whether a sampler, or one inside it, is there to shuffle; of an unknown one nobody can tell."""
+    """Return whether a sampler, or one inside it, is meant to shuffle; False for unknown samplers."""
     from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
@@ -63,24 +67,29 @@ def means_to_shuffle(sampler: Any) -> bool:
 
 
 def fingerprint(batch: Any) -> int:
-    """Return a hash of values sampled from a batch that lies in the CPU's memory; 0 if it has too little to tell."""
+    """Return a hash of values sampled from a batch in CPU memory; 0 if it has too few distinct values."""
     values: list[Any] = []
     try:
         _sample(batch, values)
         return _hash(repr(values)) if len(set(values)) >= _DISTINCT else 0
     except Exception:
-        return 0  # whatever users put in a batch, their run goes on
+        return 0  # a batch may contain any object, and the run must continue
 
 
 def _sample(part: Any, values: list[Any], depth: int = 0) -> None:
     if hasattr(part, "tolist") and hasattr(part, "reshape"):
         if getattr(getattr(part, "device", None), "type", "cpu") != "cpu":
-            return  # reading it would wait for the device
+            return  # reading it would synchronize with the device
         flat = part.reshape(-1)
         values.extend(flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].tolist())
     elif isinstance(part, (int, float, str, bytes)):
         values.append(part)
     elif depth < 4:
-        inner = list(part.values()) if isinstance(part, Mapping) else part if isinstance(part, (list, tuple)) else []
-        for each in inner[:FIRST]:
-            _sample(each, values, depth + 1)
+        for item in _items(part)[:FIRST]:
+            _sample(item, values, depth + 1)
+
+
+def _items(part: Any) -> Sequence[Any]:
+    if isinstance(part, Mapping):
+        return list(part.values())
+    return part if isinstance(part, (list, tuple)) else ()

@@ -1,8 +1,8 @@
-"""Evaluations over a sampler that pads: 101 samples on 2 ranks are scored as 102, and nobody notices.
+"""Detect evaluations over a sampler that pads: 101 samples on 2 ranks are scored as 102, without a message.
 
-A loop over a padded sampler is an evaluation whose score is wrong only if much is true at once: all its batches were
-taken, nothing was learnt from it or from its dataset, and the ranks reduced something afterwards, yet gathered nothing
-in which the results of single samples have room, since whoever gathers those may well drop the repeated ones.
+The score of a loop over a padded sampler is wrong only if several conditions hold: all its batches were taken, neither
+the loop nor its dataset was trained on, and the ranks reduced something afterwards, but gathered nothing large enough
+for the results of single samples, because a script that gathers those may drop the repeated ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Padding:
 
 
 def padding_of(sampler: Any) -> Padding | None:
-    """Return how a sampler, or one inside it, pads; None if it does not, or is a sampler of the user's own."""
+    """Return how a sampler, or one inside it, pads; None if it does not, or is the user's own class."""
     from torch.utils.data import DistributedSampler
 
     for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
@@ -68,11 +68,11 @@ def _padding(sampler: Any) -> Padding | None:
 
 
 def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> bool:
-    """Return whether ranks have put figures of their shares together, and not the results of single samples. Pure.
+    """Return whether ranks have combined figures of their shares, and not the results of single samples. Pure.
 
     Args:
-        entries: What torch's Flight Recorder has kept of collectives.
-        padding: Of the loop that the figures may be of.
+        entries: Entries of torch's Flight Recorder.
+        padding: Padding of the loop to which the figures may belong.
     """
     since = [entry for entry in entries if entry["time_created_ns"] >= padding.since_ns]
     names = [str(entry["profiling_name"]) for entry in since]
@@ -83,7 +83,7 @@ def is_scored_together(entries: Iterable[dict[str, Any]], padding: Padding) -> b
 
 
 def _has_figures_only(name: str) -> bool:
-    """Return whether a collective cannot carry what is known of single samples to where it could be put in order."""
+    """Return whether a collective cannot gather the results of single samples."""
     return "reduce" in name or "barrier" in name or "broadcast" in name
 
 
@@ -101,10 +101,10 @@ class Evaluations:
     """Evaluations over samplers that pad.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
 
     Attributes:
-        pending: The last loop that may be one, until something else begins.
+        pending: The last loop that may be an evaluation, until something else begins.
     """
 
     def __init__(self, slot: memoryview[int]) -> None:
@@ -114,25 +114,28 @@ class Evaluations:
         self.pending: Any = None
 
     def exclude(self, dataset: Any) -> None:
-        """Learn that a dataset is trained on: statistics may be gathered from it, which nobody takes for a score."""
+        """Record that a dataset is trained on: statistics that are gathered from it are not a score."""
         if len(self._trained) < _ENOUGH and not any(same_thing(dataset, other) for other in self._trained):
             self._trained.append(dataset)
 
     def add(self, loop: Any) -> None:
-        """Consider a loop that has ended."""
+        """Make a loop that has ended pending if it may be an evaluation."""
         is_whole = loop.padding is not None and loop.yielded == loop.length
         is_quiet = _is_grad_disabled() or bool(self._trained and loop.yielded > 1)
-        if is_whole and is_quiet and self._looks > 0 and not self._slot[pulse.PADDED_LENGTH]:
+        is_wanted = self._looks > 0 and not self._slot[pulse.PADDED_LENGTH]
+        if is_whole and is_quiet and is_wanted:
             self.pending = loop
 
     def settle(self, entries: Callable[[], list[dict[str, Any]]]) -> None:
-        """Judge the loop that is pending.
+        """Check the pending loop, and write its lengths to the counters if its score is wrong.
 
         Args:
-            entries: Returns what torch's Flight Recorder has kept of collectives.
+            entries: Returns the entries of torch's Flight Recorder.
         """
         loop, self.pending = self.pending, None
-        if loop is None or loop.padding is None or loop.is_felt or loop.trains:
+        if loop is None or loop.padding is None:
+            return
+        if loop.is_felt or loop.trains:
             return
         if any(same_thing(loop.dataset, other) for other in self._trained):
             return

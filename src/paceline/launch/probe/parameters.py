@@ -1,4 +1,4 @@
-"""The parameters of a rank's model, as they can be found from outside: names, and which of them are shards."""
+"""Find the names of a model's parameters, and those that are shards, without access to the model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ _WRAPPERS = ("module.", "_orig_mod.", "_forward_module.", "_fsdp_wrapped_module.
 
 
 def names_of(parameters: Sequence[torch.Tensor]) -> list[str]:
-    """Return the names that parameters have in their model, without those of wrappers around it."""
-    wanted = {id(each): "" for each in parameters}
+    """Return the names of parameters in their model, without the prefixes of wrappers around it."""
+    names = {id(parameter): "" for parameter in parameters}
     for module in modules():
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            if id(parameter) in wanted:
-                own = functools.reduce(lambda left, wrapper: left.replace(wrapper, ""), _WRAPPERS, name)
-                wanted[id(parameter)] = max(wanted[id(parameter)], own, key=lambda each: (each.count("."), each))
-    return [wanted[id(each)] or f"parameter {place}" for place, each in enumerate(parameters)]
+            if id(parameter) in names:
+                own = functools.reduce(lambda text, wrapper: text.replace(wrapper, ""), _WRAPPERS, name)
+                names[id(parameter)] = max(names[id(parameter)], own, key=_depth)
+    return [names[id(parameter)] or f"parameter {place}" for place, parameter in enumerate(parameters)]
+
+
+def _depth(name: str) -> tuple[int, str]:
+    return name.count("."), name
 
 
 def modules() -> Iterator[torch.nn.Module]:
-    """Yield all modules that live. Their types are looked at, because asking an object for its class can run code."""
+    """Yield all living modules. ``type`` identifies them, because ``__class__`` of an object can run code."""
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.nn.Module) and "_parameters" in thing.__dict__:
             yield thing

@@ -1,10 +1,9 @@
-"""The probe: counts steps and times data inside a rank, for every framework, without a line changed.
+"""The probe: count steps and time data loading inside a rank, for every framework, without changes to the script.
 
-It hangs on three places that all of them pass through: torch's global hook after an optimizer's step, the
-iterator of ``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It writes integers into the
-rank's pulse and nothing else; what is done once for a loop is in ``loops``. Its code takes about 2 µs a step in a
-tight loop; in a training loop, with cold caches, it costs more: ``benchmarks/overhead.py`` measures it and
-``docs/log.md`` has the figures.
+It hooks into three places that all frameworks use: torch's global hook after an optimizer step, the iterator of
+``torch.utils.data.DataLoader``, and ``torch.autograd.backward``. It only writes integers to the rank's counters;
+``loops`` has the work that is done once per loop. The probe takes about 2 µs a step in a tight loop, and more in a
+training loop with cold caches: ``benchmarks/overhead.py`` measures it and ``docs/log.md`` has the figures.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _looks: list[last_look.LastLook] = []  # of this rank, once torch has been impor
 
 
 def install(slot: memoryview[int]) -> Callable[[], None]:
-    """Start to count into ``slot``; return a function that stops it again.
+    """Start counting into ``slot``; return a function that stops it.
 
     Args:
         slot: ``pulse.SLOT_LENGTH`` signed 64-bit integers.
@@ -56,7 +55,7 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
 
 
 def look_at_parameters() -> None:
-    """Look once more at the parameters that this rank has trained, at the end of its script."""
+    """Check the parameters that this rank has trained once more, at the end of its script."""
     for look in _looks:
         look.at_end()
 
@@ -64,23 +63,24 @@ def look_at_parameters() -> None:
 def _count(  # noqa: PLR0915  # three functions that share local variables: attributes would cost more
     slot: memoryview[int], loops: Loops, backward: Callable[..., None], fetch: Callable[[Any], Any]
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[[Any], Any]]:
-    """Return what is done after an optimizer's step, and in the place of ``backward`` and of ``fetch``."""
+    """Return the hook after an optimizer step, and the replacements of ``backward`` and ``fetch``."""
     from torch.compiler import is_compiling
 
     clock, write_step, write_batch = monotonic_ns, pulse.STEP.pack_into, pulse.BATCH.pack_into
     place = pulse.BEAT_NS * 8
-    # Counted in local variables and written in one go: this is the hottest code that we have.
+    # Local variables are faster than attributes, and one call writes them all: this is our hottest code.
     batches = steps = first = data = own = 0
-    mark = clock()  # where the time that this rank spends on its own began
-    # The loop that was last asked for a batch; the same at the last backward; the same at the last step. Asked for,
-    # not served by: whoever fetches ahead has asked the training loop for its end when the last batch is trained on.
-    asked = felt = trained = Loop()
+    mark = clock()  # start of the time in which this rank works without waiting for others
+    # The loop from which the last batch was requested: now, at the last backward, and at the last step. The request
+    # counts, not the batch: code that prefetches has requested the end of the loop when it trains on the last batch.
+    fetched = felt = trained = Loop()
     compiled = _Compiled()
+    sampled_backward = functools.partial(loops.sample, backward)
 
     def after_step(optimizer: Any, *_: Any) -> None:
         nonlocal steps, first, data, own, mark, trained
         if is_compiling():
-            compiled.stepped = True  # the compiled code repeats this, and does nothing else of ours
+            compiled.stepped = True  # the compiled code repeats only this assignment
             return
         compiled.stepped = False
         now = clock()
@@ -103,27 +103,24 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
         if compiled.stepped:
             after_step(None)
         own += clock() - mark
-        if felt is not asked:
-            felt = asked
+        if felt is not fetched:
+            felt = fetched
             loops.feel(felt)
+        run = backward if loops.gradients is None else sampled_backward
         try:
-            if loops.gradients is None:
-                backward(*args, **kwargs)
-            else:
-                loops.sample(loops.gradients, backward, args, kwargs)
+            run(*args, **kwargs)
         finally:
             mark = clock()
 
     @functools.wraps(fetch)
     def timed_fetch(self: Any) -> Any:
-        nonlocal batches, data, asked
-        loop = asked = self._paceline_loop
+        nonlocal batches, data, fetched
+        loop = fetched = self._paceline_loop
         start = clock()
         try:
             batch = fetch(self)
         except StopIteration:
-            if compiled.stepped:
-                after_step(None)
+            compiled.count_step(after_step)
             loops.end(loop, yielded=getattr(self, "_num_yielded", 0), batches=batches)
             raise
         now = clock()
@@ -138,7 +135,7 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
 
 
 class _Compiled:
-    """What an optimizer's step that torch.compile has compiled leaves for the next function that is not.
+    """State that a compiled optimizer step leaves for the next function that is not compiled.
 
     Attributes:
         stepped: A step was made that is not counted yet.
@@ -149,14 +146,19 @@ class _Compiled:
     def __init__(self) -> None:
         self.stepped = False
 
+    def count_step(self, after_step: Callable[..., None]) -> None:
+        """Count the step that is not counted yet, if there is one."""
+        if self.stepped:
+            after_step(None)
+
 
 def tie_workers() -> None:
-    """Let DataLoader workers that the main thread forks die with this rank; nothing else that a script starts does.
+    """Make DataLoader workers that the main thread forks end with this rank; other child processes are not affected.
 
-    A worker serves nobody else, and one that is busy would notice late. Other children may be meant to stay, as under
-    torchrun; after a failure the fork server ends them. The kernel ties a child to the *thread* that forked it, so a
-    worker of a thread that may end earlier is left alone. Workers made by spawn or forkserver are not forked by this
-    process, and notice its end by themselves.
+    A worker serves only this rank, and a busy one would notice its end late. Other children may be meant to stay, as
+    under torchrun; after a failure the fork server ends them. The kernel ties a child to the *thread* that forked it,
+    so workers of other threads, which may end earlier, are not tied. Workers that spawn or forkserver start are not
+    forked by this process, and notice its end without help.
     """
     from torch.utils.data._utils import worker
 
@@ -173,7 +175,7 @@ def tie_workers() -> None:
         if forked_by_main and os.getpid() != parent:
             system.die_with_parent(signal.SIGKILL)
             if os.getppid() != parent:
-                os._exit(1)  # the rank ended before the kernel knew
+                os._exit(1)  # the rank ended before the worker was tied to it
         loop(*args, **kwargs)
 
     worker._worker_loop = tied

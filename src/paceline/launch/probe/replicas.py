@@ -1,4 +1,4 @@
-"""Checksums of a rank's parameters, for the launcher to compare with those of the other ranks."""
+"""Compute checksums of a rank's parameters, which the launcher compares with those of the other ranks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ReplicaCheck:
-    """Leaves checksums of this rank's parameters for the launcher, which compares them with the others'.
+    """Write checksums of this rank's parameters for the launcher, which compares them with those of other ranks.
 
-    It is made before the next step and not after the last one, so that whatever follows a step, such as a broadcast
-    of parameters, is done.
+    The check runs before the next step and not after the last one, so that everything that follows a step, such as a
+    broadcast of parameters, is done.
 
     Args:
-        slot: The rank's pulse.
+        slot: The rank's counters.
         every: Steps between two checks.
-        file: Where the checksums of each parameter go.
+        file: File for the checksums of each parameter.
     """
 
     def __init__(self, slot: memoryview[int], every: int, file: Path) -> None:
         self._slot, self._every, self._file = slot, every, file
         self._parameters: Any = WeakTensorKeyDictionary()
-        self._lists: dict[int, tuple[int, list[int]]] = {}  # by level, as in the pulse: step and sums
-        self._left_out: set[int] | None = None
+        self._lists: dict[int, tuple[int, list[int]]] = {}  # by level, as in the counters: step and sums
+        self._shards: set[int] | None = None
         self._last = 0
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -63,31 +63,32 @@ class ReplicaCheck:
         pulse.write_check(self._slot, number=step // self._every, step=step, checksum=combined(sums))
 
     def _comparable(self) -> list[torch.Tensor]:
-        """Return the parameters that are to be the same on all ranks: those that are not in shards."""
-        if self._left_out is None:
-            self._left_out = {id(each) for each in in_shards()}
+        """Return the parameters that must be the same on all ranks: those that are not sharded."""
+        if self._shards is None:
+            self._shards = {id(shard) for shard in in_shards()}
         tensors = list(self._parameters.keys())
-        return [each for each in tensors if not hasattr(each, "_local_tensor") and id(each) not in self._left_out]
+        plain = [tensor for tensor in tensors if not hasattr(tensor, "_local_tensor")]
+        return [tensor for tensor in plain if id(tensor) not in self._shards]
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return a checksum of the bits of each tensor; waits for a device once."""
-    sums = [_bits(each.detach()).sum(dtype=torch.int64) for each in tensors]
+    """Return a checksum of the bits of each tensor; synchronizes once with each device."""
+    sums = [_bits(tensor.detach()).sum(dtype=torch.int64) for tensor in tensors]
     by_device: dict[torch.device, list[int]] = {}
-    for place, each in enumerate(sums):
-        by_device.setdefault(each.device, []).append(place)
-    found = [0] * len(sums)
+    for place, total in enumerate(sums):
+        by_device.setdefault(total.device, []).append(place)
+    values = [0] * len(sums)
     for places in by_device.values():
         for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
-            found[place] = value
-    return found
+            values[place] = value
+    return values
 
 
 def combined(sums: Iterable[int]) -> int:
-    """Return one checksum, of 64 bits with a sign, in which the order of the sums counts."""
+    """Return one signed 64-bit checksum of all sums, which depends on their order."""
     total = 1
-    for each in sums:
-        total = (total * 0x100000001B3 + each) % (1 << 64)
+    for checksum in sums:
+        total = (total * 0x100000001B3 + checksum) % (1 << 64)
     return total - (1 << 64) if total >> 63 else total
 
 

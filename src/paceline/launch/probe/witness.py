@@ -1,10 +1,9 @@
-"""The witness in a rank: answers its launcher about where the rank stands, also when the rank hangs.
+"""The stack responder in a rank: report the rank's position to its launcher, also when the rank hangs.
 
-A thread that sleeps in a socket answers with the Python stacks of all threads and with what torch's Flight Recorder
-has of the collectives. It needs the interpreter's lock for a moment, and costs nothing as long as nobody asks. Where
-it does not answer, because C code holds that lock, a signal makes faulthandler write the stacks to a file. That works
-in any native wait, but the signal cuts short a blocking call of C code, so it is the last means. Nothing here runs
-during a step.
+A thread that waits on a socket answers with the Python stacks of all threads and with the collectives in torch's Flight
+Recorder. An answer needs the interpreter lock for a moment; without requests the thread costs nothing. If it does not
+answer because C code holds the lock, a signal makes faulthandler write the stacks to a file. That works in any native
+wait, but the signal interrupts a blocking call of C code, so it is the last resort. Nothing here runs during a step.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-# So much of a rank is reported: it has to fit into one datagram.
+# Limits of a report, which has to fit into one datagram.
 _THREADS, _FRAMES, _MAIN_FRAMES = 24, 30, 100
 _GROUPS, _PENDING, _RECENT = 16, 16, 32
-_LATEST = 256  # entries of the Flight Recorder that an answer is made of: all 2,000 take a rank some 40 ms to read
-_ENTRY = b',{"collective_seq_id"'  # what separates them; their fields are sorted
+_LATEST = 256  # entries of the Flight Recorder in a report: reading all 2,000 takes a rank some 40 ms
+_ENTRY = b',{"collective_seq_id"'  # separator of the entries, whose fields are sorted
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
@@ -35,7 +34,7 @@ SIGNAL = int(getattr(signal, "SIGRTMAX", 3)) - 3
 
 
 def install(stacks: int) -> None:
-    """Let this rank answer.
+    """Start answering requests for this rank's position.
 
     Args:
         stacks: Descriptor that faulthandler writes to; must stay open.
@@ -43,113 +42,113 @@ def install(stacks: int) -> None:
     if SIGNAL:
         faulthandler.register(SIGNAL, file=stacks, all_threads=True)
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # no abstract sockets here: stacks have to do
-            ear = signed_socket()
-            ear.bind(address(os.getpid()))
-            threading.Thread(target=_answer, args=(ear, os.getuid()), name="paceline-witness", daemon=True).start()
+        with contextlib.suppress(OSError):  # no abstract sockets here: only the signal remains
+            listener = signed_socket()
+            listener.bind(address(os.getpid()))
+            threading.Thread(target=_answer, args=(listener, os.getuid()), name="paceline-witness", daemon=True).start()
 
 
 def address(pid: int) -> str:
-    """Return where the witness of a process listens: an abstract socket, which leaves no file behind."""
+    """Return the address of a process's responder: an abstract socket, which leaves no file behind."""
     return f"\0paceline-witness-{pid}"
 
 
 def signed_socket() -> socket.socket:
-    """Return a datagram socket of the machine whose messages carry their sender's process and user, by the kernel."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    return made
+    """Return a Unix datagram socket to whose messages the kernel adds the sender's process and user id."""
+    datagram_socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagram_socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return datagram_socket
 
 
-def receive(ear: socket.socket, num_bytes: int) -> tuple[bytes, Any, int, int]:
+def receive(listener: socket.socket, num_bytes: int) -> tuple[bytes, Any, int, int]:
     """Return a message to a signed socket: its content, its sender's address, process id and user id.
 
-    Both ids are -1 where the kernel does not say them.
+    Both ids are -1 if the kernel does not report them.
     """
-    data, kept, _, sender = ear.recvmsg(num_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
-    for level, kind, content in kept:
+    data, ancillary, _, sender = listener.recvmsg(num_bytes, socket.CMSG_SPACE(_CREDENTIALS.size))
+    for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             pid, uid, _ = _CREDENTIALS.unpack_from(content)
             return data, sender, pid, uid
     return data, sender, -1, -1
 
 
-def _answer(ear: socket.socket, user: int) -> None:
-    """Answer the user that has started this process; others get nothing, since any user may send to the socket."""
+def _answer(listener: socket.socket, user: int) -> None:
+    """Answer requests of the user who has started this process; any user may send to the socket."""
     while True:
-        _, asker, _, uid = receive(ear, 16)
-        if uid == user and asker:
-            with contextlib.suppress(OSError):  # it has stopped to listen
-                ear.sendto(json.dumps(state()).encode(), asker)
+        _, sender, _, uid = receive(listener, 16)
+        if uid == user and sender:
+            with contextlib.suppress(OSError):  # the sender has gone away
+                listener.sendto(json.dumps(state()).encode(), sender)
 
 
 def state() -> dict[str, Any]:
-    """Return where this process is, as plain data.
+    """Return the position of this process, as plain data.
 
     Returns:
-        ``recorded``: As ``recorded`` returns it. ``pending``: Collectives that have not come back, oldest first, and
-        ``recent``: the last ones of each process group, both as ``[group, seq, call, elements, record]``. ``members``:
-        Global ranks of each process group. ``whole``: ``recent`` has all groups.
-        ``p2p``: Number of sends and receives that have not come back. ``threads``:
-        Stacks of the Python threads, as ``stacks`` returns them.
+        ``recorded``: As ``recorded`` returns it. ``pending``: Collectives that have not returned, oldest first, and
+        ``recent``: the last collectives of each process group, both as ``[group, seq, call, elements, record]``.
+        ``members``: Global ranks of each process group. ``whole``: ``recent`` has all groups.
+        ``p2p``: Number of sends and receives that have not returned.
+        ``threads``: Stacks of the Python threads, as ``stacks`` returns them.
     """
     return describe(entries(last=_LATEST), members=members(), threads=stacks())
 
 
 def describe(
-    kept: Sequence[dict[str, Any]], *, members: dict[str, list[int]], threads: list[dict[str, Any]]
+    records: Sequence[dict[str, Any]], *, members: dict[str, list[int]], threads: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return what ``state`` returns, of entries of the Flight Recorder. Pure.
+    """Return the result of ``state`` for entries of the Flight Recorder. Pure.
 
     Args:
-        kept: The entries, oldest first.
+        records: The entries, oldest first.
         members: Global ranks of each process group.
         threads: Stacks of the Python threads.
     """
-    collectives = [entry for entry in kept if not entry.get("is_p2p")]
+    collectives = [entry for entry in records if not entry.get("is_p2p")]
     recent = _by_group(collectives)
     return {
-        "recorded": _last(kept),
+        "recorded": _last(records),
         "pending": [_collective(entry) for entry in collectives if not entry["retired"]][:_PENDING],
-        "p2p": sum(bool(entry.get("is_p2p")) and not entry["retired"] for entry in kept),
-        "recent": [each for group in list(recent)[-_GROUPS:] for each in recent[group][-_RECENT:]],
-        "whole": len(recent) <= _GROUPS and (not kept or kept[0].get("record_id") == 0),
+        "p2p": sum(bool(entry.get("is_p2p")) and not entry["retired"] for entry in records),
+        "recent": [call for group in list(recent)[-_GROUPS:] for call in recent[group][-_RECENT:]],
+        "whole": len(recent) <= _GROUPS and (not records or records[0].get("record_id") == 0),
         "members": members,
         "threads": threads,
     }
 
 
 def _by_group(collectives: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
-    """Return the collectives of each process group; where a group was made again under its name, those of the last."""
-    found: dict[str, list[list[Any]]] = {}
+    """Return the collectives of each process group; of the last group where a name was reused."""
+    calls_by_group: dict[str, list[list[Any]]] = {}
     for entry in collectives:
         call = _collective(entry)
-        calls = found.setdefault(call[0], [])
+        calls = calls_by_group.setdefault(call[0], [])
         if calls and call[1] < calls[-1][1]:
             calls.clear()
         calls.append(call)
-    return found
+    return calls_by_group
 
 
 def stacks() -> list[dict[str, Any]]:
     """Return the stacks of this process's Python threads: ``name``, ``main``, ``frames`` from the outside in."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
-    found: list[dict[str, Any]] = []
+    threads: list[dict[str, Any]] = []
     for ident, frame in list(sys._current_frames().items()):
-        if ident != own and len(found) < _THREADS:
+        if ident != own and len(threads) < _THREADS:
             limit = _MAIN_FRAMES if ident == main else _FRAMES
-            found.append({"name": names.get(ident, ""), "main": ident == main, "frames": _frames(frame, limit)})
-    return found
+            threads.append({"name": names.get(ident, ""), "main": ident == main, "frames": _frames(frame, limit)})
+    return threads
 
 
 def _frames(frame: Any, limit: int) -> list[tuple[str, int, str]]:
     """Return the innermost frames of a stack, the innermost last."""
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and len(found) < limit:
-        found.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+    frames: list[tuple[str, int, str]] = []
+    while frame is not None and len(frames) < limit:
+        frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
-    return found[::-1]
+    return frames[::-1]
 
 
 def members() -> dict[str, list[int]]:
@@ -158,7 +157,7 @@ def members() -> dict[str, list[int]]:
     world = getattr(distributed, "_world", None)
     if world is None:
         return {}
-    with contextlib.suppress(RuntimeError, AttributeError):  # the script may be making another group at this moment
+    with contextlib.suppress(RuntimeError, AttributeError):  # the script may be creating another group at this moment
         ranks = dict(world.pg_group_ranks)
         return {str(name): sorted(ranks[group]) for group, name in list(world.pg_names.items()) if group in ranks}
     return {}
@@ -179,19 +178,19 @@ def _collective(entry: dict[str, Any]) -> list[Any]:
 
 
 def recorded() -> dict[str, Any]:
-    """Return the last collective that this process has begun, as torch's Flight Recorder has it.
+    """Return the last collective that this process has begun, from torch's Flight Recorder.
 
     Returns:
         ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``, ``timeout_s``, ``flying``
-        (it has not come back); empty if there is none. Of several process groups, the one whose collective has not
-        come back.
+        (it has not returned); empty if there is none. A collective that has not returned takes precedence over later
+        ones of other process groups.
     """
     return _last(entries())
 
 
-def _last(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     last: dict[str, Any] = {}
-    for entry in kept:
+    for entry in records:
         if not last or not entry["retired"] or last["retired"]:
             last = entry
     if not last:
@@ -206,23 +205,23 @@ def _last(kept: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def entries(*, last: int = 0) -> list[dict[str, Any]]:
-    """Return what the Flight Recorder has kept of collectives, oldest first; NCCL's are kept apart from gloo's.
+    """Return the entries of the Flight Recorder, oldest first; NCCL and gloo have separate recorders.
 
     Args:
-        last: Return so many of the newest at least, where there are more; 0 for all.
+        last: Return at least this many of the newest entries, if there are more; 0 for all.
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    found: list[dict[str, Any]] = []
+    all_entries: list[dict[str, Any]] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(c10d, name, None)
         if dump is not None:
             with contextlib.suppress(RuntimeError, ValueError, TypeError):
-                found += _read(dump(True, False), last)
-    return found
+                all_entries += _read(dump(True, False), last)
+    return all_entries
 
 
 def _read(dump: bytes, last: int) -> list[dict[str, Any]]:
-    """Return the entries of a dump, or the last ones without reading those before."""
+    """Return the entries of a dump; with ``last`` only the newest, without parsing the others."""
     pieces = dump.rsplit(_ENTRY, last) if last else []
     if len(pieces) <= last or not last:
         entries: list[dict[str, Any]] = json.loads(dump).get("entries", [])
@@ -232,7 +231,7 @@ def _read(dump: bytes, last: int) -> list[dict[str, Any]]:
 
 
 def averages_gradients() -> bool:
-    """Return whether ranks have reduced something together, and sent nothing to single ones as pipelines do."""
-    kept = entries()
-    reduced = any("reduce" in str(entry["profiling_name"]) for entry in kept)
-    return reduced and not any(entry.get("is_p2p") for entry in kept)
+    """Return whether ranks have run reductions, and no point-to-point transfers as pipelines do."""
+    records = entries()
+    reduced = any("reduce" in str(entry["profiling_name"]) for entry in records)
+    return reduced and not any(entry.get("is_p2p") for entry in records)

@@ -98,10 +98,10 @@ def lists(ranks, sums):
 def test_replicas_are_compared_at_a_step_that_all_have():
     head = Head(4)
     assert head.judge({0: facts(checks={"5": 1, "10": 2}), 1: facts(checks={"5": 1})}, last=False) == []
-    assert head.asked_step == 0
+    assert head.list_step == 0
     ahead = {0: facts(checks={"10": 2, "15": 3}), 1: facts(checks={"10": 2, "15": 4, "20": 4})}
     assert head.judge(ahead, last=False) == []
-    assert (head.asked_step, head.has_lists) == (15, False)
+    assert (head.list_step, head.has_lists) == (15, False)
     ahead[0]["lists"] = [lists([0, 1], [1, 2])]
     assert head.judge(ahead, last=False) == []
     ahead[1]["lists"] = [lists([2], [1, 2]), lists([3], [1, 3])]
@@ -114,7 +114,7 @@ def test_replicas_are_compared_at_a_step_that_all_have():
 def test_ranks_of_one_node_that_differ_are_enough():
     head = Head(2)
     head.judge({0: facts(checks={"5": None})}, last=False)
-    assert head.asked_step == 5
+    assert head.list_step == 5
 
 
 def beat(steps, own_s=0.0, data_s=0.0, seconds=0.0):
