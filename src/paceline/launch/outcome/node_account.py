@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -80,8 +80,8 @@ def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
         accounts: Those of all nodes that were heard, by node rank.
         run: What holds for the run besides: its folder, its lost nodes, how long it took.
     """
-    noticed_hangs = [account.noticed_hang for account in accounts if account.noticed_hang]
     checkpoints = [account.last for account in accounts if account.last]
+    warnings = [finding for account in accounts for finding in account.noticed]
     return replace(
         run,
         ends=[end for account in accounts for end in account.ends],
@@ -89,8 +89,12 @@ def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
         pulses=[pulse for account in accounts for pulse in account.pulses],
         again=accounts[0].again,  # the first node's line, so that all print the same
         last=max(checkpoints, key=lambda checkpoint: checkpoint.number, default=None),
-        hang=next((account.hang for account in accounts if account.hang), None),
-        noticed_hang=next(iter(noticed_hangs), None),
-        noticed=list(dict.fromkeys(finding for account in accounts for finding in account.noticed)),
+        hang=_first(account.hang for account in accounts),
+        noticed_hang=_first(account.noticed_hang for account in accounts),
+        noticed=list(dict.fromkeys(warnings)),
         saving=next((account.saving for account in accounts if account.saving), ""),
     )
+
+
+def _first(findings: Iterable[Finding | None]) -> Finding | None:
+    return next(filter(None, findings), None)

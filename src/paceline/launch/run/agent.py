@@ -102,6 +102,7 @@ class Agent(LocalElasticAgent):
         logs = make_logs(context.options, folder.run_dir, first_attempt=folder.first_attempt)
         spec = make_spec(context.options, context.plan, meeting)
         super().__init__(spec=spec, logs_specs=logs)
+        self._logs = logs
         self._context = context
         self._peers = context.peers
         self._link = context.link
@@ -221,7 +222,7 @@ class Agent(LocalElasticAgent):
             envs,
             run_dir=self._folder.run_dir,
             rank_env=self._rank_env,
-            logs=self._logs_specs,
+            logs=self._logs,
         )
         self._pcontext = ranks
         is_head = self._peers.node == 0
