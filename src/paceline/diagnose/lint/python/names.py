@@ -108,9 +108,8 @@ def _plain_module(script: Script, node: ast.ClassDef) -> str:
         return ""
     full = script.full(node.bases[0])
     root, name = full.partition(".")[0], full.rpartition(".")[2]
-    if not (
-        (root in LIGHTNING and name == "LightningModule") or full in ("torch.nn.Module", "torch.nn.modules.Module")
-    ):
+    is_lightning = root in LIGHTNING and name == "LightningModule"
+    if not is_lightning and full not in ("torch.nn.Module", "torch.nn.modules.Module"):
         return ""
     members = {part.name for part in ast.walk(node) if isinstance(part, Function)}
     if members & {"__getattr__", "__getattribute__"}:
@@ -123,7 +122,9 @@ def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
     owner, method = receiver(call), call.func.attr
     if owner == "self":
         node = script.owner(call)
-        if node is None or node.name not in plain or _has(node, method) or script.classes.get(node.name) is not node:
+        if node is None or node.name not in plain or script.classes.get(node.name) is not node:
+            return ""
+        if _has(node, method):
             return ""
         has_subclass = any(last(base) == node.name for c in script.classes.values() for base in c.bases)
         return "" if has_subclass else plain[node.name]

@@ -99,7 +99,7 @@ class Script:
         Args:
             question: The name under which results are cached.
             node: The node from which the search goes up.
-            look: Takes a parent and the child on the path; returns the result in a tuple, or None to go on up.
+            look: Takes a parent and the child on the path; returns the result in a tuple, or None to continue.
         """
         path: list[ast.AST] = []
         answer: T | None = None
@@ -175,15 +175,8 @@ class Script:
         values: dict[str, list[Assigned]] = defaultdict(list)
         for node in self.nodes:
             for target, value in _bindings(node):
-                if isinstance(target, ast.Tuple | ast.List):
-                    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
-                    paired = len(parts) == len(target.elts)
-                    for place, part in enumerate(target.elts):
-                        if name := dotted(part):
-                            entry = Assigned(parts[place], -1, node) if paired else Assigned(value, place, node)
-                            values[name].append(entry)
-                elif name := dotted(target):
-                    values[name].append(Assigned(value, -1, node))
+                for name, assignment in _assignments(target, value, node):
+                    values[name].append(assignment)
         return dict(values)
 
     def full(self, node: ast.AST) -> str:
@@ -276,6 +269,19 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield node.optional_vars, node.context_expr
 
 
+def _assignments(target: ast.expr, value: ast.expr, at: ast.AST) -> Iterator[tuple[str, Assigned]]:
+    """Yield the names that a target binds, with their values; unpacking binds several."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        if name := dotted(target):
+            yield name, Assigned(value, -1, at)
+        return
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    paired = len(parts) == len(target.elts)
+    for place, part in enumerate(target.elts):
+        if name := dotted(part):
+            yield name, Assigned(parts[place], -1, at) if paired else Assigned(value, place, at)
+
+
 def dotted(node: ast.AST | None) -> str:
     """Return ``a.b.c`` for a chain of attributes that begins with a name, else an empty string."""
     parts: list[str] = []
@@ -304,6 +310,11 @@ def receiver(call: ast.Call) -> str:
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """Return the value of a keyword argument, if it is given by name."""
     return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Return the values of all arguments of a call, positional ones first."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def has_unknown_arguments(call: ast.Call) -> bool:
