@@ -1,4 +1,4 @@
-"""Checks of a job together with the training script that it starts: what the one provides, the other expects."""
+"""Check a job against the training script that it starts: ranks, devices, CPUs, address, downloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _pairs(case: Case) -> Iterator[tuple[Launch, Program]]:
 
 
 def lightning_ranks(case: Case) -> Iterator[Finding]:
-    """Lightning's Trainer or Fabric asks for other numbers than the job starts."""
+    """Find a Trainer or Fabric of Lightning whose devices or nodes differ from those of the job."""
     for launch, program in _pairs(case):
         runner = program.runner
         if runner is None or launch.kind == "fabric run":
@@ -75,7 +75,7 @@ def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -
     spread = case.shape(launch)
     per_node, job_nodes = (spread.tasks_per_node, spread.nodes) if step is not None else (job.tasks_per_node, job.nodes)
     if step is None and not (job.has_ntasks or job.has_tasks_per_node):
-        return  # Slurm sets no number of tasks then, and Lightning starts the processes itself
+        return  # Slurm then sets no number of tasks, and Lightning starts the processes itself
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     if step is None and (devices, nodes) == (1, 1):
         return  # one process on one GPU, as asked for
@@ -145,7 +145,7 @@ def _tasks_per_node_missing(case: Case, launch: Launch, program: Program, tasks:
 
 
 def ranks_without_launcher(case: Case) -> Iterator[Finding]:
-    """The script takes its rank from a launcher's variables, and the job starts it without a launcher."""
+    """Find scripts that read RANK and WORLD_SIZE but are started without a launcher."""
     for launch, program in _pairs(case):
         if launch.spawns or _may_set_ranks(case, launch):
             continue
@@ -161,7 +161,7 @@ def ranks_without_launcher(case: Case) -> Iterator[Finding]:
 
 
 def _may_set_ranks(case: Case, launch: Launch) -> bool:
-    """Whether something before the script may set the variables of a rank."""
+    """Return whether something before the script may set the variables of a rank."""
     step = launch.call.step
     if case.trace.sourced or _RANK_VARIABLES & set(launch.call.env):
         return True
@@ -183,7 +183,7 @@ def _without_launcher(case: Case, launch: Launch, beside: tuple[Program, Place],
 
 
 def spawned_twice(case: Case) -> Iterator[Finding]:
-    """The script starts the processes of a node itself, and so does the job."""
+    """Find scripts that spawn the processes of a node although the job starts them too."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
         if program.spawns is None or ranks is None or ranks[0] < 2:
@@ -207,7 +207,7 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
 
 
 def loader_workers(case: Case) -> Iterator[Finding]:
-    """The script's loader workers need more CPUs than its ranks have."""
+    """Find scripts whose loader workers need more CPUs than their ranks have."""
     for launch, program in _pairs(case):
         shape, processes = case.shape(launch), case.processes(launch)
         shares_tasks = launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1)
@@ -247,7 +247,7 @@ def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str,
 
 
 def rendezvous_replaced(case: Case) -> Iterator[Finding]:
-    """The script writes its own address or port over the launcher's."""
+    """Find scripts that replace the launcher's address or port."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
         shares_store = launch.kind in ("torchrun", "torch.distributed.launch")
@@ -278,7 +278,7 @@ def rendezvous_replaced(case: Case) -> Iterator[Finding]:
 
 
 def device_by_rank(case: Case) -> Iterator[Finding]:
-    """The script selects its GPU by a rank that is beyond the GPUs that it sees."""
+    """Find scripts that select a GPU by a rank greater than the number of visible GPUs."""
     for launch, program in _pairs(case):
         ranks, spread = ranks_of(case, launch), case.shape(launch)
         gpus = visible_gpus(launch) or spread.gpus
@@ -313,7 +313,7 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
 
 
 def downloads_at_once(case: Case) -> Iterator[Finding]:
-    """All ranks of a node fetch the same files into the same folder at the same time."""
+    """Find scripts in which all ranks download the same files into one folder at the same time."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
         if program.downloads is None or ranks is None or ranks[0] * ranks[1] < 2:

@@ -1,4 +1,4 @@
-"""Checks of GPUs and CPUs against the processes that are to use them."""
+"""Check the GPUs and CPUs of a job against its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"\d+(,\d+)*")
 
 
 def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
-    """The launcher or srun starts more processes on a node than it has GPUs."""
+    """Find nodes with fewer GPUs than the launcher or srun starts processes."""
     for launch in case.training:
         spread, processes = case.shape(launch), case.processes(launch)
         if launch.spawns:
@@ -84,7 +84,7 @@ def _visible(launch: Launch) -> int | None:
 
 
 def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
-    """The launcher starts fewer processes than there are GPUs."""
+    """Find launchers that start fewer processes than the node has GPUs."""
     if sum(1 for launch in case.training if launch.call.background) > 1:
         return  # several programs share the GPUs
     for launch in case.training:
@@ -108,7 +108,7 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
 
 
 def _other_programs(case: Case) -> bool:
-    """Whether something runs beside the training that may use the other GPUs."""
+    """Return whether a background program may use the other GPUs."""
     return any(call.background and call.name.startswith(("python", "vllm", "trl")) for call in case.trace.calls)
 
 
@@ -121,7 +121,7 @@ def _all_gpus(case: Case, launch: Launch, gpus: int) -> str:
 
 
 def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
-    """Each task sees one GPU only, but the program is told to pick a GPU by its local rank."""
+    """Find programs that select a GPU by local rank although each task sees only one GPU."""
     for launch in case.training:
         spread = case.shape(launch)
         if launch.spawns or spread.gpus_per_task != 1 or not spread.tasks_per_node or spread.tasks_per_node < 2:
@@ -152,14 +152,14 @@ def _local(case: Case, text: str) -> bool:
 
 
 def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
-    """No number of CPUs is asked for: Slurm gives one to each task."""
+    """Find jobs that request no CPUs, so that Slurm assigns one to each task."""
     job = case.job
     if job.requests_cpus or job.exclusive or job.mixed or not job.requests_gpus or not case.training:
         return
     if any(launch.call.step and "cpus-per-task" in launch.call.step.options for launch in case.training):
         return
     if all(launch.call.step is None for launch in case.training) and (job.ntasks or 1) > (job.nodes or 1):
-        return  # tasks are asked for in place of CPUs
+        return  # tasks are requested instead of CPUs
     launch = case.training[0]
     processes = case.processes(launch)
     yield case.finding(
@@ -174,7 +174,7 @@ def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
 
 
 def cpus_too_few(case: Case) -> Iterator[Finding]:
-    """A task has fewer CPUs than processes, or than its loader workers need."""
+    """Find tasks with fewer CPUs than processes or loader workers."""
     if case.job.exclusive and not case.job.requests_cpus:
         return
     for launch in case.training:

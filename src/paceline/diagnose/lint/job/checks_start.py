@@ -1,4 +1,4 @@
-"""Checks of what is started, where and how often: srun, tasks and launchers."""
+"""Check where and how often programs start: srun, tasks and launchers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.launches import DEVICES, Launch, argument, nnodes
 from paceline.errors import Finding, closest
 
-# Programs that bring themselves to the nodes, or that are no training.
+# Programs that start themselves on the nodes, and programs that are not a training.
 _SELF_SPREADING = re.compile(r"launch|submit|dispatch|schedul|orchestr|\bray\b|dask|spark|slurm|sweep|mpi|spawn", re.I)
 _BEFOREHAND = re.compile(
     r"prepare|preproc|download|convert|token|setup|install|check|split|build|make_|create|generate|extract|collect|test"
@@ -24,7 +24,7 @@ _SPREADERS = ("ssh", "pdsh", "clush", "mpirun", "mpiexec", "ray", "parallel", "h
 
 
 def missing_srun(case: Case) -> Iterator[Finding]:
-    """Several nodes or tasks are asked for, but the program starts on the first node only."""
+    """Find jobs with several nodes or tasks whose program only starts on the first node."""
     job = case.job
     if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.trace.calls):
         return
@@ -76,11 +76,11 @@ def _one_task_per_gpu(case: Case) -> bool:
 
 def _spreads_itself(case: Case, launch: Launch) -> bool:
     if launch.kind == "deepspeed":
-        return True  # it has a check of its own
+        return True  # it has a separate check
     if launch.kind == "accelerate launch":
         if launch.vague or {"deepspeed_hostfile", "mpirun_hostfile"} & set(launch.options):
             return True
-        # a file may name a launcher that goes to the nodes; then the command does not number the machines
+        # a config file may name a multi-node launcher; then the command does not number the machines
         return "config_file" in launch.options and not {"nnodes", "node_rank", "addr"} & set(launch.says)
     if not launch.spawns:
         spreads = _SELF_SPREADING.search(launch.script) or _BEFOREHAND.search(launch.script) or case.names_hosts
@@ -89,7 +89,7 @@ def _spreads_itself(case: Case, launch: Launch) -> bool:
 
 
 def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
-    """Several tasks per node are asked for, and a launcher is started once, without srun."""
+    """Find jobs with several tasks per node whose launcher starts once, without srun."""
     tasks = case.job.tasks_per_node
     if case.job.several_nodes or not case.job.has_tasks_per_node or not tasks or tasks < 2:
         return
@@ -108,7 +108,7 @@ def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
 
 
 def double_launch(case: Case) -> Iterator[Finding]:
-    """srun starts several tasks on a node, and each of them starts all processes of the node."""
+    """Find launchers that srun starts in several tasks of a node, each for all processes of the node."""
     for launch in case.training:
         spread, processes = case.shape(launch), case.processes(launch)
         tasks = spread.tasks_per_node
@@ -137,7 +137,7 @@ def double_launch(case: Case) -> Iterator[Finding]:
 
 
 def spawning_in_each_task(case: Case) -> Iterator[Finding]:
-    """srun starts several tasks on a node, and the program is told to start a process for each GPU itself."""
+    """Find programs that spawn a process per GPU in each of several tasks of a node."""
     for launch in case.training:
         spread = case.shape(launch)
         tasks, gpus = spread.tasks_per_node or 1, spread.gpus or 1
@@ -163,7 +163,7 @@ def _starts(processes: int, tasks: int, gpus: int | None) -> str:
 def _one_agent_per_task(
     launch: Launch, processes: int, gpus_per_task: int | None, tasks: int, nodes: int | None
 ) -> bool:
-    """Each task is a node of its own to the launcher: as many agents as tasks, each with its own GPUs."""
+    """Return whether each task is a separate node for the launcher: one agent per task, with bound GPUs."""
     node_range = nnodes(launch)
     return (
         gpus_per_task is not None
@@ -173,7 +173,7 @@ def _one_agent_per_task(
 
 
 def ntasks_conflict(case: Case) -> Iterator[Finding]:
-    """--ntasks contradicts --ntasks-per-node times --nodes."""
+    """Find --ntasks that differs from --ntasks-per-node times --nodes."""
     job = case.job
     per_node = job.directives.last("ntasks-per-node")
     tasks = number(per_node.value) if per_node else None
@@ -194,13 +194,13 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
 
 
 def slurm_ntasks_mismatch(case: Case) -> Iterator[Finding]:
-    """The number of tasks fits neither the GPUs nor what the program is told."""
+    """Find a number of tasks that differs from the GPUs or from the program's own options."""
     for launch in case.training:
         if launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
         program = case.program(launch)
         if program is not None and (program.runner is not None or program.spawns is not None):
-            continue  # the script itself says what it starts, and is judged by that
+            continue  # the script itself shows what it starts, and another check covers it
         yield from _against_devices(case, launch) or _against_gpus(case, launch)
         yield from _against_nodes(case, launch)
 
@@ -213,7 +213,7 @@ def _against_devices(case: Case, launch: Launch) -> list[Finding]:
     match, devices = argument(launch, DEVICES), _requested_devices(launch)
     if not match or not devices or spread.tasks_per_node in (None, devices):
         return []
-    # a program of another make may start the processes of one task itself
+    # a program that is not Lightning's may start the processes of one task itself
     sure = spread.tasks_per_node != 1 or argument(launch, _NODES) is not None or _likely_lightning(case, launch)
     finding = case.finding(
         "slurm-ntasks-mismatch",
@@ -260,7 +260,7 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
 
 
 def _wants_all_gpus(case: Case, launch: Launch, tasks: int, gpus: int) -> bool:
-    """Whether the program is likely one of Lightning's, which takes every GPU and then misses tasks."""
+    """Return whether the program likely uses Lightning on all GPUs, which then waits for missing tasks."""
     if _requested_devices(launch) == tasks:
         return False
     if tasks > 1:
@@ -299,7 +299,7 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
 
 
 def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
-    """Tasks per node are not given and follow from other options, where each task is a rank."""
+    """Find jobs without --ntasks-per-node in which each task is a rank."""
     job = case.job
     if job.has_tasks_per_node or job.mixed or not job.directives.any:
         return
@@ -328,7 +328,7 @@ def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
 
 
 def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
-    """The deepspeed launcher on several nodes has no hostfile."""
+    """Find the deepspeed launcher on several nodes without a hostfile."""
     for launch in case.training:
         if launch.kind != "deepspeed" or launch.vague or case.names_hosts:
             continue
@@ -349,7 +349,7 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
 
 
 def deprecated_launcher(case: Case) -> Iterator[Finding]:
-    """python -m torch.distributed.launch is used."""
+    """Find python -m torch.distributed.launch."""
     for launch in case.launches:
         if launch.kind == "torch.distributed.launch":
             yield case.finding(
@@ -363,7 +363,7 @@ def deprecated_launcher(case: Case) -> Iterator[Finding]:
 
 
 def launcher_option_unknown(case: Case) -> Iterator[Finding]:
-    """The launcher has no such option, and a similar one."""
+    """Find options that the launcher does not have but that resemble one of its options."""
     for launch in case.launches:
         for typed in launch.unknown:
             table = TABLES[launch.kind]

@@ -1,7 +1,7 @@
-"""Walks a script as bash would, without running anything, and notes what it would start and set.
+"""Interpret a shell script symbolically: record the programs that it would start and the variables it would set.
 
-Both branches of a condition that cannot be decided are walked, and what they leave different is unknown afterwards;
-a body of a loop is walked once with the variables that it changes unknown.
+Both branches of an undecided condition are walked, and variables that differ afterwards are unknown. The body of a loop
+is walked once, with unknown values of the variables that it changes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def interpret(script: Script, presets: Mapping[str, str], symbols: Symbols) -> T
     """Walk a batch script.
 
     Args:
-        script: What ``shell.parse`` read.
+        script: The syntax tree from ``shell.parse``.
         presets: Slurm's variables that follow from the directives.
-        symbols: Where symbols are kept.
+        symbols: The table of symbols.
     """
     trace = Trace(symbols)
     walker = _Walker(trace, Expander(symbols, {}, presets=presets), set(), _Budget())
@@ -63,7 +63,7 @@ class _Budget:
 
 
 class _Walker:
-    """One shell: its variables, functions and files, and the trace that it adds to."""
+    """One shell: its variables, functions and files, and the trace that it extends."""
 
     def __init__(self, trace: Trace, expander: Expander, exported: set[str], budget: _Budget) -> None:
         self.trace = trace
@@ -97,7 +97,7 @@ class _Walker:
             return True
         if node.words[0].raw in ("[", "test", "[[", "(("):
             return decide([node], self.expander)
-        # a command is taken to succeed: what stands behind || is for the day when it does not
+        # commands are assumed to succeed; the alternative after || is for failures
         return None if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep") else True
 
     def _visit(self, node: Node, frame: _Frame, *, maybe: bool) -> None:
@@ -144,7 +144,7 @@ class _Walker:
             self._either(alternatives, True)
 
     def _either(self, alternatives: list[Callable[[], None]], also_none: bool) -> None:
-        """Walk alternatives from the same state, and keep only what they agree on."""
+        """Walk alternatives from the same state, and keep the values on which they agree."""
         before, exported = dict(self.expander.values), set(self.exported)
         ends: list[dict[str, Value]] = [before] if also_none else []
         for alternative in alternatives:
@@ -233,7 +233,7 @@ class _Walker:
         return text
 
     def set(self, name: str, value: Value, frame: _Frame, *, line: int, export: bool) -> None:
-        """Give a variable a value, and note it."""
+        """Set a variable, and record the setting."""
         self.expander.values[name] = value
         if export or _EXPORTED_BY_LOGIN.fullmatch(name):
             self.exported.add(name)
@@ -324,7 +324,7 @@ class _Walker:
 
     def _call(self, args: list[Arg], env: dict[str, Value], frame: _Frame, node: Simple) -> None:
         if args[0].text.startswith("-") and self.trace.calls:
-            # a line of options by itself: the command before it was cut short
+            # a line of options only: the command before it was truncated
             self.trace.calls[-1] = replace(self.trace.calls[-1], chained=True)
         line = frame.line or node.line
         end = max(node.end_line, line)
@@ -338,7 +338,7 @@ class _Walker:
         return {name: value for name, value in self.expander.values.items() if name in self.exported}
 
     def _remember(self, args: list[Arg], node: Simple, body: Word | None) -> None:
-        """Keep a file that the script writes by a heredoc, in case it runs it later."""
+        """Store a file that the script writes from a heredoc, in case the script runs it later."""
         targets = [self.expander.text(word) for sign, word in node.redirects if sign in (">", ">|")]
         targets += [arg.text for arg in args[1:2] if args[0].text == "tee"]
         if body is not None and targets:
@@ -360,7 +360,7 @@ class _Walker:
             self.walk(script.nodes, replace(frame, depth=frame.depth + 1))
 
     def _child(self, script: Arg, env: dict[str, Value], frame: _Frame) -> None:
-        """Walk a script inside the script in a shell of its own, which sees exported variables only."""
+        """Walk a nested script in a child shell, which sees exported variables only."""
         tree = parse(script.text, line=script.line, depth=8 * frame.depth)
         self.trace.broken += tree.broken
         ours = self.expander
@@ -383,7 +383,7 @@ def _is_test(nodes: list[Node]) -> bool:
 
 
 def _assigned(nodes: list[Node]) -> Iterator[str]:
-    """The variables that are assigned anywhere in these nodes."""
+    """Yield the variables that are assigned anywhere in these nodes."""
     for node in nodes:
         if isinstance(node, Simple):
             yield from (assign.name for assign in node.assigns)
