@@ -1,4 +1,4 @@
-"""Mistakes in job scripts and training scripts, found without running them."""
+"""Find mistakes in job scripts and training scripts without running them (``paceline lint``)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> Report:
-    """Judge job scripts and training scripts, and each job together with the training script that it starts.
+    """Check job scripts and training scripts, and each job together with the training script that it starts.
 
     Args:
-        files: Their paths, ``-`` for standard input; what each of them is shows in its name or text. A training script
-            that a job starts is judged too where it is found.
+        files: Their paths, ``-`` for standard input. The name or the text decides the kind of a file. Training scripts
+            that a job starts are checked too if they are found.
 
     Returns:
-        The findings; a file that cannot be read is one.
+        The findings, one for each file that cannot be read.
     """
     once: dict[str, str] = {}
     for name in files:
@@ -32,7 +32,7 @@ def lint(files: Sequence[str]) -> Report:
 
 
 class _Linter:
-    """Judges files one by one; scripts that the jobs among them start are appended to their names."""
+    """Checks files in turn; scripts that jobs among them start are appended to ``names``."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -40,7 +40,7 @@ class _Linter:
         self._programs: dict[str, Judged] = {}
 
     def judged(self, name: str) -> Judged:
-        """Return a file with its findings."""
+        """Return the findings of a file."""
         return self._programs.get(os.path.normpath(name)) or self._judge(read(name))
 
     def _judge(self, source: Source) -> Judged:
@@ -72,7 +72,7 @@ class _Linter:
         return judge_case(case, programs, here())
 
     def _program(self, path: str) -> Program | None:
-        """Judge a script that a job starts; once, if several do."""
+        """Return the expectations of a script that a job starts; it is checked once if several jobs start it."""
         key = os.path.normpath(path)
         if key not in self._programs:
             source = read(path)
@@ -85,13 +85,13 @@ class _Linter:
 
 
 def sbatch_option(typed: str) -> tuple[str, str]:
-    """Return what sbatch understands by an option.
+    """Return the full name and the kind of an option of sbatch.
 
     Args:
-        typed: Its long or short name without dashes.
+        typed: The long or short name without dashes.
 
     Returns:
-        Its long name, empty if Slurm has none, and its kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
+        The long name, empty if Slurm has none, and the kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
         with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
     """
     from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
