@@ -36,7 +36,8 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
         return
     for call in case.trace.calls:
         words = [case.show(arg.text) for arg in call.args]
-        makes = call.name in ("virtualenv", "conda-unpack") or "venv" in words[1:3] or "create" in words[1:2]
+        creates = "venv" in words[1:3] or "create" in words[1:2]
+        makes = creates or call.name in ("virtualenv", "conda-unpack")
         unpacks = call.name == "tar" and any("env" in word for word in words[1:])
         folder = next((word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word)), None)
         if call.step is None and folder and (makes or unpacks):

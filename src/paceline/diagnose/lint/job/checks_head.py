@@ -103,12 +103,13 @@ def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
         return
     near = closest(typed, SBATCH) if directive.typed.startswith("--") else ""
     certain = bool(near) and _alike(typed, near)
+    value = f"={directive.value}" if directive.value else ""
     yield case.finding(
         "unknown-sbatch-option",
         f"Slurm has no option {directive.typed}",
         line=directive.line,
         why="sbatch refuses the script" + ("" if certain else ", unless a plugin of this cluster adds the option"),
-        fix=f"#SBATCH --{near}{'=' + directive.value if directive.value else ''}" if near else "remove the line",
+        fix=f"#SBATCH --{near}{value}" if near else "remove the line",
         severity="error" if certain else "warning",
     )
 

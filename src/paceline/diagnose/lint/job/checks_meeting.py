@@ -42,7 +42,9 @@ def together(case: Case, launch: Launch) -> int | None:
     if nodes is None:
         node_range = nnodes(launch)
         restricted = {"ntasks", "nodes", "nodelist"} & set(step.options)
-        return node_range[0] if node_range and node_range[0] > 1 and not restricted and not launch.call.looped else None
+        if node_range is None or restricted or launch.call.looped:
+            return None
+        nodes = node_range[0]
     return nodes if nodes > 1 else None
 
 
@@ -72,17 +74,15 @@ def node_count(case: Case) -> Iterator[Finding]:
             yield from _alone(case, launch, node_range)
         elif "standalone" in launch.options or ("nnodes" not in launch.says and not _supplied(launch)):
             yield from _no_node_count(case, launch, step_nodes)
-        elif (
-            node_range is not None
-            and not node_range[0] <= step_nodes <= node_range[1]
-            and node_range[0] not in _may_be(case, launch, step_nodes)
-        ):
+        elif node_range is not None and _contradicts(case, launch, node_range, step_nodes):
             yield _mismatch(case, launch, node_range, step_nodes)
 
 
-def _may_be(case: Case, launch: Launch, step_nodes: int) -> set[int | None]:
-    """Return other correct numbers: the job's nodes, and one launcher for each task."""
-    return {case.job.nodes, step_nodes * (case.shape(launch).tasks_per_node or 1)}
+def _contradicts(case: Case, launch: Launch, node_range: tuple[int, int], step_nodes: int) -> bool:
+    """Return whether the launcher's nodes are neither those of the step or job, nor the tasks of the step."""
+    least, most = node_range
+    tasks = step_nodes * (case.shape(launch).tasks_per_node or 1)
+    return not least <= step_nodes <= most and least not in (case.job.nodes, tasks)
 
 
 def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:

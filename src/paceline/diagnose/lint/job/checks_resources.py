@@ -23,25 +23,31 @@ def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
             yield from _too_many(case, launch, processes, spread.gpus)
         elif launch.call.step is not None:
             tasks, gpus = spread.tasks_per_node, spread.node_gpus
-            if tasks and gpus and tasks > gpus and not case.shares_gpus:
+            if not tasks or not gpus or case.shares_gpus:
+                continue
+            if tasks > gpus:
                 yield _fewer(case, launch, tasks, gpus, f"srun starts {tasks} tasks on a node")
 
 
 def _too_many(case: Case, launch: Launch, processes: int | None, gpus: int | None) -> Iterator[Finding]:
     if "cpu" in launch.options or launch.options.get("accelerator") == "cpu" or case.shares_gpus:
         return
+    if not processes:
+        return
     visible = _visible(launch)
-    if processes and visible is not None and processes > visible and (gpus is None or visible <= gpus):
+    fewer_visible = visible is not None and (gpus is None or visible <= gpus)
+    if visible is not None and fewer_visible and processes > visible:
+        setting = case.exported("CUDA_VISIBLE_DEVICES")
         yield case.finding(
             "gpus-not-visible",
             f"{launch.kind} starts {processes} processes on a node, CUDA_VISIBLE_DEVICES shows them {visible} GPUs",
             line=case.line_of(launch, *_count_texts(launch)),
-            more=[setting.line] if (setting := case.exported("CUDA_VISIBLE_DEVICES")) else [],
+            more=[setting.line] if setting else [],
             why="a process without a GPU of its own ends with an invalid device, or two of them share one",
             fix=_as_many(case, launch, visible),
             severity=case.severity(launch),
         )
-    elif processes and gpus and processes > gpus:
+    elif gpus and processes > gpus:
         yield _fewer(case, launch, processes, gpus, f"{launch.kind} starts {processes} processes on a node")
 
 
@@ -65,11 +71,12 @@ def _fewer(case: Case, launch: Launch, processes: int, gpus: int, start: str) ->
     texts = _count_texts(launch) if launch.spawns else (launch.script,)
     line = case.line_of(launch, *texts) if launch.spawns else case.directive_line("ntasks-per-node", "ntasks")
     number_of = f"{gpus} GPU" + ("s" if gpus > 1 else "")
-    verb = "sees" if launch.spawns and case.shape(launch).gpus_per_task else "has"
-    start = start.replace("on a node", "in a task") if verb == "sees" else start
+    what = f"{start}, which has {number_of}"
+    if launch.spawns and case.shape(launch).gpus_per_task:
+        what = f"{start.replace('on a node', 'in a task')}, which sees {number_of}"
     return case.finding(
         "gpus-fewer-than-processes",
-        f"{start}, which {verb} {number_of}",
+        what,
         line=line,
         more=[case.directive_line(*GPU_OPTIONS), case.line_of(launch, *texts)],
         why="each process needs a GPU of its own: invalid device ordinal, or Duplicate GPU detected",
@@ -93,9 +100,11 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
             continue
         gpus = _visible(launch) or spread.gpus
         tasks = 1 if spread.gpus_per_task else spread.tasks_per_node
-        if not gpus or not tasks or processes * tasks >= gpus or _other_programs(case):
+        if not gpus or not tasks or _other_programs(case):
             continue
         total = processes * tasks
+        if total >= gpus:
+            continue
         yield case.finding(
             "nproc-gpus-mismatch",
             f"{launch.kind} starts {total} process{'es' if total > 1 else ''} on a node with {gpus} GPUs",
@@ -124,12 +133,10 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
     """Find programs that select a GPU by local rank although each task sees only one GPU."""
     for launch in case.training:
         spread = case.shape(launch)
-        if launch.spawns or spread.gpus_per_task != 1 or not spread.tasks_per_node or spread.tasks_per_node < 2:
+        if launch.spawns or spread.gpus_per_task != 1 or (spread.tasks_per_node or 1) < 2:
             continue
-        rank_argument = argument(launch, (r"local[_-]rank", r"gpu", r"device"))
         devices = argument(launch, DEVICES)
-        exported = launch.call.env.get("LOCAL_RANK")
-        if (rank_argument and _local(case, rank_argument[0])) or (isinstance(exported, str) and _local(case, exported)):
+        if _gets_local_rank(case, launch):
             use = "is told its local rank"
         elif devices and number(devices[0]) == spread.tasks_per_node:
             use = f"is told to use {devices[0]} devices"
@@ -146,6 +153,15 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
         )
 
 
+def _gets_local_rank(case: Case, launch: Launch) -> bool:
+    """Return whether a program gets SLURM_LOCALID as an argument or as LOCAL_RANK."""
+    rank_argument = argument(launch, (r"local[_-]rank", r"gpu", r"device"))
+    if rank_argument and _local(case, rank_argument[0]):
+        return True
+    exported = launch.call.env.get("LOCAL_RANK")
+    return isinstance(exported, str) and _local(case, exported)
+
+
 def _local(case: Case, text: str) -> bool:
     symbol = case.symbols.only(text)
     return symbol is not None and symbol.name == "SLURM_LOCALID" and symbol.place == NODE
@@ -154,11 +170,14 @@ def _local(case: Case, text: str) -> bool:
 def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
     """Find jobs that request no CPUs, so that Slurm assigns one to each task."""
     job = case.job
-    if job.requests_cpus or job.exclusive or job.mixed or not job.requests_gpus or not case.training:
+    if job.requests_cpus or job.exclusive or job.mixed:
         return
-    if any(launch.call.step and "cpus-per-task" in launch.call.step.options for launch in case.training):
+    if not job.requests_gpus or not case.training:
         return
-    if all(launch.call.step is None for launch in case.training) and (job.ntasks or 1) > (job.nodes or 1):
+    steps = [launch.call.step for launch in case.training if launch.call.step is not None]
+    if any("cpus-per-task" in step.options for step in steps):
+        return
+    if not steps and (job.ntasks or 1) > (job.nodes or 1):
         return  # tasks are requested instead of CPUs
     launch = case.training[0]
     processes = case.processes(launch)

@@ -41,9 +41,7 @@ def missing_srun(case: Case) -> Iterator[Finding]:
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
                 severity=case.severity(launch),
             )
-        elif (
-            not launch.spawns and _one_task_per_gpu(case) and not case.hides_slurm and not _spawns_itself(case, launch)
-        ):
+        elif _needs_srun_per_task(case, launch):
             yield case.finding(
                 "missing-srun",
                 f"{job.ntasks} tasks are asked for, but {_called(launch)} starts once, without srun",
@@ -55,9 +53,12 @@ def missing_srun(case: Case) -> Iterator[Finding]:
             )
 
 
-def _spawns_itself(case: Case, launch: Launch) -> bool:
+def _needs_srun_per_task(case: Case, launch: Launch) -> bool:
+    """Return whether a program expects one task per GPU, as Lightning does under Slurm."""
+    if launch.spawns or case.hides_slurm or not _one_task_per_gpu(case):
+        return False
     program = case.program(launch)
-    return program is not None and program.spawns is not None
+    return program is None or program.spawns is None
 
 
 def _requested_devices(launch: Launch) -> int:
@@ -112,22 +113,22 @@ def double_launch(case: Case) -> Iterator[Finding]:
     for launch in case.training:
         spread, processes = case.shape(launch), case.processes(launch)
         tasks = spread.tasks_per_node
-        if not launch.spawns or launch.call.step is None or tasks is None or tasks < 2 or launch.call.maybe:
+        if not launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
-        node_range = nnodes(launch)
-        too_many = node_range is not None and spread.nodes is not None and node_range[1] < spread.nodes * tasks
-        if processes is None or (processes < 2 and not too_many):
+        if processes is None or tasks is None or tasks < 2:
             continue
+        if processes > 1:
+            effect = _starts(processes, tasks, spread.node_gpus)
+        else:
+            node_range = nnodes(launch)
+            if node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks:
+                continue
+            effect = f"counts as a node, of which it expects {node_range[1]}"
         if _one_agent_per_task(launch, processes, spread.gpus_per_task, tasks, spread.nodes):
             continue
         yield case.finding(
             "double-launch",
-            f"srun starts {tasks} tasks on each node, and {launch.kind} in each of them "
-            + (
-                _starts(processes, tasks, spread.node_gpus)
-                if processes > 1
-                else f"counts as a node, of which it expects {node_range and node_range[1]}"
-            ),
+            f"srun starts {tasks} tasks on each node, and {launch.kind} in each of them {effect}",
             line=case.line_of(launch, launch.kind.split()[0]),
             more=[case.directive_line("ntasks-per-node", "ntasks")],
             why="processes fight over GPUs, ports and ranks",
@@ -142,7 +143,9 @@ def spawning_in_each_task(case: Case) -> Iterator[Finding]:
         spread = case.shape(launch)
         tasks, gpus = spread.tasks_per_node or 1, spread.gpus or 1
         spawns = [arg for arg in launch.arguments if _SPAWNS.fullmatch(arg.text)]
-        if launch.spawns or launch.call.step is None or tasks < 2 or gpus < 2 or not spawns or launch.call.maybe:
+        if launch.spawns or launch.call.step is None or launch.call.maybe:
+            continue
+        if tasks < 2 or gpus < 2 or not spawns:
             continue
         option = spawns[0].text
         yield case.finding(
@@ -164,12 +167,10 @@ def _one_agent_per_task(
     launch: Launch, processes: int, gpus_per_task: int | None, tasks: int, nodes: int | None
 ) -> bool:
     """Return whether each task is a separate node for the launcher: one agent per task, with bound GPUs."""
+    if gpus_per_task is None or processes > gpus_per_task:
+        return False
     node_range = nnodes(launch)
-    return (
-        gpus_per_task is not None
-        and processes <= gpus_per_task
-        and (node_range is None or nodes is None or node_range[1] >= nodes * tasks)
-    )
+    return node_range is None or nodes is None or node_range[1] >= nodes * tasks
 
 
 def ntasks_conflict(case: Case) -> Iterator[Finding]:
@@ -177,7 +178,9 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
     job = case.job
     per_node = job.directives.last("ntasks-per-node")
     tasks = number(per_node.value) if per_node else None
-    if not (job.has_nodes and job.has_ntasks and tasks and job.nodes and job.ntasks):
+    if not job.has_nodes or not job.has_ntasks:
+        return
+    if not tasks or not job.nodes or not job.ntasks:
         return
     if job.ntasks == job.nodes * tasks:
         return
@@ -238,11 +241,8 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     if tasks is None or gpus is None or tasks >= gpus or (spread.gpus_per_task or 1) * tasks == gpus:
         return []
     nodes_argument = argument(launch, _NODES)
-    lightning = (
-        nodes_argument is not None
-        and number(nodes_argument[0]) == spread.nodes
-        and not argument(launch, (r"node[_-]rank",))
-    )
+    has_nodes = nodes_argument is not None and number(nodes_argument[0]) == spread.nodes
+    lightning = has_nodes and not argument(launch, (r"node[_-]rank",))
     if tasks == 1 and not lightning:
         return []
     if launch.call.step is not None and {"nodelist", "ntasks", "nodes"} & set(launch.call.step.options):
@@ -278,16 +278,12 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
     match = argument(launch, _NODES)
     requested = number(match[0]) if match else None
     nodes = case.shape(launch).nodes
-    if (
-        not match
-        or requested is None
-        or nodes is None
-        or not case.job.has_nodes
-        or requested in (nodes, case.job.nodes)
-    ):
+    if not match or requested is None or nodes is None:
         return
-    if not (_requested_devices(launch) or _likely_lightning(case, launch)):
-        return  # the nodes of a graph, perhaps
+    if not case.job.has_nodes or requested in (nodes, case.job.nodes):
+        return
+    if not _requested_devices(launch) and not _likely_lightning(case, launch):
+        return  # possibly the nodes of a graph
     yield case.finding(
         "slurm-ntasks-mismatch",
         f"the program is told {requested} nodes, the job has {nodes}",
@@ -334,9 +330,10 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
             continue
         node_range = nnodes(launch)
         on_several = case.job.several_nodes and (launch.call.step is None or case.shape(launch).nodes != 1)
-        if not (on_several or (node_range and node_range[0] > 1)) or "no_ssh" in launch.options:
+        expected = node_range[0] if node_range else 1
+        if "no_ssh" in launch.options or (not on_several and expected < 2):
             continue
-        nodes = case.job.nodes if on_several else node_range and node_range[0]
+        nodes = case.job.nodes if on_several else expected
         yield case.finding(
             "deepspeed-without-hostfile",
             f"deepspeed is to use {nodes} nodes and has no hostfile",
