@@ -147,15 +147,16 @@ def _implied_nodes(names: set[str], ntasks: int | None, per_node: int | None) ->
 
 
 def _tasks_per_node(names: set[str], nodes: int | None, ntasks: int | None, per_node: int | None) -> int | None:
-    if "ntasks-per-node" in names and "ntasks" not in names:
+    if "ntasks" not in names:
+        if "ntasks-per-node" in names:
+            return per_node
+        return None if names & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
+    if nodes is None:
         return per_node
-    if "ntasks" in names:
-        if per_node and ntasks and nodes and ntasks != per_node * nodes:
-            return None  # they contradict each other
-        if ntasks and nodes and ntasks % nodes == 0:
-            return ntasks // nodes
-        return per_node if nodes is None else None
-    return None if names & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
+    if not ntasks or not nodes or ntasks % nodes:
+        return None
+    contradicts = per_node and ntasks != per_node * nodes
+    return None if contradicts else ntasks // nodes
 
 
 def _gpus_per_task(directives: Directives) -> int | None:

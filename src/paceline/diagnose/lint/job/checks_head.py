@@ -48,7 +48,7 @@ def directives_after_command(case: Case) -> Iterator[Finding]:
         f"{names} stand{'s' if ',' not in names else ''} behind the first command (line {command})",
         line=first.line,
         more=[command],
-        why="sbatch stops reading at the first line that is no comment, so the job runs without these options",
+        why="sbatch stops reading at the first line that is not a comment, so the job runs without these options",
         fix="move all #SBATCH lines to the top of the script, directly below #!/bin/bash",
         severity="error" if matter else "warning",
     )

@@ -238,7 +238,7 @@ def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[
         f"{processes} process{'es' if processes > 1 else ''} with {workers} loader workers each on {cpus} CPUs",
         line=case.line_of(launch, name),
         more=[case.directive_line("cpus-per-task")],
-        why="workers that share a CPU are no faster, and the GPUs wait",
+        why="workers that share a CPU are not faster, and the GPUs wait",
         fix=f"#SBATCH --cpus-per-task={(workers + 1) * processes}, or {name} {max(1, cpus // processes - 1)}",
         severity="warning",
     )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.directives import Directive
 from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.story import Call
+from paceline.diagnose.lint.job.story import Call, Trap
 from paceline.diagnose.lint.job.values import BATCH, NODE, Symbol, constant
 from paceline.errors import Finding, closest
 
@@ -110,9 +111,10 @@ def unset_variable(case: Case) -> Iterator[Finding]:
 def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
     """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set it."""
     name, asks = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
-    job, steps = case.job, [call.step for call in case.trace.calls if call.step is not None]
+    job = case.job
     if not job.directives.any or job.mixed or job.directives.last(*asks) or case.assigned(name):
         return
+    steps = [call.step for call in case.trace.calls if call.step is not None]
     if any(step.vague or set(asks) & set(step.options) for step in steps) or _has_default(case, name):
         return
     plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
@@ -132,7 +134,8 @@ def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[
     name, line = symbol.name, case.line_of(launch, "$" + symbol.name, "${" + symbol.name)
     names = {directive.name for directive in case.job.directives.active}
     needs, instead = _ONLY_WITH.get(name, ("", ""))
-    if needs and case.job.directives.any and needs not in names and _requested_otherwise(case, name):
+    lacks_option = case.job.directives.any and needs not in names
+    if needs and lacks_option and _requested_otherwise(case, name):
         yield case.finding(
             "unset-variable",
             f"${name} is only set where --{needs} is given",
@@ -212,7 +215,12 @@ def signals(case: Case) -> Iterator[Finding]:
     traps = [trap for trap in case.trace.traps if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}]
     if "B" in (match[1] or ""):
         yield from _to_batch(case, directive.line, name, traps)
-    elif traps:
+    else:
+        yield from _to_steps(case, directive, name, traps)
+
+
+def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) -> Iterator[Finding]:
+    if traps:
         yield case.finding(
             "signal-not-to-batch",
             f"--signal={directive.value} goes to the steps only; the trap for {name} in the batch script never runs",
@@ -225,23 +233,22 @@ def signals(case: Case) -> Iterator[Finding]:
     elif not case.spreads and all(launch.call.step is None for launch in case.training):
         yield case.finding(
             "signal-not-to-batch",
-            f"--signal={directive.value} goes to steps, and the program runs in the batch shell, which is none",
+            f"--signal={directive.value} goes to steps, and the program runs in the batch shell, which is not a step",
             line=directive.line,
             more=[case.training[0].call.line],
             why="the signal reaches nobody, and the program is ended at the time limit without a warning",
             fix=f"srun {case.text(case.training[0].call.line)}".removesuffix("\\").strip(),
             severity="hint",
         )
-
     elif name in _DEADLY and (launch := _launcher_without_handler(case)):
-        before_end = directive.value[len(directive.value.partition("@")[0]) :]
+        _, at_sign, seconds = directive.value.partition("@")
         yield case.finding(
             "signal-not-forwarded",
-            f"--signal={directive.value} goes to torchrun, which does not hand {name} on and dies of it",
+            f"--signal={directive.value} goes to torchrun, which does not forward {name} and dies of it",
             line=directive.line,
             more=[launch.call.line],
-            why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
-            fix=f"#SBATCH --signal=TERM{before_end}, or {_handler_option(name)}",
+            why="the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            fix=f"#SBATCH --signal=TERM{at_sign}{seconds}, or {_handler_option(name)}",
             severity="warning",
         )
 
@@ -249,12 +256,9 @@ def signals(case: Case) -> Iterator[Finding]:
 def _launcher_without_handler(case: Case) -> Launch | None:
     """Return a torchrun that a signal ends since it has no handler for it, None if that is not certain."""
     for launch in case.training:
-        handles_signals = "signals_to_handle" in launch.options or launch.vague
-        if (
-            launch.kind in ("torchrun", "torch.distributed.launch")
-            and launch.call.step is not None
-            and not handles_signals
-        ):
+        if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.call.step is None:
+            continue
+        if "signals_to_handle" not in launch.options and not launch.vague:
             return launch
     return None
 
@@ -263,7 +267,7 @@ def _handler_option(name: str) -> str:
     return f"torchrun --signals-to-handle=SIG{name},SIGTERM,SIGINT"
 
 
-def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...], str, int]]) -> Iterator[Finding]:
+def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[Finding]:
     launch = case.training[0]
     waiting = any(other.call.background for other in case.training) and case.trace.waits
     if re.search(r"^\s*exec\b", "\n".join(case.lines), re.MULTILINE):
@@ -275,7 +279,7 @@ def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...
             f"--signal=B: sends {name} to the batch shell only, and the script has no trap for it",
             line=line,
             more=[launch.call.line],
-            why="the program is not told; the signal ends the batch shell or is lost",
+            why="the program does not get the signal, which ends the batch shell or is lost",
             fix=f"trap 'kill -{signal} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the trap ends one wait)",
             severity="warning",
         )
@@ -293,17 +297,17 @@ def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...
         yield from _forwarded(case, line, name, traps[0])
 
 
-def _forwarded(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], str, int]) -> Iterator[Finding]:
+def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding]:
     """Find traps that forward the signal to a launcher that dies of it, or that end the only wait."""
     kill = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
     signal = (kill[1] or "TERM").upper() if kill else ""
     if _NUMBERS.get(signal, signal) in _DEADLY and (launch := _launcher_without_handler(case)):
         yield case.finding(
             "signal-not-forwarded",
-            f"the trap hands {signal} to torchrun, which does not hand it on and dies of it",
+            f"the trap sends {signal} to torchrun, which does not forward it and dies of it",
             line=trap[2],
             more=[line, launch.call.line],
-            why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            why="the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
             fix=f"kill -TERM in the trap, or {_handler_option(name)}",
             severity="warning",
         )
@@ -319,7 +323,7 @@ def _forwarded(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], st
         )
 
 
-def _only_wait(case: Case, trap: tuple[tuple[str, ...], str, int]) -> int:
+def _only_wait(case: Case, trap: Trap) -> int:
     """Return the line of the only wait, which the trap ends for good; 0 if that is not certain."""
     handler_goes_on = re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1])
     if handler_goes_on or len(_WAITS.findall(case.code)) != 1 or re.search(r"\b(while|until|for)\b", case.code):

@@ -286,7 +286,7 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
         return  # possibly the nodes of a graph
     yield case.finding(
         "slurm-ntasks-mismatch",
-        f"the program is told {requested} nodes, the job has {nodes}",
+        f"the program expects {requested} nodes, the job has {nodes}",
         line=case.line_of(launch, "num_nodes", "num-nodes"),
         more=[case.directive_line("nodes")],
         why="it waits for ranks that are never started, or refuses to start",

@@ -97,17 +97,15 @@ class _Walker:
             return True
         if node.words[0].raw in ("[", "test", "[[", "(("):
             return decide([node], self.expander)
-        # commands are assumed to succeed; the alternative after || is for failures
-        return None if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep") else True
+        if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep"):
+            return None
+        return True  # commands are assumed to succeed; the alternative after || is for failures
 
     def _visit(self, node: Node, frame: _Frame, *, maybe: bool) -> None:
         if isinstance(node, Simple):
-            self._branch(lambda: self._simple(node, frame)) if maybe else self._simple(node, frame)
+            self._perhaps(partial(self._simple, node, frame), maybe=maybe)
         elif isinstance(node, Group):
-            ended, folder = self.ended, self.folder
-            self._branch(lambda: self.walk(node.body, frame)) if maybe else self.walk(node.body, frame)
-            self.ended = ended if node.subshell or maybe else self.ended
-            self.folder = folder if node.subshell else self.folder
+            self._group(node, frame, maybe=maybe)
         elif isinstance(node, If):
             self._if(node, frame)
         elif isinstance(node, Loop):
@@ -118,13 +116,26 @@ class _Walker:
         elif isinstance(node, Function):
             self.functions[node.name] = node.body
 
-    def _branch(self, action: Callable[[], None]) -> None:
-        self._either([action], True)
+    def _perhaps(self, action: Callable[[], None], *, maybe: bool) -> None:
+        """Run an action; under an unknown condition, keep only values that it does not change."""
+        if maybe:
+            self._either([action], True)
+        else:
+            action()
+
+    def _group(self, node: Group, frame: _Frame, *, maybe: bool) -> None:
+        ended, folder = self.ended, self.folder
+        self._perhaps(partial(self.walk, node.body, frame), maybe=maybe)
+        if node.subshell or maybe:
+            self.ended = ended
+        if node.subshell:
+            self.folder = folder
 
     def _if(self, node: If, frame: _Frame) -> None:
         alternatives: list[Callable[[], None]] = []
         for condition, body in node.branches:
-            self.walk(condition, replace(frame, maybe=True)) if not _is_test(condition) else None
+            if not _is_test(condition):
+                self.walk(condition, replace(frame, maybe=True))
             outcome = decide(condition, self.expander)
             if outcome is False:
                 continue
@@ -174,11 +185,12 @@ class _Walker:
             self.expander.values[name] = self._vague(name)
         if node.name and node.words:
             items = [arg for word in node.words for arg in self.expander.fields(word)]
-            text = items[0].text if len(items) == 1 and constant(items[0].text) else None
+            is_known = len(items) == 1 and constant(items[0].text)
             single = self.trace.symbols.char(Symbol(f"${node.name}", self.expander.place))
-            self.expander.values[node.name] = text if text is not None else single
+            self.expander.values[node.name] = items[0].text if is_known else single
         inner = replace(frame, looped=True)
-        self.walk(node.condition, replace(inner, maybe=True)) if not _is_test(node.condition) else None
+        if not _is_test(node.condition):
+            self.walk(node.condition, replace(inner, maybe=True))
         self.walk(node.body, inner)
         self.ended = False
         for name in _assigned(node.body):
@@ -374,12 +386,9 @@ class _Walker:
 
 
 def _is_test(nodes: list[Node]) -> bool:
-    return (
-        len(nodes) == 1
-        and isinstance(nodes[0], Simple)
-        and bool(nodes[0].words)
-        and (nodes[0].words[0].raw in ("[", "test", "[[", "(("))
-    )
+    if len(nodes) != 1 or not isinstance(nodes[0], Simple) or not nodes[0].words:
+        return False
+    return nodes[0].words[0].raw in ("[", "test", "[[", "((")
 
 
 def _assigned(nodes: list[Node]) -> Iterator[str]:

@@ -309,9 +309,9 @@ def _spread(job: Job, step: Step) -> tuple[int | None, int | None]:
 def counts_gpus(symbols: Symbols, text: str) -> bool:
     """Return whether a value is the number of available GPUs, counted by a command or by Slurm."""
     symbol = symbols.only(text)
-    return symbol is not None and (
-        bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
-    )
+    if symbol is None:
+        return False
+    return bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
 
 
 def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:

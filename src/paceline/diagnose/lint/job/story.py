@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from paceline.diagnose.lint.job.values import Arg, Symbols, Value
 from paceline.diagnose.lint.job.wrappers import Step, base_name
 
+# Signals, handler and line of a ``trap``.
+Trap = tuple[tuple[str, ...], str, int]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -95,7 +98,7 @@ class Trace:
         symbols: The symbols of all values.
         calls: Programs in order.
         settings: Variables in order.
-        traps: ``(signals, handler, line)``.
+        traps: Signal handlers in order.
         sourced: True if the script sources a file whose content is unknown.
         waits: True if the script waits for background programs.
         nounset: True under ``set -u``.
@@ -106,7 +109,7 @@ class Trace:
     symbols: Symbols
     calls: list[Call] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
-    traps: list[tuple[tuple[str, ...], str, int]] = field(default_factory=list)
+    traps: list[Trap] = field(default_factory=list)
     sourced: bool = False
     waits: bool = False
     nounset: bool = False
