@@ -6,9 +6,9 @@ import os.path
 from collections.abc import Sequence
 
 from paceline.diagnose.lint.files import Source, is_job, is_python, not_judged, read
-from paceline.diagnose.lint.ignore import wanted
+from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.program import Program
-from paceline.diagnose.lint.report import Judged, Report
+from paceline.diagnose.lint.report import CheckedFile, Report
 from paceline.errors import Finding
 
 __all__ = ["lint", "sbatch_option", "sbatch_options"]
@@ -28,7 +28,7 @@ def lint(files: Sequence[str]) -> Report:
     for name in files:
         once.setdefault(os.path.normpath(name), name)
     linter = _Linter(list(once.values()))
-    return Report(tuple(linter.judged(name) for name in linter.names))
+    return Report(tuple(linter.check(name) for name in linter.names))
 
 
 class _Linter:
@@ -37,27 +37,27 @@ class _Linter:
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self._requested = tuple(names)
-        self._programs: dict[str, Judged] = {}
+        self._programs: dict[str, CheckedFile] = {}
 
-    def judged(self, name: str) -> Judged:
+    def check(self, name: str) -> CheckedFile:
         """Return the findings of a file."""
-        return self._programs.get(os.path.normpath(name)) or self._judge(read(name))
+        return self._programs.get(os.path.normpath(name)) or self._check(read(name))
 
-    def _judge(self, source: Source) -> Judged:
+    def _check(self, source: Source) -> CheckedFile:
         if source.finding is not None:
-            return Judged(source.name, (source.finding,), unreadable=True)
+            return CheckedFile(source.name, (source.finding,), unreadable=True)
         program = None
         if is_python(source):
             from paceline.diagnose.lint.python import examine
 
             findings, program = examine(source.text, source.name)
         else:
-            findings = self._judge_job(source) if is_job(source) else []
+            findings = self._check_job(source) if is_job(source) else []
         if (hint := not_judged(source)) is not None:
             findings.append(hint)
-        return Judged(source.name, tuple(wanted(findings, source.text)), program=program)
+        return CheckedFile(source.name, tuple(unsuppressed(findings, source.text)), program=program)
 
-    def _judge_job(self, source: Source) -> list[Finding]:
+    def _check_job(self, source: Source) -> list[Finding]:
         from paceline.diagnose.lint.job.judging import judge_case
         from paceline.diagnose.lint.job.judging import read as read_job
         from paceline.diagnose.lint.programs import started
@@ -78,7 +78,7 @@ class _Linter:
             source = read(path)
             if source.finding is not None or not is_python(source):
                 return None
-            self._programs[key] = self._judge(source)
+            self._programs[key] = self._check(source)
             if key not in map(os.path.normpath, self.names):
                 self.names.append(path)
         return self._programs[key].program

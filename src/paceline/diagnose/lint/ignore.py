@@ -35,7 +35,7 @@ def ignored(source: str) -> tuple[frozenset[str], dict[int, frozenset[str]]]:
     return frozenset(everywhere), {line: frozenset(names) for line, names in by_line.items()}
 
 
-def wanted(findings: Iterable[Finding], source: str) -> list[Finding]:
+def unsuppressed(findings: Iterable[Finding], source: str) -> list[Finding]:
     """Return the findings that no comment of the file suppresses."""
     everywhere, by_line = ignored(source)
     return [

@@ -13,7 +13,7 @@ from paceline.errors import EXIT_MISUSE, SEVERITIES, Finding, status_of
 
 
 @dataclass(frozen=True)
-class Judged:
+class CheckedFile:
     """The findings of one file.
 
     Attributes:
@@ -37,17 +37,17 @@ class Report:
         files: The files in the order of the command line.
     """
 
-    files: tuple[Judged, ...] = field(default=())
+    files: tuple[CheckedFile, ...] = field(default=())
 
     @property
     def findings(self) -> list[Finding]:
         """All findings by file, severity and line."""
-        return [finding for judged in self.files for finding in _sorted(judged)]
+        return [finding for file in self.files for finding in _sorted(file)]
 
     @property
     def exit_status(self) -> int:
         """2 if a file could not be read, 1 if there is an error, else 0."""
-        if any(judged.unreadable for judged in self.files):
+        if any(file.unreadable for file in self.files):
             return EXIT_MISUSE
         return status_of(self.findings)
 
@@ -59,21 +59,21 @@ class Report:
         """Return the findings as text by file; among several files, those without findings are only counted."""
         if len(self.files) == 1 and not self.findings:
             return f"{self.files[0].name}: nothing found"
-        paragraphs = ["\n\n".join(_paragraphs(judged)) for judged in self.files if judged.findings]
+        paragraphs = ["\n\n".join(_paragraphs(file)) for file in self.files if file.findings]
         return "\n\n".join([*paragraphs, self._summary()] if len(self.files) > 1 else paragraphs)
 
     def _summary(self) -> str:
         files = f"{len(self.files)} files"
         if not self.findings:
             return f"{files}: nothing found"
-        clean = sum(1 for judged in self.files if not judged.findings)
+        clean = sum(1 for file in self.files if not file.findings)
         summary = f"{files}: {_counts(self.findings)}"
         return f"{summary}; {_number(clean, 'file')} without a finding" if clean else summary
 
 
-def _paragraphs(judged: Judged) -> Iterator[str]:
-    findings = _sorted(judged)
-    yield f"{judged.name}: {_counts(findings)}"
+def _paragraphs(file: CheckedFile) -> Iterator[str]:
+    findings = _sorted(file)
+    yield f"{file.name}: {_counts(findings)}"
     for finding in findings:
         yield finding.render()
 
@@ -87,9 +87,9 @@ def _number(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
-def _sorted(judged: Judged) -> list[Finding]:
+def _sorted(file: CheckedFile) -> list[Finding]:
     """Return the findings of a file by severity and line, without duplicates."""
-    return sorted({finding.render(): finding for finding in judged.findings}.values(), key=_order)
+    return sorted({finding.render(): finding for finding in file.findings}.values(), key=_order)
 
 
 def _order(finding: Finding) -> tuple[int, int, str, str]:

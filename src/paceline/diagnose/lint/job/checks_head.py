@@ -74,7 +74,7 @@ def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
 def unknown_option(case: Case) -> Iterator[Finding]:
     """Find options that Slurm does not know, options without their value, and stray words."""
     for directive in case.job.directives.active:
-        if not directive.known:
+        if not directive.exists:
             yield from _unknown(case, directive)
         elif directive.lacks_value:
             yield case.finding(
@@ -135,7 +135,7 @@ def duplicate_option(case: Case) -> Iterator[Finding]:
     previous: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         earlier = previous.get(directive.name)
-        if earlier is not None and directive.known and not directive.name.startswith("mail-"):
+        if earlier is not None and directive.exists and not directive.name.startswith("mail-"):
             yield case.finding(
                 "duplicate-option",
                 f"{directive.typed} is given again: {earlier.value or 'before'} on line {earlier.line},"

@@ -55,7 +55,7 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
     if submitted.quoted:
         return
     in_a_job = case.job.directives.any  # then Slurm has set its variables here too, for another job
-    own = _set_inside(case, submitted)
+    inner_names = _set_inside(case, submitted)
     for at, line in enumerate(submitted.text.split("\n"), submitted.line):
         if _ONLY_SHOWS.match(line):
             continue
@@ -65,7 +65,7 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
                 yield _Early(name, at)
         for match in _DOLLAR.finditer(line):
             name = match["braced"] or match["plain"]
-            if name in own:
+            if name in inner_names:
                 yield _Early(name, at)
 
 

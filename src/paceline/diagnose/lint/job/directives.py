@@ -20,7 +20,7 @@ class Directive:
         typed: As it is written, with dashes.
         value: Its value; empty for a flag.
         line: Its line.
-        known: False if Slurm has no such option.
+        exists: False if Slurm has no such option.
         lacks_value: True if the value is missing.
     """
 
@@ -28,7 +28,7 @@ class Directive:
     typed: str
     value: str
     line: int
-    known: bool = True
+    exists: bool = True
     lacks_value: bool = False
 
 

@@ -304,7 +304,7 @@ class _Walker:
     # programs
 
     def _start(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
-        own = {assign.name: self._value(assign) for assign in node.assigns}
+        assignments = {assign.name: self._value(assign) for assign in node.assigns}
         body = next((word for sign, word in node.redirects if sign == "<<"), None)
         self._remember(args, node, body)
         peeled = peel(args)
@@ -313,7 +313,7 @@ class _Walker:
         inner = replace(frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line)
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
-        env = {**self._env(), **own, **peeled.env}
+        env = {**self._env(), **assignments, **peeled.env}
         script = nested(peeled.args)
         if script is None and body is not None and peeled.args and base_name(peeled.args[0].text) in ("bash", "sh"):
             script = Arg(self.expander.text(body), body.line)

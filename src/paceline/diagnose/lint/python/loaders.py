@@ -134,10 +134,10 @@ def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_s
 def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, map_style: bool) -> bool:
     name = last(call)
     if name in script.classes:
-        own = script.classes[name]
-        if any(_SHARDS_ITSELF.search(last(base)) for base in own.bases):
+        definition = script.classes[name]
+        if any(_SHARDS_ITSELF.search(last(base)) for base in definition.bases):
             return True
-        return any(mentions_rank(part) for part in own.body)
+        return any(mentions_rank(part) for part in definition.body)
     if name in script.functions:
         return any(mentions_rank(part) or _uses_sharding(part) for f in script.functions[name] for part in f.body)
     full = script.full(call.func)

@@ -43,7 +43,7 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
             method = last(call)
             if method in methods or method in _REMOVED.get(kind, {}) or method.startswith("_"):
                 continue
-            if f"{owner}.{method}" in script.values or _is_asked_for(script, method, call):
+            if f"{owner}.{method}" in script.values or _is_guarded(script, method, call):
                 continue
             near = closest(method, methods)
             yield script.finding(
@@ -68,7 +68,7 @@ def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
         yield name
 
 
-def _is_asked_for(script: Script, method: str, call: ast.Call) -> bool:
+def _is_guarded(script: Script, method: str, call: ast.Call) -> bool:
     """Return whether the script handles a missing method: ``hasattr(trainer, "tune")``, or a try."""
     if any(isinstance(n, ast.Constant) and n.value == method for n in script.nodes):
         return True
@@ -87,7 +87,7 @@ def _of_modules(script: Script) -> Iterator[Finding]:
         if method not in surfaces.PRETRAINED_ONLY or not isinstance(call.func, ast.Attribute):
             continue
         title = _module_of(script, call, plain)
-        if not title or _is_asked_for(script, method, call):
+        if not title or _is_guarded(script, method, call):
             continue
         inner = (
             "the Hugging Face model inside, for example self.model" if receiver(call) == "self" else "the model inside"
@@ -196,7 +196,7 @@ def _old_arguments(script: Script) -> Iterator[Finding]:
         full = script.full(call.func)
         if full.partition(".")[0] in LIGHTNING and full.endswith(f".Trainer.{last(call)}"):
             yield _gone(script, call, f"Trainer.{last(call)}", surfaces.REMOVED_TRAINER[last(call)], "Lightning 2")
-        if kinds(script, call.func.value, call) == {"trainer"} and not _is_asked_for(script, last(call), call):
+        if kinds(script, call.func.value, call) == {"trainer"} and not _is_guarded(script, last(call), call):
             yield _gone(script, call, f"{dotted(call.func)}()", surfaces.REMOVED_TRAINER[last(call)], "Lightning 2")
 
 

@@ -337,8 +337,8 @@ def parameters(scope: ast.AST) -> set[str]:
     if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return set()
     spec = scope.args
-    named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *(a for a in (spec.vararg, spec.kwarg) if a)]
-    return {argument.arg for argument in named}
+    arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *(a for a in (spec.vararg, spec.kwarg) if a)]
+    return {argument.arg for argument in arguments}
 
 
 def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:
