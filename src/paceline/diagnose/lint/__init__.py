@@ -1,4 +1,4 @@
-"""Mistakes in job scripts and training scripts, found without running them."""
+"""Find mistakes in job scripts and training scripts without running them (``paceline lint``)."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ import os.path
 from collections.abc import Sequence
 
 from paceline.diagnose.lint.files import Source, is_job, is_python, not_judged, read
-from paceline.diagnose.lint.ignore import wanted
+from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.program import Program
-from paceline.diagnose.lint.report import Judged, Report
+from paceline.diagnose.lint.report import CheckedFile, Report
 from paceline.errors import Finding
 
 __all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> Report:
-    """Judge job scripts and training scripts, and each job together with the training script that it starts.
+    """Check job scripts and training scripts, and each job together with the training script that it starts.
 
     Args:
-        files: Their paths, ``-`` for standard input; what each of them is shows in its name or text. A training script
-            that a job starts is judged too where it is found.
+        files: Their paths, ``-`` for standard input. The name or the text decides the kind of a file. Training scripts
+            that a job starts are checked too if they are found.
 
     Returns:
-        The findings; a file that cannot be read is one.
+        The findings, one for each file that cannot be read.
     """
     once: dict[str, str] = {}
     for name in files:
         once.setdefault(os.path.normpath(name), name)
     linter = _Linter(list(once.values()))
-    return Report(tuple(linter.judged(name) for name in linter.names))
+    return Report(tuple(linter.check(name) for name in linter.names))
 
 
 class _Linter:
-    """Judges files one by one; scripts that the jobs among them start are appended to their names."""
+    """Checks files in turn; scripts that jobs among them start are appended to ``names``."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self._requested = tuple(names)
-        self._programs: dict[str, Judged] = {}
+        self._programs: dict[str, CheckedFile] = {}
 
-    def judged(self, name: str) -> Judged:
-        """Return a file with its findings."""
-        return self._programs.get(os.path.normpath(name)) or self._judge(read(name))
+    def check(self, name: str) -> CheckedFile:
+        """Return the findings of a file."""
+        return self._programs.get(os.path.normpath(name)) or self._check(read(name))
 
-    def _judge(self, source: Source) -> Judged:
+    def _check(self, source: Source) -> CheckedFile:
         if source.finding is not None:
-            return Judged(source.name, (source.finding,), unreadable=True)
+            return CheckedFile(source.name, (source.finding,), unreadable=True)
         program = None
         if is_python(source):
             from paceline.diagnose.lint.python import examine
 
             findings, program = examine(source.text, source.name)
         else:
-            findings = self._judge_job(source) if is_job(source) else []
+            findings = self._check_job(source) if is_job(source) else []
         if (hint := not_judged(source)) is not None:
             findings.append(hint)
-        return Judged(source.name, tuple(wanted(findings, source.text)), program=program)
+        return CheckedFile(source.name, tuple(unsuppressed(findings, source.text)), program=program)
 
-    def _judge_job(self, source: Source) -> list[Finding]:
+    def _check_job(self, source: Source) -> list[Finding]:
         from paceline.diagnose.lint.job.judging import judge_case
         from paceline.diagnose.lint.job.judging import read as read_job
         from paceline.diagnose.lint.programs import started
@@ -72,26 +72,26 @@ class _Linter:
         return judge_case(case, programs, here())
 
     def _program(self, path: str) -> Program | None:
-        """Judge a script that a job starts; once, if several do."""
+        """Return the expectations of a script that a job starts; it is checked once if several jobs start it."""
         key = os.path.normpath(path)
         if key not in self._programs:
             source = read(path)
             if source.finding is not None or not is_python(source):
                 return None
-            self._programs[key] = self._judge(source)
+            self._programs[key] = self._check(source)
             if key not in map(os.path.normpath, self.names):
                 self.names.append(path)
         return self._programs[key].program
 
 
 def sbatch_option(typed: str) -> tuple[str, str]:
-    """Return what sbatch understands by an option.
+    """Return the full name and the kind of an option of sbatch.
 
     Args:
-        typed: Its long or short name without dashes.
+        typed: The long or short name without dashes.
 
     Returns:
-        Its long name, empty if Slurm has none, and its kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
+        The long name, empty if Slurm has none, and the kind: ``"value"``, ``"flag"`` or ``"maybe"`` (a value only
         with ``=``). Options that plugins of many sites add are of kind ``"maybe"``.
     """
     from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical

@@ -1,4 +1,4 @@
-"""The hand that reads the files, and the question what a file is."""
+"""Read the files to check, and decide whether each is Python, a job script or neither."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paceline.errors import Finding
 from paceline.text.syntax import tree_of
 
 MOST_BYTES = 2 * 1024 * 1024
-# Nobody writes a job script of this size; the bound keeps the answer within seconds, whatever a file holds.
+# Larger than any handwritten job script; the limit bounds the time of a check to seconds.
 MOST_SHELL = 128 * 1024
 
 _SHELLS = re.compile(r"#!.*\b(bash|sh|zsh|ksh|dash)\b")
 _JOB_SUFFIXES = (".sbatch", ".slurm", ".sh", ".bash", ".job", ".slm", ".srun", ".batch")
-# Documents: they may show a script, and are none.
+# Documents may contain a script but are not one.
 _DOCUMENTS = (".md", ".rst", ".ipynb", ".html", ".json", ".tex")
 _DIRECTIVE = re.compile(r"^#SBATCH\b", re.MULTILINE)
 _OTHER_SCHEDULERS = {
@@ -33,8 +33,8 @@ class Source:
     """A file that was read.
 
     Attributes:
-        name: As it was given.
-        text: What it says.
+        name: Its path as typed.
+        text: Its content.
         finding: Why it could not be read, or None.
     """
 
@@ -44,15 +44,15 @@ class Source:
 
 
 def read(name: str) -> Source:
-    """Read a file, or standard input for ``-``; what cannot be read becomes a finding."""
+    """Read a file, or standard input for ``-``; a file that cannot be read gets a finding."""
     try:
         if name == "-":
             return _fitting(_from_stdin())
-        status = os.stat(name)  # before it is opened: a pipe would be waited for
+        status = os.stat(name)  # before opening, which would block on a pipe
         if stat.S_ISDIR(status.st_mode):
             return _refused(name, "is a folder", fix=f"paceline lint {name}/*.sbatch {name}/*.py")
         if not stat.S_ISREG(status.st_mode):
-            return _refused(name, "is no regular file")
+            return _refused(name, "is not a regular file")
         if status.st_size > MOST_BYTES:
             return _refused(name, f"has {status.st_size / 2**20:,.0f} MB: too large for a script")
         with open(name, "rb") as file:
@@ -77,7 +77,7 @@ def _fitting(source: Source) -> Source:
 
 
 def _decoded(name: str, data: bytes) -> Source:
-    if not data.strip() and not name.endswith(".py"):  # an empty module is right
+    if not data.strip() and not name.endswith(".py"):  # an empty module is valid
         return _refused(name, "is empty")
     if b"\0" in data:
         return _refused(name, "is a binary file")
@@ -85,10 +85,11 @@ def _decoded(name: str, data: bytes) -> Source:
         return Source(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         pass
-    # Latin-1 reads everything; a text in it has few bytes that are no characters
+    # Latin-1 decodes any bytes; a real text in it has few control characters
     text = data.decode("latin-1")
     odd = sum(1 for char in text[:10_000] if (char < " " and char not in "\t\n\r\f\x1b") or "\x7f" <= char < "\xa0")
-    return _refused(name, "is a binary file") if odd > len(text[:10_000]) / 50 else Source(name, text)
+    is_binary = odd > len(text[:10_000]) / 50
+    return _refused(name, "is a binary file") if is_binary else Source(name, text)
 
 
 def _refused(name: str, what: str, *, fix: str = "") -> Source:
@@ -111,13 +112,13 @@ def is_python(source: Source) -> bool:
     tree = tree_of(source.text)
     if tree is None:
         return False
-    # tables, lists and plain words can be Python too; a training script imports something or defines it
+    # tables, lists and plain words can be valid Python; a script also has imports or definitions
     definitions = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     return any(isinstance(node, definitions) for node in tree.body)
 
 
 def is_job(source: Source) -> bool:
-    """Return whether a file is a script of a shell, for Slurm or not."""
+    """Return whether a file is a shell script, for Slurm or not."""
     suffix = _suffix(source)
     if _says_python(source) or suffix in _DOCUMENTS:
         return False
@@ -135,14 +136,14 @@ def _suffix(source: Source) -> str:
 
 
 def _scheduler(source: Source) -> str:
-    """The scheduler that is not Slurm whose directives a script has; empty if there is none."""
+    """Return another scheduler than Slurm whose directives a script has, empty if there is none."""
     if _DIRECTIVE.search(source.text):
         return ""
     return next((name for name, pattern in _OTHER_SCHEDULERS.items() if pattern.search(source.text)), "")
 
 
 def not_judged(source: Source) -> Finding | None:
-    """Return a hint at what of a file is not judged: all of it, or directives that are not Slurm's."""
+    """Return a hint if a file, or its directives of another scheduler, cannot be checked."""
     if not source.text.strip() and os.path.basename(source.name) != "__init__.py":
         return Finding("input-unreadable", f"{source.name} is empty", where=source.name, severity="hint")
     if is_python(source):

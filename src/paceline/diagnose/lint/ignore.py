@@ -1,7 +1,7 @@
-"""``# paceline: ignore NAME[, NAME]``: findings that the author of a file has looked at and does not want to see.
+"""Suppress findings by comments in the checked file: ``# paceline: ignore NAME[, NAME]``.
 
-On a line it holds for that line; alone on a line for the next one; alone in the head of the file, before the first
-line that is no comment, for the whole file.
+After code the comment applies to its line, alone on a line to the next one. Before the first line that is not a comment
+it applies to the whole file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _COMMENT = re.compile(r"#\s*paceline:\s*ignore[ :=]+([\w,\s-]+)")
 
 
 def ignored(source: str) -> tuple[frozenset[str], dict[int, frozenset[str]]]:
-    """Return the names that are ignored in the whole file, and those of single lines."""
+    """Return the finding names that are ignored in the whole file, and those ignored on single lines."""
     everywhere: set[str] = set()
     by_line: dict[int, set[str]] = {}
     if "paceline:" not in source:
@@ -35,8 +35,8 @@ def ignored(source: str) -> tuple[frozenset[str], dict[int, frozenset[str]]]:
     return frozenset(everywhere), {line: frozenset(names) for line, names in by_line.items()}
 
 
-def wanted(findings: Iterable[Finding], source: str) -> list[Finding]:
-    """Return the findings that the file does not ask to ignore."""
+def unsuppressed(findings: Iterable[Finding], source: str) -> list[Finding]:
+    """Return the findings that no comment of the file suppresses."""
     everywhere, by_line = ignored(source)
     return [
         finding
@@ -46,6 +46,6 @@ def wanted(findings: Iterable[Finding], source: str) -> list[Finding]:
 
 
 def line_of(finding: Finding) -> int:
-    """Return the line of a finding whose place is ``file:line``, 0 if it has none."""
+    """Return the line of a finding located at ``file:line``, 0 if it has none."""
     match = re.search(r":(\d+)(?:\D|$)", finding.where)
     return int(match[1]) if match else 0

@@ -1,21 +1,21 @@
-"""What a script expects of the job that starts it. Data only: filled by ``python``, judged by ``job``."""
+"""The expectations of a training script about its job. Data only: `python` fills it, `job` checks it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# How a script comes by a number.
+# Where a script takes a number from.
 CONSTANT, ARGUMENT, VARIABLE, ALL_GPUS, ALL_CPUS = "constant", "argument", "variable", "all GPUs", "all CPUs"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a script, as far as the script alone shows it.
+    """The source of a number in a script, as far as the script alone shows it.
 
     Attributes:
         kind: One of the constants above.
-        value: The number itself; the default of an argument; None if there is none.
-        names: The forms of the argument (``--num-workers``), or the variable.
+        value: The number, or the default of an argument; None without one.
+        names: The forms of the argument (``--num-workers``), or the name of the variable.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Place:
 
     Attributes:
         line: Its number.
-        text: What it says.
+        text: Its text.
     """
 
     line: int
@@ -44,8 +44,8 @@ class Runner:
         title: ``Trainer`` or ``Fabric``.
         devices: Processes on each node; None if not known.
         num_nodes: Nodes; None if not known.
-        single: True if with one device on one node it makes no process group at all.
-        at: Where it is made.
+        single: True if it creates no process group for one device on one node.
+        at: Where it is created.
     """
 
     title: str
@@ -57,19 +57,19 @@ class Runner:
 
 @dataclass(frozen=True)
 class Program:
-    """What a script expects of its start. What is not certain is left out.
+    """The certain expectations of a script about its job.
 
     Attributes:
         name: The path of the script.
-        runner: The Trainer or Fabric, if all that the script makes are the same.
-        lightning: True if the script is one of Lightning's, also where ``runner`` is not known.
-        workers: The largest number of loader workers that is known, and where.
-        needs_ranks: Where the script takes its rank from a launcher's variables, and ends if there are none.
-        adopts_ranks: Where it takes its rank from a launcher's variables, and trains alone if there are none.
+        runner: The Trainer or Fabric, if the script creates only equal ones.
+        lightning: True if the script uses Lightning, also if ``runner`` is None.
+        workers: The largest known number of loader workers, and where.
+        needs_ranks: Where the script reads its rank from a launcher's variables, and fails without them.
+        adopts_ranks: Where it reads its rank from a launcher's variables, and trains alone without them.
         spawns: Where the script starts the processes of a node itself, and how many.
-        port: The port that the script sets over the launcher's, and where.
-        address: The address of its own node that the script sets over the launcher's, and where.
-        selects: Where a GPU is selected by the ``global`` or ``local`` rank.
+        port: The port by which the script replaces the launcher's, and where.
+        address: The local address by which the script replaces the launcher's, and where.
+        selects: Whether the ``global`` or the ``local`` rank selects the GPU, and where.
         downloads: Where every rank downloads into the same folder.
     """
 

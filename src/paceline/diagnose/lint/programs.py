@@ -1,7 +1,7 @@
-"""Finds the training scripts that a job starts, near the job script or among the files that were given.
+"""Locate the training scripts that a job starts, among the files on the command line or near the job script.
 
-A job names its script relative to a folder that is only known when it is submitted. So the likely folders are tried,
-and where they hold different files of the name none is taken.
+A job names its script relative to the folder from which it is submitted, which is unknown. So the likely folders are
+tried; if they contain different files of that name, none is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.values import constant
 
 MOST_PROGRAMS = 8
-# A script that nobody asked to judge must not delay the answer.
+# A script that is not on the command line must not delay the answer.
 MOST_BYTES = 256 * 1024
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 # Folders above the job script that may be the one from which it is submitted: project/scripts/slurm/train.sbatch.
@@ -23,11 +23,11 @@ _ABOVE = 3
 
 
 def started(case: Case, candidates: Sequence[str]) -> dict[str, str]:
-    """Return the training scripts that a job starts, by what its launches call them.
+    """Return the paths of the training scripts that a job starts, by their names in its launches.
 
     Args:
         case: The job script.
-        given: Files that were given with it; one of them that fits is taken before any other.
+        candidates: Files on the command line, which are preferred.
     """
     programs: dict[str, str] = {}
     for launch in case.training:
@@ -54,12 +54,12 @@ def _find(case: Case, launch: Launch, candidates: Sequence[str]) -> str:
 
 
 def _shown(case: Case, path: str) -> str:
-    """A path in the form of the job's: relative to this folder, or from the root."""
+    """Return a path in the form of the job script's path: absolute, or relative to this folder."""
     return os.path.normpath(path) if os.path.isabs(case.name) else os.path.relpath(path)
 
 
 def _names(launch: Launch) -> list[str]:
-    """What the file may be called: the path as it is written, from behind what is not known in it."""
+    """Return the possible paths of a program, without a leading part that is unknown."""
     program = launch.program
     if not constant(program):
         program = re.split("[\U000f0000-\U000ffffd]", program)[-1].lstrip("/")
@@ -74,7 +74,7 @@ def _names(launch: Launch) -> list[str]:
 
 
 def _ends_with(path: str, name: str) -> bool:
-    """Whether a file that was given may be the one that the job means: as much of both paths as there is agrees."""
+    """Return whether a path may be that of a program: the shorter path is the end of the longer one."""
     pairs = zip(reversed(_parts(path)), reversed(_parts(name)), strict=False)
     return path.endswith(".py") and all(part == other for part, other in pairs)
 
@@ -93,7 +93,7 @@ def _candidates(case: Case, launch: Launch, name: str) -> Iterator[str]:
 
 
 def _elsewhere(base: str, name: str) -> Iterator[str]:
-    """A path from the root, and the same file where the project lies in another place: its folder has the same name."""
+    """Yield an absolute path, and its ends below another folder, for a project at another location."""
     yield name
     parts = _parts(name)
     for start in range(len(parts) - 1):
@@ -103,7 +103,7 @@ def _elsewhere(base: str, name: str) -> Iterator[str]:
 
 
 def _bases(case: Case) -> Iterator[str]:
-    """Folders from which the job may be submitted: this one if the job is in it, and those around the job."""
+    """Yield folders from which the job may be submitted: this one if it contains the job, and the job's parents."""
     if not os.path.isabs(case.name) and not os.path.normpath(case.name).startswith(".."):
         yield os.getcwd()
     folder = os.path.dirname(os.path.abspath(case.name))
@@ -114,12 +114,12 @@ def _bases(case: Case) -> Iterator[str]:
 
 
 def _folders(case: Case, launch: Launch) -> Iterator[str]:
-    """Where the script has changed to: the ends of that path, since its beginning may be another machine's."""
+    """Yield the ends of the job's working folder, whose beginning may belong to another machine."""
     directive = case.job.directives.last("chdir")
     path = os.path.join(directive.value if directive else "", launch.call.folder)
-    shown = re.split("[\U000f0000-\U000ffffd]|~", path)[-1]
-    parts = _parts(shown)
-    if shown == path and os.path.isabs(path):
+    known_end = re.split("[\U000f0000-\U000ffffd]|~", path)[-1]
+    parts = _parts(known_end)
+    if known_end == path and os.path.isabs(path):
         yield path
     for start in range(len(parts) + 1):
         yield os.path.join("", *parts[start:])

@@ -1,7 +1,8 @@
-"""What lint has to say: the findings of all files, rendered or as data."""
+"""The report of ``paceline lint``: the findings of all files, as text or JSON."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +13,14 @@ from paceline.errors import EXIT_MISUSE, SEVERITIES, Finding, status_of
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One file and what was found in it.
+class CheckedFile:
+    """The findings of one file.
 
     Attributes:
-        name: The file as it was given.
+        name: Its path as typed.
         findings: Its findings.
-        unreadable: True if it could not be judged.
-        program: What a training script expects of its start.
+        unreadable: True if it could not be read.
+        program: What a training script expects of its job.
     """
 
     name: str
@@ -33,20 +34,20 @@ class Report:
     """The findings of all files.
 
     Attributes:
-        files: The files in the order in which they were given.
+        files: The files in the order of the command line.
     """
 
-    files: tuple[Judged, ...] = field(default=())
+    files: tuple[CheckedFile, ...] = field(default=())
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings: by file, of each the gravest first, then by line."""
-        return [finding for judged in self.files for finding in _sorted(judged)]
+        """All findings by file, severity and line."""
+        return [finding for file in self.files for finding in _sorted(file)]
 
     @property
     def exit_status(self) -> int:
         """2 if a file could not be read, 1 if there is an error, else 0."""
-        if any(judged.unreadable for judged in self.files):
+        if any(file.unreadable for file in self.files):
             return EXIT_MISUSE
         return status_of(self.findings)
 
@@ -55,36 +56,40 @@ class Report:
         return {"findings": [finding.to_json() for finding in self.findings]}
 
     def render(self) -> str:
-        """Return the findings as text, file by file; of several files those without a finding are only counted."""
+        """Return the findings as text by file; among several files, those without findings are only counted."""
         if len(self.files) == 1 and not self.findings:
             return f"{self.files[0].name}: nothing found"
-        paragraphs = ["\n\n".join(_paragraphs(judged)) for judged in self.files if judged.findings]
+        paragraphs = ["\n\n".join(_paragraphs(file)) for file in self.files if file.findings]
         return "\n\n".join([*paragraphs, self._summary()] if len(self.files) > 1 else paragraphs)
 
     def _summary(self) -> str:
         files = f"{len(self.files)} files"
         if not self.findings:
             return f"{files}: nothing found"
-        clean = sum(1 for judged in self.files if not judged.findings)
-        rest = f"; {clean} file{'s' if clean > 1 else ''} without a finding" if clean else ""
-        return f"{files}: {_counts(self.findings)}{rest}"
+        clean = sum(1 for file in self.files if not file.findings)
+        summary = f"{files}: {_counts(self.findings)}"
+        return f"{summary}; {_number(clean, 'file')} without a finding" if clean else summary
 
 
-def _paragraphs(judged: Judged) -> Iterator[str]:
-    findings = _sorted(judged)
-    yield f"{judged.name}: {_counts(findings)}"
+def _paragraphs(file: CheckedFile) -> Iterator[str]:
+    findings = _sorted(file)
+    yield f"{file.name}: {_counts(findings)}"
     for finding in findings:
         yield finding.render()
 
 
 def _counts(findings: list[Finding]) -> str:
-    numbers = [(sum(1 for finding in findings if finding.severity == severity), severity) for severity in SEVERITIES]
-    return ", ".join(f"{number} {severity}{'s' if number > 1 else ''}" for number, severity in numbers if number)
+    numbers = Counter(finding.severity for finding in findings)
+    return ", ".join(_number(numbers[severity], severity) for severity in SEVERITIES if numbers[severity])
 
 
-def _sorted(judged: Judged) -> list[Finding]:
-    """The findings of a file in their order, each once."""
-    return sorted({finding.render(): finding for finding in judged.findings}.values(), key=_order)
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
+
+
+def _sorted(file: CheckedFile) -> list[Finding]:
+    """Return the findings of a file by severity and line, without duplicates."""
+    return sorted({finding.render(): finding for finding in file.findings}.values(), key=_order)
 
 
 def _order(finding: Finding) -> tuple[int, int, str, str]:

@@ -1,7 +1,7 @@
-"""What the cluster of this machine makes a job ask for, as its ``slurm.conf`` says; unknown where there is none.
+"""Read from ``slurm.conf`` which resources a job must request on this machine's cluster.
 
-Clusters that give whole nodes, or memory and GPUs without a request, refuse the advice to ask. So it is given only
-where this file shows that it holds.
+On clusters that allocate whole nodes, or memory and GPUs without a request, the advice to request them is wrong. So it
+is only given if this file shows that it applies.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SETTING = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True)
 class Site:
-    """What is known of a cluster.
+    """What ``slurm.conf`` shows about requests.
 
     Attributes:
-        limits_memory: True if a job that asks for no memory gets a default share, and no more.
-        binds_gpus: True if a job gets the GPUs that it asks for, and no others.
-        whole_nodes: Partitions whose nodes are given as a whole.
+        limits_memory: True if a job without a memory request is limited to a default.
+        binds_gpus: True if a job only gets the GPUs that it requests.
+        whole_nodes: Partitions that allocate whole nodes.
         partition: The default partition.
     """
 
@@ -34,7 +34,7 @@ class Site:
 
 
 def here() -> Site:
-    """Read the configuration of Slurm on this machine."""
+    """Read the Slurm configuration of this machine."""
     configured = env.read(env.SLURM_CONF)
     for path in (configured,) if configured else _PLACES:
         try:
@@ -46,7 +46,7 @@ def here() -> Site:
 
 
 def describe(text: str) -> Site:
-    """Return what a ``slurm.conf`` says of the requests of a job."""
+    """Parse a ``slurm.conf``."""
     lines = [line.partition("#")[0].strip() for line in text.replace("\\\n", " ").splitlines()]
     settings: dict[str, str] = {}
     whole, default = set(), ""

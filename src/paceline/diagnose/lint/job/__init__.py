@@ -1,4 +1,4 @@
-"""Job scripts: sbatch with bash, whatever the launcher, judged without running them."""
+"""Check sbatch job scripts for any launcher, without running them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from paceline.errors import Finding
 
 
 def judge(source: str, name: str) -> list[Finding]:
-    """Return what is wrong with a job script.
+    """Return the findings of a job script.
 
     Args:
         source: Its text.
-        name: What it is called in findings.
+        name: Its name in findings.
     """
-    from paceline.diagnose.lint.job.judging import (
-        judge as judge_text,  # not needed by who asks for sbatch's options only
-    )
+    # imported here, since callers that only need sbatch's options should not load the checks
+    from paceline.diagnose.lint.job.judging import judge as judge_text
 
     return judge_text(source, name)

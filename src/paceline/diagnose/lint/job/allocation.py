@@ -1,4 +1,4 @@
-"""What the job gets: nodes, tasks, GPUs, CPUs. A number that does not follow from the directives is None."""
+"""Derive the allocation of a job from its directives: nodes, tasks, GPUs, CPUs. Unknown numbers are None."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Job:
 
     Attributes:
         nodes: Number of nodes.
-        has_nodes: True if the script says so.
-        ntasks: Number of tasks, where it is given or follows.
-        has_ntasks: True if ``--ntasks`` is there.
+        has_nodes: True if ``--nodes`` is set.
+        ntasks: Number of tasks, set or derived.
+        has_ntasks: True if ``--ntasks`` is set.
         tasks_per_node: Tasks on each node.
-        has_tasks_per_node: True if ``--ntasks-per-node`` is there.
-        gpus_per_node: GPUs on each node; None if none are asked for or it is not known how many.
-        requests_gpus: True if GPUs are asked for in any way.
-        gpus_per_task: GPUs that are bound to a task, where that is asked for.
-        shared_gpus: True where tasks may share a GPU (MPS, shards, --ntasks-per-gpu).
+        has_tasks_per_node: True if ``--ntasks-per-node`` is set.
+        gpus_per_node: GPUs on each node, None if none are requested or their number is unknown.
+        requests_gpus: True if any option requests GPUs.
+        gpus_per_task: GPUs that are bound to each task, None without such a request.
+        shared_gpus: True if tasks may share a GPU (MPS, shards, --ntasks-per-gpu).
         cpus_per_task: CPUs of a task.
-        requests_cpus: True if CPUs are asked for in any way.
+        requests_cpus: True if any option requests CPUs.
         exclusive: True if nodes are not shared.
-        requests_memory: True if memory is asked for in any way.
-        mixed: True for a heterogeneous job, of which nothing is concluded.
-        directives: What it was read from.
+        requests_memory: True if any option requests memory.
+        mixed: True for a heterogeneous job, which is not analysed.
+        directives: The directives of the script.
     """
 
     nodes: int | None
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def several_nodes(self) -> bool:
-        """Whether there is certainly more than one node."""
+        """Whether the job certainly has more than one node."""
         return self.nodes is not None and self.nodes > 1
 
 
@@ -71,7 +71,7 @@ def _int(directives: Directives, name: str) -> int | None:
 
 
 def count_gpus(text: str) -> int | None:
-    """Return how many GPUs ``gpu:a100:4(S:0)``, ``gpu:2`` or ``a100:4,v100:2`` are; None if it does not say.
+    """Return the number of GPUs in ``gpu:a100:4(S:0)``, ``gpu:2`` or ``a100:4,v100:2``; None if unknown.
 
     Of a ``gres`` only its parts that name GPUs are counted.
     """
@@ -87,7 +87,7 @@ def count_gpus(text: str) -> int | None:
 
 
 def gpus_of_gres(text: str) -> int | None:
-    """Return the GPUs of a ``--gres``, 0 if it asks for none, None if it does not say."""
+    """Return the number of GPUs in a ``--gres``, 0 if it requests none, None if unknown."""
     parts = [part for part in text.split(",") if re.match(r"(gres[/:])?gpu(?![a-z])", part.strip())]
     if not parts:
         return 0
@@ -95,7 +95,7 @@ def gpus_of_gres(text: str) -> int | None:
 
 
 def describe(directives: Directives) -> Job:
-    """Return what the directives come to."""
+    """Return the allocation that the directives request."""
     names = {directive.name for directive in (*directives.active, *directives.late)}
     nodes = _nodes(directives)
     ntasks, per_node = _int(directives, "ntasks"), _int(directives, "ntasks-per-node")
@@ -147,15 +147,16 @@ def _implied_nodes(names: set[str], ntasks: int | None, per_node: int | None) ->
 
 
 def _tasks_per_node(names: set[str], nodes: int | None, ntasks: int | None, per_node: int | None) -> int | None:
-    if "ntasks-per-node" in names and "ntasks" not in names:
+    if "ntasks" not in names:
+        if "ntasks-per-node" in names:
+            return per_node
+        return None if names & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
+    if nodes is None:
         return per_node
-    if "ntasks" in names:
-        if per_node and ntasks and nodes and ntasks != per_node * nodes:
-            return None  # they contradict each other
-        if ntasks and nodes and ntasks % nodes == 0:
-            return ntasks // nodes
-        return per_node if nodes is None else None
-    return None if names & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
+    if not ntasks or not nodes or ntasks % nodes:
+        return None
+    contradicts = per_node and ntasks != per_node * nodes
+    return None if contradicts else ntasks // nodes
 
 
 def _gpus_per_task(directives: Directives) -> int | None:
@@ -170,7 +171,7 @@ def _gpus_per_task(directives: Directives) -> int | None:
 def _gpus(
     directives: Directives, nodes: int | None, tasks_per_node: int | None, per_task: int | None
 ) -> tuple[int | None, bool]:
-    """GPUs on a node, and whether any are asked for."""
+    """Return the number of GPUs on a node, None if unknown, and whether any are requested."""
     counts: list[int | None] = []
     if per_node := directives.last("gpus-per-node"):
         counts.append(count_gpus(per_node.value))

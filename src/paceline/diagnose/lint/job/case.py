@@ -1,4 +1,4 @@
-"""One job script as all checks see it: what it asks for, what it starts, where everything stands."""
+"""The input of all checks of a job script: its directives, its commands and launches, its lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.errors import Finding
 _HOSTFILE = re.compile(r"(host|machine|node)s?_?(file|list_file)", re.I)
 _LIGHTNING = re.compile(r"lightning|litgpt|\bpl\b|\bTrainer\([^)\n]*\b(devices|num_nodes)=", re.I)
 _HIDES_SLURM = re.compile(r"(\bunset\b.*|-u\s*)\bSLURM_NTASKS\b|\bSLURM_JOB_NAME=[\"']?(bash|interactive)\b")
-# Programs that a script runs on its nodes without training there.
+# Programs that are not a training when a script runs them on its nodes.
 _SMALL = names(
     "hostname echo nvidia-smi rocm-smi scontrol mkdir rm cp mv cat ls date sleep bash sh env printenv ip nslookup"
     " getent free df lscpu numactl test true tar rsync squeue dcgmi module which chmod touch"
@@ -32,15 +32,15 @@ class Case:
     """A job script.
 
     Attributes:
-        name: The file's name as it is shown.
+        name: The file's name in findings.
         lines: Its lines.
-        job: What it asks for.
-        script: Its tree.
-        trace: What it does.
-        launches: What it starts.
-        dos_line: First line that ends as on Windows, 0 if none does.
-        site: What is known of the cluster.
-        programs: The training scripts that it starts and that could be read, by what its launches call them.
+        job: The allocation that it requests.
+        script: Its syntax tree.
+        trace: The commands that it runs and the variables that it sets.
+        launches: The training programs that it starts.
+        dos_line: First line that ends with a carriage return, 0 if none does.
+        site: The configuration of the cluster, as far as it is known.
+        programs: The expectations of the training scripts that could be read, by their paths in the launches.
     """
 
     name: str
@@ -87,9 +87,9 @@ class Case:
         return Finding(name, what, where=self.place(line), evidence=evidence, why=why, fix=fix, severity=severity)
 
     def line_of(self, launch: Launch, *texts: str) -> int:
-        """Return the line on which one of these texts stands for a launch: an option, a program.
+        """Return the line that contains one of these texts of a launch: an option, a program.
 
-        The lines of the command come first; an option that comes from a variable is looked for in the whole script.
+        The lines of the command are searched first, then the whole script, for options that come from a variable.
         """
         call = launch.call
         spans = [range(call.line, call.end_line + 1), range(1, len(self.lines) + 1)]
@@ -102,7 +102,7 @@ class Case:
         return call.line
 
     def directive_line(self, *names: str) -> int:
-        """Return the line of a directive, of the last directive if none of these is there, or 1."""
+        """Return the line of the last of these directives, or of the last directive at all, or 1."""
         directive = self.job.directives.last(*names)
         if directive:
             return directive.line
@@ -110,11 +110,11 @@ class Case:
         return active[-1].line if active else 1
 
     def shape(self, launch: Launch) -> Shape:
-        """Return how the launch's step spreads."""
+        """Return how the step of a launch spreads over the nodes."""
         return shape(self.job, launch.call.step)
 
     def processes(self, launch: Launch) -> int | None:
-        """Return the processes that one start of the launcher makes on a node."""
+        """Return the number of processes that one start of the launcher creates on a node."""
         return processes(launch, self.shape(launch), self.symbols)
 
     def program(self, launch: Launch) -> Program | None:
@@ -122,16 +122,16 @@ class Case:
         return self.programs.get(launch.program)
 
     def severity(self, launch: Launch) -> str:
-        """Return ``error``, or ``warning`` for what the batch script starts only under some condition."""
+        """Return ``error``, or ``warning`` for a launch that the batch script starts only under a condition."""
         return "warning" if launch.call.maybe and launch.call.place == BATCH else "error"
 
     def show(self, text: str) -> str:
-        """Return a value for people."""
+        """Return a value as findings show it: symbols as they are written."""
         return self.symbols.show(text)
 
     @cached_property
     def training(self) -> list[Launch]:
-        """The launches that are likely the training: those of launchers, or else all programs."""
+        """The launches that are likely the training: those of launchers, else those in steps, else all."""
         here = [launch for launch in self.launches if not _submits(launch)]
         spawning = [launch for launch in here if launch.spawns]
         if spawning:
@@ -140,7 +140,7 @@ class Case:
 
     @cached_property
     def spreads(self) -> bool:
-        """Whether the script starts anything worth mentioning on all its nodes."""
+        """Whether the script starts anything but small tools in a step."""
         return any(call.step is not None and not _small(call) for call in self.trace.calls)
 
     @cached_property
@@ -150,22 +150,22 @@ class Case:
 
     @cached_property
     def outer_lines(self) -> list[str]:
-        """The lines of the script itself, without the texts that it writes or submits."""
+        """The lines of the script itself, without texts that it writes or submits."""
         return [line for at, line in enumerate(self.lines, 1) if at not in self.script.data_lines]
 
     @cached_property
     def names_hosts(self) -> bool:
-        """Whether the script names a file of hosts: a program that reads one goes to the nodes by itself."""
+        """Whether the script names a host file: a program that reads one starts itself on the nodes."""
         return bool(_HOSTFILE.search(self.code))
 
     @cached_property
     def names_lightning(self) -> bool:
-        """Whether the script, its comments included, speaks of Lightning."""
+        """Whether the script mentions Lightning, also in comments."""
         return bool(_LIGHTNING.search("\n".join(self.lines)))
 
     @cached_property
     def hides_slurm(self) -> bool:
-        """Whether Lightning is kept from taking the job's tasks for its ranks."""
+        """Whether Lightning's detection of Slurm is switched off, by which it takes tasks for ranks."""
         name = self.job.directives.last("job-name")
         return bool(_HIDES_SLURM.search(self.code)) or (name is not None and name.value in ("bash", "interactive"))
 
@@ -175,7 +175,7 @@ class Case:
         return self.job.shared_gpus or any("nvidia-cuda-mps" in call.name for call in self.trace.calls)
 
     def exported(self, name: str) -> Setting | None:
-        """Return the last setting of a variable that programs see."""
+        """Return the last setting of an exported variable."""
         settings = [s for s in self.trace.settings if s.name == name and s.exported]
         return settings[-1] if settings else None
 
@@ -186,7 +186,7 @@ class Case:
 
 
 def _submits(launch: Launch) -> bool:
-    """Whether the program is a driver of Hydra's that submits the training as jobs of its own."""
+    """Return whether a program is a Hydra driver that submits the training as further jobs."""
     return any(arg.text.startswith("hydra/launcher=submitit") for arg in launch.arguments)
 
 

@@ -1,4 +1,4 @@
-"""Checks of job arrays: what their elements must not share."""
+"""Check job arrays: elements that share one run folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch, argument
 from paceline.errors import Finding
 
-# A program's own option; others, as --output-dir, may well be shared: each element writes files of its own there.
+# Other options such as --output-dir may be shared: each element writes other files there.
 _FOLDERS = (r"run[-_]dir",)
 _VARIABLE = "PACELINE_RUN_DIR"
 _SAME_FOR_ALL = frozenset(
@@ -17,7 +17,7 @@ _SAME_FOR_ALL = frozenset(
 
 
 def fixed_run_folder(case: Case) -> Iterator[Finding]:
-    """All elements of an array train in one run folder: they load and overwrite each other's checkpoints."""
+    """Find arrays whose elements use one run folder and so overwrite each other's checkpoints."""
     array = case.job.directives.last("array")
     if array is None or not _at_once(array.value):
         return
@@ -36,13 +36,13 @@ def fixed_run_folder(case: Case) -> Iterator[Finding]:
 
 
 def _at_once(value: str) -> bool:
-    """Whether several elements may run at one time; ``1-9%1`` is a chain in which each continues the one before it."""
+    """Return whether elements may run at the same time; with ``%1`` each continues the one before."""
     elements, _, most = value.partition("%")
     return any(letter in elements for letter in "-,") and most.strip() != "1"
 
 
 def _folder(case: Case, launch: Launch) -> str:
-    """Return the folder that a training is told to use, by its launcher, by the program or by our variable."""
+    """Return the run folder from the launcher's option, the program's option or PACELINE_RUN_DIR."""
     if launch.kind == "paceline run" and launch.options.get("run_dir"):
         return launch.options["run_dir"]
     match = argument(launch, _FOLDERS)
@@ -53,7 +53,7 @@ def _folder(case: Case, launch: Launch) -> str:
 
 
 def _differs(case: Case, folder: str) -> bool:
-    """Whether a folder may differ between elements."""
+    """Return whether a folder may differ between elements."""
     return any(symbol.name not in _SAME_FOR_ALL for symbol in case.symbols.of(folder))
 
 

@@ -1,4 +1,4 @@
-"""Checks of what programs find: Python environments, network settings, variables that libraries read."""
+"""Check the environment of programs: Python environments, network settings, variables of NCCL and torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 from paceline.diagnose.lint.job.case import Case
 from paceline.errors import Finding
 
-# Finding the nearest real name of an unknown one takes its time.
+# Finding the closest known name of an unknown variable takes time.
 MOST_SETTINGS = 100
 
 _NODE_LOCAL = re.compile(
@@ -31,12 +31,13 @@ _ONLY_TUNES = re.compile(r"CHANNELS|RINGS|THREADS|BUFF|CHUNK|THRESHOLD|CTAS")
 
 
 def environment_on_one_node(case: Case) -> Iterator[Finding]:
-    """A Python environment is made in a node-local folder, on the first node only."""
+    """Find Python environments that are created in a node-local folder, on the first node only."""
     if not case.job.several_nodes or not case.spreads:
         return
     for call in case.trace.calls:
         words = [case.show(arg.text) for arg in call.args]
-        makes = call.name in ("virtualenv", "conda-unpack") or "venv" in words[1:3] or "create" in words[1:2]
+        creates = "venv" in words[1:3] or "create" in words[1:2]
+        makes = creates or call.name in ("virtualenv", "conda-unpack")
         unpacks = call.name == "tar" and any("env" in word for word in words[1:])
         folder = next((word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word)), None)
         if call.step is None and folder and (makes or unpacks):
@@ -52,7 +53,7 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
 
 
 def environment_synced(case: Case) -> Iterator[Finding]:
-    """``uv run`` or ``pixi run`` in the tasks of several nodes: each brings the one environment up to date first."""
+    """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which all update one environment."""
     for launch in case.launches:
         call = launch.call
         tool = next((name for name in call.wrappers if name in _SYNCS), "")
@@ -83,7 +84,7 @@ def environment_synced(case: Case) -> Iterator[Finding]:
 
 
 def conda_activate(case: Case) -> Iterator[Finding]:
-    """conda activate in a batch shell that has not been set up for it."""
+    """Find ``conda activate`` in a batch shell that has not been set up for it."""
     shebang = case.lines[0] if case.lines else ""
     if re.match(r"#!.*\s-\w*[li]", shebang) or "--login" in shebang:
         return
@@ -104,7 +105,7 @@ def conda_activate(case: Case) -> Iterator[Finding]:
 
 
 def network_settings(case: Case) -> Iterator[Finding]:
-    """Settings for one kind of machine: a named interface, InfiniBand switched off, GPUs numbered by hand."""
+    """Find settings for one kind of machine: a named interface, InfiniBand disabled, fixed GPU numbers."""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         setting = case.exported(name)
         if (
@@ -146,7 +147,7 @@ def network_settings(case: Case) -> Iterator[Finding]:
 
 
 def variables(case: Case) -> Iterator[Finding]:
-    """Variables of NCCL and torch that nobody reads, that have another name now, or that contradict each other."""
+    """Find variables of NCCL and torch that are unknown, renamed, or contradict each other."""
     exported = {s.name: s for s in case.trace.settings if s.exported and isinstance(s.value, str)}
     if not exported:
         return
@@ -155,11 +156,11 @@ def variables(case: Case) -> Iterator[Finding]:
     )
 
     selection = dict(islice(exported.items(), MOST_SETTINGS))
-    # what is not known is shown as it is written: with its dollar, by which only the name is judged
+    # an unknown value is shown as it is written, with its dollar, and then only the name is checked
     settings = {name: case.show(str(setting.value)) for name, setting in selection.items()}
     places = {name: case.place(setting.line) for name, setting in selection.items()}
     for finding in judge_settings(settings, where=places, num_nodes=case.job.nodes):
-        # an old name that is still read, or a setting that only tunes, is for doctor: the job does not depend on it
+        # doctor reports old names that still work and settings that only tune: the job does not depend on them
         names = set(re.findall(r"\w+", finding.what)) & settings.keys()
         tunes = finding.name == "variable-unknown" and any(_ONLY_TUNES.search(name) for name in names)
         if finding.severity != "hint" and not tunes:

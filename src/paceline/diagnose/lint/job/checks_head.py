@@ -1,4 +1,4 @@
-"""Checks of the directives: what Slurm does not read, does not know, or reads otherwise than it is meant."""
+"""Check #SBATCH directives: options that Slurm ignores, does not know, or reads differently."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.diagnose.lint.job.directives import Directive
 from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
 from paceline.errors import Finding, closest
 
-# Options without which the job runs otherwise than it is meant to.
+# Options without which the job gets other resources.
 _MATTER = frozenset(
     {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu", "time", "exclusive", *GPU_OPTIONS}
 )
 
 
 def dos_line_ends(case: Case) -> Iterator[Finding]:
-    """Lines end with a carriage return, as editors on Windows write them."""
+    """Find lines that end with a carriage return, as editors on Windows write them."""
     if case.dos_line and case.job.directives.any:
         yield case.finding(
             "dos-line-ends",
@@ -31,7 +31,7 @@ def dos_line_ends(case: Case) -> Iterator[Finding]:
 
 
 def directives_after_command(case: Case) -> Iterator[Finding]:
-    """#SBATCH lines stand behind the first command; sbatch reads none of them."""
+    """Find #SBATCH lines after the first command, which sbatch does not read."""
     late = case.job.directives.late
     in_time = {directive.name for directive in case.job.directives.active}
     lost = [directive for directive in late if directive.name not in in_time]
@@ -48,19 +48,19 @@ def directives_after_command(case: Case) -> Iterator[Finding]:
         f"{names} stand{'s' if ',' not in names else ''} behind the first command (line {command})",
         line=first.line,
         more=[command],
-        why="sbatch stops reading at the first line that is no comment, so the job runs without these options",
+        why="sbatch stops reading at the first line that is not a comment, so the job runs without these options",
         fix="move all #SBATCH lines to the top of the script, directly below #!/bin/bash",
         severity="error" if matter else "warning",
     )
 
 
 def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
-    """#sbatch in lower case is a comment."""
+    """Find #sbatch in lower case, which is a comment."""
     names = {directive.name for directive in case.job.directives.active}
     for line, text in case.job.directives.lower:
         name = canonical(re.split(r"[=\s]", text.lstrip("-"))[0])
         if not name or name in names or re.search(r"\.(sh|sbatch|slurm|job|bash)\b", text):
-            continue  # switched off beside the real one, or how the script is submitted
+            continue  # a disabled duplicate of a directive, or the command that submits the script
         yield case.finding(
             "lowercase-directive-ignored",
             f"#sbatch {text.split()[0]} is a comment: sbatch reads capitals only",
@@ -72,9 +72,9 @@ def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
 
 
 def unknown_option(case: Case) -> Iterator[Finding]:
-    """Slurm has no such option, or the option lacks its value, or a word belongs to none."""
+    """Find options that Slurm does not know, options without their value, and stray words."""
     for directive in case.job.directives.active:
-        if not directive.known:
+        if not directive.exists:
             yield from _unknown(case, directive)
         elif directive.lacks_value:
             yield case.finding(
@@ -103,12 +103,13 @@ def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
         return
     near = closest(typed, SBATCH) if directive.typed.startswith("--") else ""
     certain = bool(near) and _alike(typed, near)
+    value = f"={directive.value}" if directive.value else ""
     yield case.finding(
         "unknown-sbatch-option",
         f"Slurm has no option {directive.typed}",
         line=directive.line,
         why="sbatch refuses the script" + ("" if certain else ", unless a plugin of this cluster adds the option"),
-        fix=f"#SBATCH --{near}{'=' + directive.value if directive.value else ''}" if near else "remove the line",
+        fix=f"#SBATCH --{near}{value}" if near else "remove the line",
         severity="error" if certain else "warning",
     )
 
@@ -130,11 +131,11 @@ def _one_off(left: str, right: str) -> bool:
 
 
 def duplicate_option(case: Case) -> Iterator[Finding]:
-    """An option is given twice; the last one counts."""
+    """Find options that are set twice; the last one counts."""
     previous: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         earlier = previous.get(directive.name)
-        if earlier is not None and directive.known and not directive.name.startswith("mail-"):
+        if earlier is not None and directive.exists and not directive.name.startswith("mail-"):
             yield case.finding(
                 "duplicate-option",
                 f"{directive.typed} is given again: {earlier.value or 'before'} on line {earlier.line},"
@@ -149,7 +150,7 @@ def duplicate_option(case: Case) -> Iterator[Finding]:
 
 
 def redundant_gpu_options(case: Case) -> Iterator[Finding]:
-    """GPUs are asked for in several ways at once."""
+    """Find GPUs that are requested by several options."""
     by_name: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         names_gpus = directive.name != "gres" or "gpu" in directive.value
@@ -170,7 +171,7 @@ def redundant_gpu_options(case: Case) -> Iterator[Finding]:
 
 
 def nodelist_larger_than_nodes(case: Case) -> Iterator[Finding]:
-    """--nodelist names more nodes than --nodes asks for."""
+    """Find a --nodelist with more nodes than --nodes requests."""
     listed, nodes = case.job.directives.last("nodelist"), case.job.nodes
     if listed is None or not case.job.has_nodes or nodes is None:
         return
@@ -188,7 +189,7 @@ def nodelist_larger_than_nodes(case: Case) -> Iterator[Finding]:
 
 
 def count_hosts(text: str) -> int | None:
-    """Return how many hosts a list such as ``a[1-3,7],b`` names; None if it is a file or unreadable."""
+    """Return the number of hosts in a list such as ``a[1-3,7],b``, None for a file or a malformed list."""
     if "/" in text or not text:
         return None
     total = 0
@@ -210,7 +211,7 @@ def _range(text: str) -> int | None:
 
 
 def missing_requests(case: Case) -> Iterator[Finding]:
-    """No time, memory, GPUs or partition is asked for; of the last three only where the cluster is known to need it."""
+    """Find missing requests: time, and memory, GPUs or partition where the cluster's configuration needs them."""
     job = case.job
     if not job.directives.any or not case.training or job.mixed:
         return
@@ -237,7 +238,7 @@ def missing_requests(case: Case) -> Iterator[Finding]:
 
 
 def low_memory(case: Case) -> Iterator[Finding]:
-    """Little memory is asked for; a number without a unit is in megabytes."""
+    """Find small --mem requests; a number without a unit is in megabytes."""
     memory = case.job.directives.last("mem")
     if memory is None or not case.training:
         return
@@ -253,7 +254,7 @@ def low_memory(case: Case) -> Iterator[Finding]:
 
 
 def output_dev_null(case: Case) -> Iterator[Finding]:
-    """The output of the job is thrown away."""
+    """Find job output that is discarded."""
     for name in ("error", "output"):
         directive = case.job.directives.last(name)
         if directive is not None and directive.value in ("/dev/null", "none"):

@@ -1,4 +1,4 @@
-"""Checks of how the nodes find each other: number of nodes, node rank, address, endpoint, port."""
+"""Check the rendezvous of several nodes: number of nodes, node rank, master address, endpoint, port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _USUAL = {"node_rank": "--node_rank", "addr": "--master_addr", "nnodes": "--nnod
 
 
 def option(launch: Launch, name: str) -> str:
-    """Return how a launcher calls an option that all have."""
+    """Return a launcher's own name of an option that all launchers have."""
     return _OPTION[name].get(launch.kind, _USUAL[name])
 
 
@@ -34,7 +34,7 @@ def _texts(launch: Launch, name: str) -> tuple[str, ...]:
 
 
 def together(case: Case, launch: Launch) -> int | None:
-    """Return over how many nodes one srun starts the launcher as parts of one run; None if not known, or one."""
+    """Return the number of nodes on which one srun starts the launcher, None if unknown or one."""
     step = launch.call.step
     if step is None or step.kind != "srun":
         return None
@@ -42,17 +42,19 @@ def together(case: Case, launch: Launch) -> int | None:
     if nodes is None:
         node_range = nnodes(launch)
         restricted = {"ntasks", "nodes", "nodelist"} & set(step.options)
-        return node_range[0] if node_range and node_range[0] > 1 and not restricted and not launch.call.looped else None
+        if node_range is None or restricted or launch.call.looped:
+            return None
+        nodes = node_range[0]
     return nodes if nodes > 1 else None
 
 
 def _supplied(launch: Launch) -> bool:
-    """Whether options may come from where they are not seen."""
+    """Return whether options may come from a file or an unknown variable."""
     return launch.vague or "config_file" in launch.options or "deepspeed_hostfile" in launch.options
 
 
 def _takes_from_step(case: Case, launch: Launch) -> bool:
-    """Whether the launcher asks Slurm for nodes, node rank and head: paceline run does, as the one task of its node."""
+    """Return whether the launcher reads nodes, node rank and node 0 from the step, as paceline run does."""
     uses_slurm = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(launch.options)
     return uses_slurm and launch.call.step is not None and case.shape(launch).tasks_per_node == 1
 
@@ -63,7 +65,7 @@ def _ignores_node_rank(launch: Launch) -> bool:
 
 
 def node_count(case: Case) -> Iterator[Finding]:
-    """The launcher runs on several nodes and is not told so, or is told another number."""
+    """Find launchers on several nodes whose number of nodes is missing or different."""
     for launch in case.training:
         if not launch.spawns or launch.kind in ("deepspeed", "composer"):
             continue
@@ -72,17 +74,15 @@ def node_count(case: Case) -> Iterator[Finding]:
             yield from _alone(case, launch, node_range)
         elif "standalone" in launch.options or ("nnodes" not in launch.says and not _supplied(launch)):
             yield from _no_node_count(case, launch, step_nodes)
-        elif (
-            node_range is not None
-            and not node_range[0] <= step_nodes <= node_range[1]
-            and node_range[0] not in _may_be(case, launch, step_nodes)
-        ):
+        elif node_range is not None and _contradicts(case, launch, node_range, step_nodes):
             yield _mismatch(case, launch, node_range, step_nodes)
 
 
-def _may_be(case: Case, launch: Launch, step_nodes: int) -> set[int | None]:
-    """Other numbers that are right: the job's nodes, and one launcher for each task."""
-    return {case.job.nodes, step_nodes * (case.shape(launch).tasks_per_node or 1)}
+def _contradicts(case: Case, launch: Launch, node_range: tuple[int, int], step_nodes: int) -> bool:
+    """Return whether the launcher's nodes are neither those of the step or job, nor the tasks of the step."""
+    least, most = node_range
+    tasks = step_nodes * (case.shape(launch).tasks_per_node or 1)
+    return not least <= step_nodes <= most and least not in (case.job.nodes, tasks)
 
 
 def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
@@ -90,7 +90,7 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
     if _takes_from_step(case, launch):
         return
     if any(_RANK.search(s.text) and s.place == NODE for word in words for s in case.symbols.of(word)):
-        return  # each node does something of its own, on purpose
+        return  # each node does different work on purpose
     name = option(launch, "nnodes")
     option_text = "--standalone" if "standalone" in launch.options else f"no {name}"
     yield case.finding(
@@ -105,7 +105,7 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
 
 
 def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> Iterator[Finding]:
-    """One node, of which the launcher thinks that there are more."""
+    """Find a launcher that expects several nodes and runs on one."""
     job, step = case.job, launch.call.step
     nodes = case.shape(launch).nodes if step is not None else job.nodes
     if node_range is None or node_range[0] < 2 or not job.has_nodes or nodes != 1 or job.mixed:
@@ -113,7 +113,7 @@ def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> It
     if launch.call.background or (job.several_nodes and _several(case, launch)):
         return
     rank = launch.says.get("node_rank", "0")
-    # Slurm's own numbers are those of this one node; another unknown rank may be given to several jobs in turn
+    # Slurm's variables are those of this one node; another unknown rank may differ between several jobs
     is_certain = constant(rank) or all(_RANK.search(symbol.text) for symbol in case.symbols.of(rank))
     if launch.vague or launch.call.looped or not is_certain or (step is not None and step.kind != "srun"):
         return
@@ -138,7 +138,7 @@ def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: in
 
 
 def node_rank(case: Case) -> Iterator[Finding]:
-    """Several nodes need different node ranks: there is none, or all of them get the same."""
+    """Find missing node ranks, and node ranks that are the same on all nodes."""
     for launch in case.training:
         step_nodes = together(case, launch)
         if step_nodes is None or not launch.spawns or launch.kind == "deepspeed" or _ignores_node_rank(launch):
@@ -153,7 +153,7 @@ def node_rank(case: Case) -> Iterator[Finding]:
 
 
 def _one_number(case: Case, launch: Launch, value: str) -> bool:
-    """Whether a value is the same on all nodes: a number, or the number of the only task of each node."""
+    """Return whether a value is the same on all nodes: a number, or SLURM_LOCALID with one task per node."""
     symbol = case.symbols.only(value)
     if symbol is not None:
         return symbol.name == "SLURM_LOCALID" and case.shape(launch).tasks_per_node == 1
@@ -161,7 +161,7 @@ def _one_number(case: Case, launch: Launch, value: str) -> bool:
 
 
 def _several(case: Case, launch: Launch) -> bool:
-    """Whether the script starts the same launcher more than once, for the nodes one by one or under conditions."""
+    """Return whether the script starts the same launcher several times, once per node or under conditions."""
     return sum(1 for other in case.training if other.kind == launch.kind) > 1
 
 
@@ -218,7 +218,7 @@ def _all_the_same(case: Case, launch: Launch, value: str, step_nodes: int) -> Fi
 
 
 def endpoint_or_address(case: Case) -> Iterator[Finding]:
-    """The launcher runs on several nodes and no address reaches it."""
+    """Find launchers on several nodes without an address or endpoint."""
     for launch in case.training:
         step_nodes = together(case, launch)
         if step_nodes is None or not launch.spawns or launch.kind == "deepspeed" or _supplied(launch):
@@ -226,7 +226,7 @@ def endpoint_or_address(case: Case) -> Iterator[Finding]:
         if _takes_from_step(case, launch):
             continue
         if ("nnodes" not in launch.says and launch.kind != "composer") or "standalone" in launch.options:
-            continue  # told elsewhere: each node runs on its own
+            continue  # another check reports it: each node runs alone
         backend = launch.says.get("backend", "static")
         if launch.torchrun_like and backend == "c10d" and "endpoint" not in launch.says:
             yield _no_endpoint(case, launch, step_nodes)
@@ -265,7 +265,7 @@ def _no_address(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding
 
 
 def master_address(case: Case) -> Iterator[Finding]:
-    """The address means another machine than the first node."""
+    """Find master addresses that do not name the first node."""
     for launch in case.training:
         step_nodes = together(case, launch)
         if step_nodes is None or launch.call.maybe or launch.kind == "deepspeed":
@@ -314,7 +314,7 @@ def _wrong(case: Case, host: str) -> str:
 
 
 def ranks_from_batch_host(case: Case) -> Iterator[Finding]:
-    """A program that srun starts once per task is given a rank that the batch script filled in."""
+    """Find ranks that the batch script fills in for a program that srun starts once per task."""
     for launch in case.training:
         spread = case.shape(launch)
         step, tasks = launch.call.step, (spread.tasks_per_node or 0) * (spread.nodes or 0)
@@ -359,7 +359,7 @@ def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
 
 
 def fixed_port(case: Case) -> Iterator[Finding]:
-    """The port is a constant, so two jobs on one node can collide."""
+    """Find constant ports, on which two jobs on one node collide."""
     if case.job.exclusive:
         return
     for launch in case.training:

@@ -1,4 +1,4 @@
-"""Checks of a job together with the training script that it starts: what the one provides, the other expects."""
+"""Check a job against the training script that it starts: ranks, devices, CPUs, address, downloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _pairs(case: Case) -> Iterator[tuple[Launch, Program]]:
 
 
 def lightning_ranks(case: Case) -> Iterator[Finding]:
-    """Lightning's Trainer or Fabric asks for other numbers than the job starts."""
+    """Find a Trainer or Fabric of Lightning whose devices or nodes differ from those of the job."""
     for launch, program in _pairs(case):
         runner = program.runner
         if runner is None or launch.kind == "fabric run":
@@ -39,19 +39,18 @@ def lightning_ranks(case: Case) -> Iterator[Finding]:
 def _under_launcher(case: Case, launch: Launch, program: Program, runner: Runner) -> Iterator[Finding]:
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     ranks = ranks_of(case, launch)
-    if launch.kind == "deepspeed" or not launch.torchrun_like or ranks is None or not devices or not nodes:
+    if not launch.torchrun_like or ranks is None:
         return
-    if devices * nodes == ranks[0] * ranks[1]:
+    if not devices or not nodes or devices * nodes == ranks[0] * ranks[1]:
         return
+    devices_text = '"auto"' if ranks[0] == case.shape(launch).gpus else str(ranks[0])
     yield case.finding(
         "world-size-mismatch",
         f"{launch.kind} starts {_times(*ranks)}, and the {runner.title} asks for {_times(devices, nodes)}",
         line=case.line_of(launch, "--nproc", launch.kind.split()[0]),
         more=[case.line_of(launch, "--nnodes", "--nproc")],
         why=_alone(runner, devices, nodes) or "Lightning refuses: the product does not match the world size",
-        fix=f'{runner.title}(devices="auto", num_nodes={ranks[1]}, ...)'
-        if ranks[0] == case.shape(launch).gpus
-        else f"{runner.title}(devices={ranks[0]}, num_nodes={ranks[1]}, ...)",
+        fix=f"{runner.title}(devices={devices_text}, num_nodes={ranks[1]}, ...)",
         severity=case.severity(launch),
         beside=(program, runner.at),
     )
@@ -72,19 +71,19 @@ def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -
     step, job = launch.call.step, case.job
     if step is not None and (step.kind != "srun" or step.vague):
         return
-    spread = case.shape(launch)
-    per_node, job_nodes = (spread.tasks_per_node, spread.nodes) if step is not None else (job.tasks_per_node, job.nodes)
-    if step is None and not (job.has_ntasks or job.has_tasks_per_node):
-        return  # Slurm sets no number of tasks then, and Lightning starts the processes itself
+    allocation = case.shape(launch) if step is not None else job
+    per_node, nodes_in_use = allocation.tasks_per_node, allocation.nodes
+    if step is None and not job.has_ntasks and not job.has_tasks_per_node:
+        return  # Slurm then sets no number of tasks, and Lightning starts the processes itself
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     if step is None and (devices, nodes) == (1, 1):
-        return  # one process on one GPU, as asked for
+        return  # one process on one GPU, as the script requests
     if devices and per_node and devices != per_node:
         yield _devices(case, launch, program, devices=devices, tasks=per_node, nodes=nodes or 1)
-    elif step is not None and (total := spread.tasks) and total > 1 and not _has_tasks_per_node(case, launch):
+    elif step is not None and (case.shape(launch).tasks or 1) > 1 and not _has_tasks_per_node(case, launch):
         yield _tasks_per_node_missing(case, launch, program, per_node or 1)
-    if nodes and job_nodes and nodes != job_nodes and case.job.has_nodes:
-        yield _nodes(case, launch, program, requested=nodes, nodes=job_nodes)
+    if nodes and nodes_in_use and nodes != nodes_in_use and job.has_nodes:
+        yield _nodes(case, launch, program, requested=nodes, nodes=nodes_in_use)
 
 
 def _devices(case: Case, launch: Launch, program: Program, *, devices: int, tasks: int, nodes: int) -> Finding:
@@ -145,7 +144,7 @@ def _tasks_per_node_missing(case: Case, launch: Launch, program: Program, tasks:
 
 
 def ranks_without_launcher(case: Case) -> Iterator[Finding]:
-    """The script takes its rank from a launcher's variables, and the job starts it without a launcher."""
+    """Find scripts that read RANK and WORLD_SIZE but are started without a launcher."""
     for launch, program in _pairs(case):
         if launch.spawns or _may_set_ranks(case, launch):
             continue
@@ -161,7 +160,7 @@ def ranks_without_launcher(case: Case) -> Iterator[Finding]:
 
 
 def _may_set_ranks(case: Case, launch: Launch) -> bool:
-    """Whether something before the script may set the variables of a rank."""
+    """Return whether something before the script may set the variables of a rank."""
     step = launch.call.step
     if case.trace.sourced or _RANK_VARIABLES & set(launch.call.env):
         return True
@@ -183,7 +182,7 @@ def _without_launcher(case: Case, launch: Launch, beside: tuple[Program, Place],
 
 
 def spawned_twice(case: Case) -> Iterator[Finding]:
-    """The script starts the processes of a node itself, and so does the job."""
+    """Find scripts that spawn the processes of a node although the job starts them too."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
         if program.spawns is None or ranks is None or ranks[0] < 2:
@@ -207,16 +206,18 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
 
 
 def loader_workers(case: Case) -> Iterator[Finding]:
-    """The script's loader workers need more CPUs than its ranks have."""
+    """Find scripts whose loader workers need more CPUs than their ranks have."""
     for launch, program in _pairs(case):
         shape, processes = case.shape(launch), case.processes(launch)
-        shares_tasks = launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1)
-        if program.workers is None or shape.cpus is None or processes is None or shares_tasks:
+        if launch.call.step is None and (case.job.ntasks or 1) > (case.job.nodes or 1):
+            continue  # the batch shell has the CPUs of all tasks on its node
+        if program.workers is None or shape.cpus is None or processes is None:
             continue
         number, place = program.workers
         per_process = resolve(case, launch, number)
-        if number.kind == ALL_CPUS and processes * (shape.tasks_per_node or 1) > 1:
-            summary, fix = _all_cpus(processes * (shape.tasks_per_node or 1), processes)
+        on_node = processes * (shape.tasks_per_node or 1)
+        if number.kind == ALL_CPUS and on_node > 1:
+            summary, fix = _all_cpus(on_node, processes)
         elif per_process and per_process * processes > shape.cpus >= processes:
             summary, fix = _too_many_workers(processes, per_process, shape.cpus)
         else:
@@ -247,23 +248,14 @@ def _too_many_workers(processes: int, per_process: int, cpus: int) -> tuple[str,
 
 
 def rendezvous_replaced(case: Case) -> Iterator[Finding]:
-    """The script writes its own address or port over the launcher's."""
+    """Find scripts that replace the launcher's address or port."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
-        shares_store = launch.kind in ("torchrun", "torch.distributed.launch")
-        if program.port is not None and shares_store and ranks is not None and ranks[0] * ranks[1] > 1:
-            port, place = program.port
-            if launch.says.get("port") != port:
-                yield case.finding(
-                    "master-unreachable",
-                    f"the script replaces torchrun's MASTER_PORT by {port}, where nothing listens",
-                    line=case.line_of(launch, launch.kind.split()[0]),
-                    why="the ranks meet in the store of torchrun, whose port is in that variable: they wait in vain",
-                    fix='remove the line, or os.environ.setdefault("MASTER_PORT", ...)',
-                    severity=case.severity(launch),
-                    beside=(program, place),
-                )
-        if program.address is not None and ranks is not None and ranks[1] > 1:
+        if ranks is None:
+            continue
+        if program.port is not None and ranks[0] * ranks[1] > 1:
+            yield from _port_replaced(case, launch, program, *program.port)
+        if program.address is not None and ranks[1] > 1:
             address, place = program.address
             yield case.finding(
                 "master-addr-wrong",
@@ -277,8 +269,22 @@ def rendezvous_replaced(case: Case) -> Iterator[Finding]:
             )
 
 
+def _port_replaced(case: Case, launch: Launch, program: Program, port: str, place: Place) -> Iterator[Finding]:
+    if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.says.get("port") == port:
+        return
+    yield case.finding(
+        "master-unreachable",
+        f"the script replaces torchrun's MASTER_PORT by {port}, where nothing listens",
+        line=case.line_of(launch, launch.kind.split()[0]),
+        why="the ranks meet in the store of torchrun, whose port is in that variable: they wait in vain",
+        fix='remove the line, or os.environ.setdefault("MASTER_PORT", ...)',
+        severity=case.severity(launch),
+        beside=(program, place),
+    )
+
+
 def device_by_rank(case: Case) -> Iterator[Finding]:
-    """The script selects its GPU by a rank that is beyond the GPUs that it sees."""
+    """Find scripts that select a GPU by a rank greater than the number of visible GPUs."""
     for launch, program in _pairs(case):
         ranks, spread = ranks_of(case, launch), case.shape(launch)
         gpus = visible_gpus(launch) or spread.gpus
@@ -313,7 +319,7 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
 
 
 def downloads_at_once(case: Case) -> Iterator[Finding]:
-    """All ranks of a node fetch the same files into the same folder at the same time."""
+    """Find scripts in which all ranks download the same files into one folder at the same time."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
         if program.downloads is None or ranks is None or ranks[0] * ranks[1] < 2:

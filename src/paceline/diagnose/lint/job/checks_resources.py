@@ -1,4 +1,4 @@
-"""Checks of GPUs and CPUs against the processes that are to use them."""
+"""Check the GPUs and CPUs of a job against its processes."""
 
 from __future__ import annotations
 
@@ -16,32 +16,38 @@ _NUMBERED = re.compile(r"\d+(,\d+)*")
 
 
 def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
-    """The launcher or srun starts more processes on a node than it has GPUs."""
+    """Find nodes with fewer GPUs than the launcher or srun starts processes."""
     for launch in case.training:
         spread, processes = case.shape(launch), case.processes(launch)
         if launch.spawns:
             yield from _too_many(case, launch, processes, spread.gpus)
         elif launch.call.step is not None:
             tasks, gpus = spread.tasks_per_node, spread.node_gpus
-            if tasks and gpus and tasks > gpus and not case.shares_gpus:
+            if not tasks or not gpus or case.shares_gpus:
+                continue
+            if tasks > gpus:
                 yield _fewer(case, launch, tasks, gpus, f"srun starts {tasks} tasks on a node")
 
 
 def _too_many(case: Case, launch: Launch, processes: int | None, gpus: int | None) -> Iterator[Finding]:
     if "cpu" in launch.options or launch.options.get("accelerator") == "cpu" or case.shares_gpus:
         return
+    if not processes:
+        return
     visible = _visible(launch)
-    if processes and visible is not None and processes > visible and (gpus is None or visible <= gpus):
+    fewer_visible = visible is not None and (gpus is None or visible <= gpus)
+    if visible is not None and fewer_visible and processes > visible:
+        setting = case.exported("CUDA_VISIBLE_DEVICES")
         yield case.finding(
             "gpus-not-visible",
             f"{launch.kind} starts {processes} processes on a node, CUDA_VISIBLE_DEVICES shows them {visible} GPUs",
             line=case.line_of(launch, *_count_texts(launch)),
-            more=[setting.line] if (setting := case.exported("CUDA_VISIBLE_DEVICES")) else [],
+            more=[setting.line] if setting else [],
             why="a process without a GPU of its own ends with an invalid device, or two of them share one",
             fix=_as_many(case, launch, visible),
             severity=case.severity(launch),
         )
-    elif processes and gpus and processes > gpus:
+    elif gpus and processes > gpus:
         yield _fewer(case, launch, processes, gpus, f"{launch.kind} starts {processes} processes on a node")
 
 
@@ -65,11 +71,12 @@ def _fewer(case: Case, launch: Launch, processes: int, gpus: int, start: str) ->
     texts = _count_texts(launch) if launch.spawns else (launch.script,)
     line = case.line_of(launch, *texts) if launch.spawns else case.directive_line("ntasks-per-node", "ntasks")
     number_of = f"{gpus} GPU" + ("s" if gpus > 1 else "")
-    verb = "sees" if launch.spawns and case.shape(launch).gpus_per_task else "has"
-    start = start.replace("on a node", "in a task") if verb == "sees" else start
+    what = f"{start}, which has {number_of}"
+    if launch.spawns and case.shape(launch).gpus_per_task:
+        what = f"{start.replace('on a node', 'in a task')}, which sees {number_of}"
     return case.finding(
         "gpus-fewer-than-processes",
-        f"{start}, which {verb} {number_of}",
+        what,
         line=line,
         more=[case.directive_line(*GPU_OPTIONS), case.line_of(launch, *texts)],
         why="each process needs a GPU of its own: invalid device ordinal, or Duplicate GPU detected",
@@ -84,7 +91,7 @@ def _visible(launch: Launch) -> int | None:
 
 
 def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
-    """The launcher starts fewer processes than there are GPUs."""
+    """Find launchers that start fewer processes than the node has GPUs."""
     if sum(1 for launch in case.training if launch.call.background) > 1:
         return  # several programs share the GPUs
     for launch in case.training:
@@ -93,9 +100,11 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
             continue
         gpus = _visible(launch) or spread.gpus
         tasks = 1 if spread.gpus_per_task else spread.tasks_per_node
-        if not gpus or not tasks or processes * tasks >= gpus or _other_programs(case):
+        if not gpus or not tasks or _other_programs(case):
             continue
         total = processes * tasks
+        if total >= gpus:
+            continue
         yield case.finding(
             "nproc-gpus-mismatch",
             f"{launch.kind} starts {total} process{'es' if total > 1 else ''} on a node with {gpus} GPUs",
@@ -108,7 +117,7 @@ def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
 
 
 def _other_programs(case: Case) -> bool:
-    """Whether something runs beside the training that may use the other GPUs."""
+    """Return whether a background program may use the other GPUs."""
     return any(call.background and call.name.startswith(("python", "vllm", "trl")) for call in case.trace.calls)
 
 
@@ -121,15 +130,13 @@ def _all_gpus(case: Case, launch: Launch, gpus: int) -> str:
 
 
 def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
-    """Each task sees one GPU only, but the program is told to pick a GPU by its local rank."""
+    """Find programs that select a GPU by local rank although each task sees only one GPU."""
     for launch in case.training:
         spread = case.shape(launch)
-        if launch.spawns or spread.gpus_per_task != 1 or not spread.tasks_per_node or spread.tasks_per_node < 2:
+        if launch.spawns or spread.gpus_per_task != 1 or (spread.tasks_per_node or 1) < 2:
             continue
-        rank_argument = argument(launch, (r"local[_-]rank", r"gpu", r"device"))
         devices = argument(launch, DEVICES)
-        exported = launch.call.env.get("LOCAL_RANK")
-        if (rank_argument and _local(case, rank_argument[0])) or (isinstance(exported, str) and _local(case, exported)):
+        if _gets_local_rank(case, launch):
             use = "is told its local rank"
         elif devices and number(devices[0]) == spread.tasks_per_node:
             use = f"is told to use {devices[0]} devices"
@@ -146,20 +153,32 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
         )
 
 
+def _gets_local_rank(case: Case, launch: Launch) -> bool:
+    """Return whether a program gets SLURM_LOCALID as an argument or as LOCAL_RANK."""
+    rank_argument = argument(launch, (r"local[_-]rank", r"gpu", r"device"))
+    if rank_argument and _local(case, rank_argument[0]):
+        return True
+    exported = launch.call.env.get("LOCAL_RANK")
+    return isinstance(exported, str) and _local(case, exported)
+
+
 def _local(case: Case, text: str) -> bool:
     symbol = case.symbols.only(text)
     return symbol is not None and symbol.name == "SLURM_LOCALID" and symbol.place == NODE
 
 
 def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
-    """No number of CPUs is asked for: Slurm gives one to each task."""
+    """Find jobs that request no CPUs, so that Slurm assigns one to each task."""
     job = case.job
-    if job.requests_cpus or job.exclusive or job.mixed or not job.requests_gpus or not case.training:
+    if job.requests_cpus or job.exclusive or job.mixed:
         return
-    if any(launch.call.step and "cpus-per-task" in launch.call.step.options for launch in case.training):
+    if not job.requests_gpus or not case.training:
         return
-    if all(launch.call.step is None for launch in case.training) and (job.ntasks or 1) > (job.nodes or 1):
-        return  # tasks are asked for in place of CPUs
+    steps = [launch.call.step for launch in case.training if launch.call.step is not None]
+    if any("cpus-per-task" in step.options for step in steps):
+        return
+    if not steps and (job.ntasks or 1) > (job.nodes or 1):
+        return  # tasks are requested instead of CPUs
     launch = case.training[0]
     processes = case.processes(launch)
     yield case.finding(
@@ -174,7 +193,7 @@ def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
 
 
 def cpus_too_few(case: Case) -> Iterator[Finding]:
-    """A task has fewer CPUs than processes, or than its loader workers need."""
+    """Find tasks with fewer CPUs than processes or loader workers."""
     if case.job.exclusive and not case.job.requests_cpus:
         return
     for launch in case.training:
@@ -219,7 +238,7 @@ def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[
         f"{processes} process{'es' if processes > 1 else ''} with {workers} loader workers each on {cpus} CPUs",
         line=case.line_of(launch, name),
         more=[case.directive_line("cpus-per-task")],
-        why="workers that share a CPU are no faster, and the GPUs wait",
+        why="workers that share a CPU are not faster, and the GPUs wait",
         fix=f"#SBATCH --cpus-per-task={(workers + 1) * processes}, or {name} {max(1, cpus // processes - 1)}",
         severity="warning",
     )

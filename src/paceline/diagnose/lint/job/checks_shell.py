@@ -1,4 +1,4 @@
-"""Checks of the script as a shell script: continuations, variables, signals, what runs in the background."""
+"""Check the shell code of a job script: line continuations, unset variables, signals, background jobs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from paceline.diagnose.lint.job.case import Case
+from paceline.diagnose.lint.job.directives import Directive
 from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.story import Call
+from paceline.diagnose.lint.job.story import Call, Trap
 from paceline.diagnose.lint.job.values import BATCH, NODE, Symbol, constant
 from paceline.errors import Finding, closest
 
@@ -22,7 +23,7 @@ _INCLUDES = re.compile(r"\s*(source|\.|eval)\s")
 _AT_ONCE = frozenset({"echo", "date", "hostname", "mkdir", "cp", "mv", "rm", "ls", "cat", "touch", "module", "conda"})
 _OPTION_ALONE = re.compile(r"--?[A-Za-z]")
 _SHELLS_OWN = frozenset({"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"})
-# Options by which nodes meet, and what they are usually given.
+# Options of the rendezvous, and their usual values.
 _ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 _PORT = "$((20000 + SLURM_JOB_ID % 30000))"
 _RENDEZVOUS = {
@@ -36,7 +37,7 @@ _RENDEZVOUS = {
     "num_machines": "$SLURM_NNODES",
     "nproc_per_node": "$SLURM_GPUS_ON_NODE",
 }
-# Slurm's variables that exist only if an option was given, and those that always do.
+# Slurm's variables that are only set with an option -> that option, and what to use instead.
 _ONLY_WITH = {
     "SLURM_GPUS_PER_NODE": ("gpus-per-node", "$SLURM_GPUS_ON_NODE"),
     "SLURM_GPUS_PER_TASK": ("gpus-per-task", "$SLURM_GPUS_ON_NODE"),
@@ -59,7 +60,7 @@ _SLURM = names(
 
 
 def broken_line_continuation(case: Case) -> Iterator[Finding]:
-    """A backslash that is not the last character of its line, or an option that became a command of its own."""
+    """Find backslashes that are not the last character of a line, and options that became a command."""
     reported: set[int] = set()
     for line in (*case.script.broken, *case.trace.broken):
         following = case.text(line + 1)
@@ -92,7 +93,7 @@ def broken_line_continuation(case: Case) -> Iterator[Finding]:
 
 
 def unset_variable(case: Case) -> Iterator[Finding]:
-    """A variable is used in a launch that nothing sets there."""
+    """Find variables in a launch that are not set there."""
     reported: set[str] = set()
     for launch in case.launches:
         options = [*launch.options.items()]
@@ -108,11 +109,12 @@ def unset_variable(case: Case) -> Iterator[Finding]:
 
 
 def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
-    """$SLURM_CPUS_PER_TASK is used, and nothing asks for CPUs by the task: Slurm does not set it then."""
+    """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set it."""
     name, asks = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
-    job, steps = case.job, [call.step for call in case.trace.calls if call.step is not None]
+    job = case.job
     if not job.directives.any or job.mixed or job.directives.last(*asks) or case.assigned(name):
         return
+    steps = [call.step for call in case.trace.calls if call.step is not None]
     if any(step.vague or set(asks) & set(step.options) for step in steps) or _has_default(case, name):
         return
     plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
@@ -132,7 +134,8 @@ def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[
     name, line = symbol.name, case.line_of(launch, "$" + symbol.name, "${" + symbol.name)
     names = {directive.name for directive in case.job.directives.active}
     needs, instead = _ONLY_WITH.get(name, ("", ""))
-    if needs and case.job.directives.any and needs not in names and _requested_otherwise(case, name):
+    lacks_option = case.job.directives.any and needs not in names
+    if needs and lacks_option and _requested_otherwise(case, name):
         yield case.finding(
             "unset-variable",
             f"${name} is only set where --{needs} is given",
@@ -161,7 +164,7 @@ def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[
 
 
 def _likely_meant(name: str) -> str:
-    """The variable of Slurm's that is likely meant; empty if there is this one, or none like it."""
+    """Return Slurm's variable of a similar name; empty if the name exists or none is similar."""
     short = name.removeprefix("SLURM_")
     near = "" if short in _SLURM else closest(short, _SLURM)
     return f"SLURM_{near}" if near else ""
@@ -184,7 +187,7 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
     if near and len(near) >= 5 and _very_near(symbol.name, near):
         what, fix, severity = f"nothing sets ${symbol.name}; {near} is set", f"${near}", "error"
     elif option in _RENDEZVOUS and case.job.directives.any and not _has_default(case, symbol.name):
-        # a small name is nobody's environment, and the head is not known before the job has its nodes
+        # environments rarely have lower-case names, and the first node is unknown before the job has nodes
         sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
         what, severity = f"nothing in the script sets ${symbol.name}", "error" if sure else "warning"
         fix = f"{symbol.name}={_RENDEZVOUS[option]}"
@@ -195,7 +198,7 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
 
 
 def _has_default(case: Case, name: str) -> bool:
-    """Whether the script tests a variable or has a default for it: then it is meant to come from outside."""
+    """Return whether the script tests a variable or has a default for it, so it may come from outside."""
     pattern = re.compile(
         rf"\$\{{{name}:?[-=?+]|-[zn] *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
     )
@@ -203,7 +206,7 @@ def _has_default(case: Case, name: str) -> bool:
 
 
 def signals(case: Case) -> Iterator[Finding]:
-    """--signal goes to the steps where the batch script waits for it, or the other way round."""
+    """Find --signal options whose signal does not reach the program, or not the trap of the batch script."""
     directive = case.job.directives.last("signal")
     match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value) if directive else None
     if directive is None or match is None or not case.training:
@@ -212,7 +215,12 @@ def signals(case: Case) -> Iterator[Finding]:
     traps = [trap for trap in case.trace.traps if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}]
     if "B" in (match[1] or ""):
         yield from _to_batch(case, directive.line, name, traps)
-    elif traps:
+    else:
+        yield from _to_steps(case, directive, name, traps)
+
+
+def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) -> Iterator[Finding]:
+    if traps:
         yield case.finding(
             "signal-not-to-batch",
             f"--signal={directive.value} goes to the steps only; the trap for {name} in the batch script never runs",
@@ -225,36 +233,32 @@ def signals(case: Case) -> Iterator[Finding]:
     elif not case.spreads and all(launch.call.step is None for launch in case.training):
         yield case.finding(
             "signal-not-to-batch",
-            f"--signal={directive.value} goes to steps, and the program runs in the batch shell, which is none",
+            f"--signal={directive.value} goes to steps, and the program runs in the batch shell, which is not a step",
             line=directive.line,
             more=[case.training[0].call.line],
             why="the signal reaches nobody, and the program is ended at the time limit without a warning",
             fix=f"srun {case.text(case.training[0].call.line)}".removesuffix("\\").strip(),
             severity="hint",
         )
-
     elif name in _DEADLY and (launch := _launcher_without_handler(case)):
-        before_end = directive.value[len(directive.value.partition("@")[0]) :]
+        _, at_sign, seconds = directive.value.partition("@")
         yield case.finding(
             "signal-not-forwarded",
-            f"--signal={directive.value} goes to torchrun, which does not hand {name} on and dies of it",
+            f"--signal={directive.value} goes to torchrun, which does not forward {name} and dies of it",
             line=directive.line,
             more=[launch.call.line],
-            why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
-            fix=f"#SBATCH --signal=TERM{before_end}, or {_handler_option(name)}",
+            why="the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            fix=f"#SBATCH --signal=TERM{at_sign}{seconds}, or {_handler_option(name)}",
             severity="warning",
         )
 
 
 def _launcher_without_handler(case: Case) -> Launch | None:
-    """The torchrun that a signal ends which it was not told to hand on; None if that is not certain."""
+    """Return a torchrun that a signal ends since it has no handler for it, None if that is not certain."""
     for launch in case.training:
-        handles_signals = "signals_to_handle" in launch.options or launch.vague
-        if (
-            launch.kind in ("torchrun", "torch.distributed.launch")
-            and launch.call.step is not None
-            and not handles_signals
-        ):
+        if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.call.step is None:
+            continue
+        if "signals_to_handle" not in launch.options and not launch.vague:
             return launch
     return None
 
@@ -263,7 +267,7 @@ def _handler_option(name: str) -> str:
     return f"torchrun --signals-to-handle=SIG{name},SIGTERM,SIGINT"
 
 
-def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...], str, int]]) -> Iterator[Finding]:
+def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[Finding]:
     launch = case.training[0]
     waiting = any(other.call.background for other in case.training) and case.trace.waits
     if re.search(r"^\s*exec\b", "\n".join(case.lines), re.MULTILINE):
@@ -275,7 +279,7 @@ def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...
             f"--signal=B: sends {name} to the batch shell only, and the script has no trap for it",
             line=line,
             more=[launch.call.line],
-            why="the program is not told; the signal ends the batch shell or is lost",
+            why="the program does not get the signal, which ends the batch shell or is lost",
             fix=f"trap 'kill -{signal} $PID' {name}; srun ... & PID=$!; wait $PID; wait $PID  (the trap ends one wait)",
             severity="warning",
         )
@@ -293,17 +297,17 @@ def _to_batch(case: Case, line: int, name: str, traps: list[tuple[tuple[str, ...
         yield from _forwarded(case, line, name, traps[0])
 
 
-def _forwarded(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], str, int]) -> Iterator[Finding]:
-    """A trap that hands the signal on to a launcher that dies of it, or before the only wait."""
+def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding]:
+    """Find traps that forward the signal to a launcher that dies of it, or that end the only wait."""
     kill = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
     signal = (kill[1] or "TERM").upper() if kill else ""
     if _NUMBERS.get(signal, signal) in _DEADLY and (launch := _launcher_without_handler(case)):
         yield case.finding(
             "signal-not-forwarded",
-            f"the trap hands {signal} to torchrun, which does not hand it on and dies of it",
+            f"the trap sends {signal} to torchrun, which does not forward it and dies of it",
             line=trap[2],
             more=[line, launch.call.line],
-            why="the launcher hands on TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
+            why="the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can save",
             fix=f"kill -TERM in the trap, or {_handler_option(name)}",
             severity="warning",
         )
@@ -319,8 +323,8 @@ def _forwarded(case: Case, line: int, name: str, trap: tuple[tuple[str, ...], st
         )
 
 
-def _only_wait(case: Case, trap: tuple[tuple[str, ...], str, int]) -> int:
-    """The line of the one wait of a script that a trap of one kill ends for good; 0 if that is not certain."""
+def _only_wait(case: Case, trap: Trap) -> int:
+    """Return the line of the only wait, which the trap ends for good; 0 if that is not certain."""
     handler_goes_on = re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1])
     if handler_goes_on or len(_WAITS.findall(case.code)) != 1 or re.search(r"\b(while|until|for)\b", case.code):
         return 0
@@ -331,14 +335,14 @@ def _only_wait(case: Case, trap: tuple[tuple[str, ...], str, int]) -> int:
 
 
 def background_steps(case: Case) -> Iterator[Finding]:
-    """The script ends while what it has started in the background still runs."""
+    """Find background programs that still run when the script ends."""
     if not case.job.directives.any or _WAITS.search(case.code):
         return
     launched = {id(launch.call) for launch in case.launches}
     for call in reversed(case.trace.calls):
         if not call.background:
             if _lasts(call):
-                return  # the script lives as long as this
+                return  # the script runs as long as this command
         elif any(_INCLUDES.match(line) for line in case.lines[call.line :]):
             return  # the other file may wait
         elif call.step is not None or id(call) in launched:
@@ -355,14 +359,14 @@ def background_steps(case: Case) -> Iterator[Finding]:
 
 
 def _lasts(call: Call) -> bool:
-    """Whether a command may take long enough for something beside it to be done."""
+    """Return whether a command may take long enough for a background program to finish."""
     if call.name == "sleep":
         return call.looped or len(call.args) < 2 or not re.fullmatch(r"\d{1,2}s?", call.args[1].text)
     return call.looped or call.name not in _AT_ONCE
 
 
 def not_filled_in(case: Case) -> Iterator[Finding]:
-    """A dollar inside quotes that no shell reads any more: the launcher gets the variable's name."""
+    """Find quoted variables that no shell expands, so that the launcher gets the variable's name."""
     for launch in case.launches:
         for option, value in launch.options.items():
             variable = re.search(r"\$\{?[A-Za-z_]\w*\}?", value) if constant(value) and launch.spawns else None

@@ -1,4 +1,4 @@
-"""Checks of what is started, where and how often: srun, tasks and launchers."""
+"""Check where and how often programs start: srun, tasks and launchers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.launches import DEVICES, Launch, argument, nnodes
 from paceline.errors import Finding, closest
 
-# Programs that bring themselves to the nodes, or that are no training.
+# Programs that start themselves on the nodes, and programs that are not a training.
 _SELF_SPREADING = re.compile(r"launch|submit|dispatch|schedul|orchestr|\bray\b|dask|spark|slurm|sweep|mpi|spawn", re.I)
 _BEFOREHAND = re.compile(
     r"prepare|preproc|download|convert|token|setup|install|check|split|build|make_|create|generate|extract|collect|test"
@@ -24,7 +24,7 @@ _SPREADERS = ("ssh", "pdsh", "clush", "mpirun", "mpiexec", "ray", "parallel", "h
 
 
 def missing_srun(case: Case) -> Iterator[Finding]:
-    """Several nodes or tasks are asked for, but the program starts on the first node only."""
+    """Find jobs with several nodes or tasks whose program only starts on the first node."""
     job = case.job
     if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.trace.calls):
         return
@@ -41,9 +41,7 @@ def missing_srun(case: Case) -> Iterator[Finding]:
                 fix=f"srun {case.text(launch.call.line)}".removesuffix("\\").strip(),
                 severity=case.severity(launch),
             )
-        elif (
-            not launch.spawns and _one_task_per_gpu(case) and not case.hides_slurm and not _spawns_itself(case, launch)
-        ):
+        elif _needs_srun_per_task(case, launch):
             yield case.finding(
                 "missing-srun",
                 f"{job.ntasks} tasks are asked for, but {_called(launch)} starts once, without srun",
@@ -55,9 +53,12 @@ def missing_srun(case: Case) -> Iterator[Finding]:
             )
 
 
-def _spawns_itself(case: Case, launch: Launch) -> bool:
+def _needs_srun_per_task(case: Case, launch: Launch) -> bool:
+    """Return whether a program expects one task per GPU, as Lightning does under Slurm."""
+    if launch.spawns or case.hides_slurm or not _one_task_per_gpu(case):
+        return False
     program = case.program(launch)
-    return program is not None and program.spawns is not None
+    return program is None or program.spawns is None
 
 
 def _requested_devices(launch: Launch) -> int:
@@ -76,11 +77,11 @@ def _one_task_per_gpu(case: Case) -> bool:
 
 def _spreads_itself(case: Case, launch: Launch) -> bool:
     if launch.kind == "deepspeed":
-        return True  # it has a check of its own
+        return True  # it has a separate check
     if launch.kind == "accelerate launch":
         if launch.vague or {"deepspeed_hostfile", "mpirun_hostfile"} & set(launch.options):
             return True
-        # a file may name a launcher that goes to the nodes; then the command does not number the machines
+        # a config file may name a multi-node launcher; then the command does not number the machines
         return "config_file" in launch.options and not {"nnodes", "node_rank", "addr"} & set(launch.says)
     if not launch.spawns:
         spreads = _SELF_SPREADING.search(launch.script) or _BEFOREHAND.search(launch.script) or case.names_hosts
@@ -89,7 +90,7 @@ def _spreads_itself(case: Case, launch: Launch) -> bool:
 
 
 def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
-    """Several tasks per node are asked for, and a launcher is started once, without srun."""
+    """Find jobs with several tasks per node whose launcher starts once, without srun."""
     tasks = case.job.tasks_per_node
     if case.job.several_nodes or not case.job.has_tasks_per_node or not tasks or tasks < 2:
         return
@@ -108,26 +109,26 @@ def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
 
 
 def double_launch(case: Case) -> Iterator[Finding]:
-    """srun starts several tasks on a node, and each of them starts all processes of the node."""
+    """Find launchers that srun starts in several tasks of a node, each for all processes of the node."""
     for launch in case.training:
         spread, processes = case.shape(launch), case.processes(launch)
         tasks = spread.tasks_per_node
-        if not launch.spawns or launch.call.step is None or tasks is None or tasks < 2 or launch.call.maybe:
+        if not launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
-        node_range = nnodes(launch)
-        too_many = node_range is not None and spread.nodes is not None and node_range[1] < spread.nodes * tasks
-        if processes is None or (processes < 2 and not too_many):
+        if processes is None or tasks is None or tasks < 2:
             continue
+        if processes > 1:
+            effect = _starts(processes, tasks, spread.node_gpus)
+        else:
+            node_range = nnodes(launch)
+            if node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks:
+                continue
+            effect = f"counts as a node, of which it expects {node_range[1]}"
         if _one_agent_per_task(launch, processes, spread.gpus_per_task, tasks, spread.nodes):
             continue
         yield case.finding(
             "double-launch",
-            f"srun starts {tasks} tasks on each node, and {launch.kind} in each of them "
-            + (
-                _starts(processes, tasks, spread.node_gpus)
-                if processes > 1
-                else f"counts as a node, of which it expects {node_range and node_range[1]}"
-            ),
+            f"srun starts {tasks} tasks on each node, and {launch.kind} in each of them {effect}",
             line=case.line_of(launch, launch.kind.split()[0]),
             more=[case.directive_line("ntasks-per-node", "ntasks")],
             why="processes fight over GPUs, ports and ranks",
@@ -137,12 +138,14 @@ def double_launch(case: Case) -> Iterator[Finding]:
 
 
 def spawning_in_each_task(case: Case) -> Iterator[Finding]:
-    """srun starts several tasks on a node, and the program is told to start a process for each GPU itself."""
+    """Find programs that spawn a process per GPU in each of several tasks of a node."""
     for launch in case.training:
         spread = case.shape(launch)
         tasks, gpus = spread.tasks_per_node or 1, spread.gpus or 1
         spawns = [arg for arg in launch.arguments if _SPAWNS.fullmatch(arg.text)]
-        if launch.spawns or launch.call.step is None or tasks < 2 or gpus < 2 or not spawns or launch.call.maybe:
+        if launch.spawns or launch.call.step is None or launch.call.maybe:
+            continue
+        if tasks < 2 or gpus < 2 or not spawns:
             continue
         option = spawns[0].text
         yield case.finding(
@@ -163,21 +166,21 @@ def _starts(processes: int, tasks: int, gpus: int | None) -> str:
 def _one_agent_per_task(
     launch: Launch, processes: int, gpus_per_task: int | None, tasks: int, nodes: int | None
 ) -> bool:
-    """Each task is a node of its own to the launcher: as many agents as tasks, each with its own GPUs."""
+    """Return whether each task is a separate node for the launcher: one agent per task, with bound GPUs."""
+    if gpus_per_task is None or processes > gpus_per_task:
+        return False
     node_range = nnodes(launch)
-    return (
-        gpus_per_task is not None
-        and processes <= gpus_per_task
-        and (node_range is None or nodes is None or node_range[1] >= nodes * tasks)
-    )
+    return node_range is None or nodes is None or node_range[1] >= nodes * tasks
 
 
 def ntasks_conflict(case: Case) -> Iterator[Finding]:
-    """--ntasks contradicts --ntasks-per-node times --nodes."""
+    """Find --ntasks that differs from --ntasks-per-node times --nodes."""
     job = case.job
     per_node = job.directives.last("ntasks-per-node")
     tasks = number(per_node.value) if per_node else None
-    if not (job.has_nodes and job.has_ntasks and tasks and job.nodes and job.ntasks):
+    if not job.has_nodes or not job.has_ntasks:
+        return
+    if not tasks or not job.nodes or not job.ntasks:
         return
     if job.ntasks == job.nodes * tasks:
         return
@@ -194,13 +197,13 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
 
 
 def slurm_ntasks_mismatch(case: Case) -> Iterator[Finding]:
-    """The number of tasks fits neither the GPUs nor what the program is told."""
+    """Find a number of tasks that differs from the GPUs or from the program's own options."""
     for launch in case.training:
         if launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
         program = case.program(launch)
         if program is not None and (program.runner is not None or program.spawns is not None):
-            continue  # the script itself says what it starts, and is judged by that
+            continue  # the script itself shows what it starts, and another check covers it
         yield from _against_devices(case, launch) or _against_gpus(case, launch)
         yield from _against_nodes(case, launch)
 
@@ -213,7 +216,7 @@ def _against_devices(case: Case, launch: Launch) -> list[Finding]:
     match, devices = argument(launch, DEVICES), _requested_devices(launch)
     if not match or not devices or spread.tasks_per_node in (None, devices):
         return []
-    # a program of another make may start the processes of one task itself
+    # a program that is not Lightning's may start the processes of one task itself
     sure = spread.tasks_per_node != 1 or argument(launch, _NODES) is not None or _likely_lightning(case, launch)
     finding = case.finding(
         "slurm-ntasks-mismatch",
@@ -238,11 +241,8 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     if tasks is None or gpus is None or tasks >= gpus or (spread.gpus_per_task or 1) * tasks == gpus:
         return []
     nodes_argument = argument(launch, _NODES)
-    lightning = (
-        nodes_argument is not None
-        and number(nodes_argument[0]) == spread.nodes
-        and not argument(launch, (r"node[_-]rank",))
-    )
+    has_nodes = nodes_argument is not None and number(nodes_argument[0]) == spread.nodes
+    lightning = has_nodes and not argument(launch, (r"node[_-]rank",))
     if tasks == 1 and not lightning:
         return []
     if launch.call.step is not None and {"nodelist", "ntasks", "nodes"} & set(launch.call.step.options):
@@ -260,7 +260,7 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
 
 
 def _wants_all_gpus(case: Case, launch: Launch, tasks: int, gpus: int) -> bool:
-    """Whether the program is likely one of Lightning's, which takes every GPU and then misses tasks."""
+    """Return whether the program likely uses Lightning on all GPUs, which then waits for missing tasks."""
     if _requested_devices(launch) == tasks:
         return False
     if tasks > 1:
@@ -278,19 +278,15 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
     match = argument(launch, _NODES)
     requested = number(match[0]) if match else None
     nodes = case.shape(launch).nodes
-    if (
-        not match
-        or requested is None
-        or nodes is None
-        or not case.job.has_nodes
-        or requested in (nodes, case.job.nodes)
-    ):
+    if not match or requested is None or nodes is None:
         return
-    if not (_requested_devices(launch) or _likely_lightning(case, launch)):
-        return  # the nodes of a graph, perhaps
+    if not case.job.has_nodes or requested in (nodes, case.job.nodes):
+        return
+    if not _requested_devices(launch) and not _likely_lightning(case, launch):
+        return  # possibly the nodes of a graph
     yield case.finding(
         "slurm-ntasks-mismatch",
-        f"the program is told {requested} nodes, the job has {nodes}",
+        f"the program expects {requested} nodes, the job has {nodes}",
         line=case.line_of(launch, "num_nodes", "num-nodes"),
         more=[case.directive_line("nodes")],
         why="it waits for ranks that are never started, or refuses to start",
@@ -299,7 +295,7 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
 
 
 def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
-    """Tasks per node are not given and follow from other options, where each task is a rank."""
+    """Find jobs without --ntasks-per-node in which each task is a rank."""
     job = case.job
     if job.has_tasks_per_node or job.mixed or not job.directives.any:
         return
@@ -328,15 +324,16 @@ def ntasks_per_node_missing(case: Case) -> Iterator[Finding]:
 
 
 def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
-    """The deepspeed launcher on several nodes has no hostfile."""
+    """Find the deepspeed launcher on several nodes without a hostfile."""
     for launch in case.training:
         if launch.kind != "deepspeed" or launch.vague or case.names_hosts:
             continue
         node_range = nnodes(launch)
         on_several = case.job.several_nodes and (launch.call.step is None or case.shape(launch).nodes != 1)
-        if not (on_several or (node_range and node_range[0] > 1)) or "no_ssh" in launch.options:
+        expected = node_range[0] if node_range else 1
+        if "no_ssh" in launch.options or (not on_several and expected < 2):
             continue
-        nodes = case.job.nodes if on_several else node_range and node_range[0]
+        nodes = case.job.nodes if on_several else expected
         yield case.finding(
             "deepspeed-without-hostfile",
             f"deepspeed is to use {nodes} nodes and has no hostfile",
@@ -349,7 +346,7 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
 
 
 def deprecated_launcher(case: Case) -> Iterator[Finding]:
-    """python -m torch.distributed.launch is used."""
+    """Find python -m torch.distributed.launch."""
     for launch in case.launches:
         if launch.kind == "torch.distributed.launch":
             yield case.finding(
@@ -363,7 +360,7 @@ def deprecated_launcher(case: Case) -> Iterator[Finding]:
 
 
 def launcher_option_unknown(case: Case) -> Iterator[Finding]:
-    """The launcher has no such option, and a similar one."""
+    """Find options that the launcher does not have but that resemble one of its options."""
     for launch in case.launches:
         for typed in launch.unknown:
             table = TABLES[launch.kind]

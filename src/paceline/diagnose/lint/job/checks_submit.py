@@ -1,4 +1,4 @@
-"""Checks of a script that submits another: ``sbatch <<EOF`` and ``sbatch --wrap``, and who expands what in it."""
+"""Check job scripts inside scripts (``sbatch <<EOF``, ``sbatch --wrap``): variables expanded too early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLURM = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)")
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.MULTILINE)
 _FILLED = re.compile(r"\bfor\s+([A-Za-z_]\w*)\s+in\b|\bread\s+(?:-\w+\s+)*([A-Za-z_]\w*)")
 _ONLY_SHOWS = re.compile(r"\s*(echo|printf|#(?!SBATCH))\b")
-# Set where the job is submitted too, or by a plugin there.
+# Set on the login node too.
 _OF_THE_LOGIN = frozenset({"SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_ROOT"})
 
 
@@ -29,7 +29,7 @@ class _Early:
 
 
 def expanded_too_early(case: Case) -> Iterator[Finding]:
-    """A variable of the job is expanded by the shell that submits it, where it is empty."""
+    """Find variables of the job that the submitting shell expands, where they are empty."""
     for submitted in case.trace.submitted:
         by_name = {early.name: early for early in reversed(list(_early(case, submitted)))}
         if not by_name:
@@ -55,7 +55,7 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
     if submitted.quoted:
         return
     in_a_job = case.job.directives.any  # then Slurm has set its variables here too, for another job
-    own = _set_inside(case, submitted)
+    inner_names = _set_inside(case, submitted)
     for at, line in enumerate(submitted.text.split("\n"), submitted.line):
         if _ONLY_SHOWS.match(line):
             continue
@@ -65,12 +65,12 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
                 yield _Early(name, at)
         for match in _DOLLAR.finditer(line):
             name = match["braced"] or match["plain"]
-            if name in own:
+            if name in inner_names:
                 yield _Early(name, at)
 
 
 def _set_inside(case: Case, submitted: Submitted) -> set[str]:
-    """The variables that the submitted script sets and this one does not; not those that it only adds to."""
+    """Return the variables that only the submitted script sets, without those that it only extends."""
     names = {name for name, value in _ASSIGNED.findall(submitted.text) if not re.search(rf"\$\{{?{name}\b", value)}
     names |= {name for pair in _FILLED.findall(submitted.text) for name in pair if name}
     return {name for name in names if not _known_here(case, name) and not name.startswith(("SLURM", "CONDA"))} - _LOGIN
@@ -88,9 +88,9 @@ def _known_here(case: Case, name: str) -> bool:
 
 
 def inner_script(case: Case, submitted: Submitted) -> str:
-    """Return the job script that is submitted, with its lines where they are in this file; empty if it is not judged.
+    """Return the job script that is submitted, on the same lines as in this file; empty if it is not checked.
 
-    Variables that this shell fills in are replaced by their values, or by an expansion of which nothing is known.
+    Variables that this shell expands are replaced by their values, or by an expansion with an unknown value.
     """
     if submitted.kind != "heredoc" or submitted.options or "#SBATCH" not in submitted.text:
         return ""

@@ -1,4 +1,4 @@
-"""Whether the condition of a script holds, where the directives and the script itself decide it."""
+"""Decide shell conditions whose outcome follows from the directives and the script itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``#SBATCH`` lines of a script, read as sbatch reads them: up to the first line that is no comment."""
+"""The ``#SBATCH`` lines of a script, parsed as sbatch does: up to the first line that is not a comment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Directive:
     """One option of one line.
 
     Attributes:
-        name: Its long name; as typed where Slurm has none.
+        name: Its long name, or as typed if Slurm has none.
         typed: As it is written, with dashes.
         value: Its value; empty for a flag.
-        line: Where.
-        known: False if Slurm has no such option.
+        line: Its line.
+        exists: False if Slurm has no such option.
         lacks_value: True if the value is missing.
     """
 
@@ -28,17 +28,17 @@ class Directive:
     typed: str
     value: str
     line: int
-    known: bool = True
+    exists: bool = True
     lacks_value: bool = False
 
 
 @dataclass
 class Directives:
-    """What the head of a script asks for.
+    """The directives of a script.
 
     Attributes:
-        active: Options that sbatch reads, in order, those of a first component of a heterogeneous job only.
-        late: Options behind the first command, which sbatch does not read.
+        active: Options that sbatch reads, in order, of a heterogeneous job those of the first component.
+        late: Options after the first command, which sbatch does not read.
         lower: Lines with ``#sbatch`` in lower case: line and text.
         stray: Words that belong to no option: word and line.
         unclosed: Lines with a quote that is not closed.
@@ -58,7 +58,7 @@ class Directives:
         return bool(self.active or self.late or self.stray)
 
     def last(self, *names: str) -> Directive | None:
-        """Return the directive that counts: the last of these names, read in time or meant to be."""
+        """Return the last directive of these names, also among those that sbatch does not read."""
         matches = [d for d in (*self.active, *self.late) if d.name in names]
         return matches[-1] if matches else None
 
@@ -68,7 +68,7 @@ def parse(source: str, data_lines: set[int]) -> Directives:
 
     Args:
         source: The script.
-        data_lines: Lines that are text for somebody else: bodies of heredocs, quoted arguments.
+        data_lines: Lines of heredocs and quoted arguments.
     """
     directives = Directives()
     in_head = True
@@ -144,7 +144,7 @@ def _long(word: str, following: list[str], number: int, target: list[Directive])
     name = canonical(typed)
     needs = takes_value(name or typed)
     if equals or not needs:
-        # an unknown option's value is taken with it, so that one mistake is told once
+        # an unknown option takes its value along, so that one mistake is reported once
         follows = not equals and not name and following[:1] and not following[0].startswith("-")
         value = following[0] if follows else value
         target.append(Directive(name or typed, "--" + typed, value, number, bool(name), needs and not value))

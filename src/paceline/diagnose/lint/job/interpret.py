@@ -1,7 +1,7 @@
-"""Walks a script as bash would, without running anything, and notes what it would start and set.
+"""Interpret a shell script symbolically: record the programs that it would start and the variables it would set.
 
-Both branches of a condition that cannot be decided are walked, and what they leave different is unknown afterwards;
-a body of a loop is walked once with the variables that it changes unknown.
+Both branches of an undecided condition are walked, and variables that differ afterwards are unknown. The body of a loop
+is walked once, with unknown values of the variables that it changes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def interpret(script: Script, presets: Mapping[str, str], symbols: Symbols) -> T
     """Walk a batch script.
 
     Args:
-        script: What ``shell.parse`` read.
+        script: The syntax tree from ``shell.parse``.
         presets: Slurm's variables that follow from the directives.
-        symbols: Where symbols are kept.
+        symbols: The table of symbols.
     """
     trace = Trace(symbols)
     walker = _Walker(trace, Expander(symbols, {}, presets=presets), set(), _Budget())
@@ -63,7 +63,7 @@ class _Budget:
 
 
 class _Walker:
-    """One shell: its variables, functions and files, and the trace that it adds to."""
+    """One shell: its variables, functions and files, and the trace that it extends."""
 
     def __init__(self, trace: Trace, expander: Expander, exported: set[str], budget: _Budget) -> None:
         self.trace = trace
@@ -97,17 +97,15 @@ class _Walker:
             return True
         if node.words[0].raw in ("[", "test", "[[", "(("):
             return decide([node], self.expander)
-        # a command is taken to succeed: what stands behind || is for the day when it does not
-        return None if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep") else True
+        if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep"):
+            return None
+        return True  # commands are assumed to succeed; the alternative after || is for failures
 
     def _visit(self, node: Node, frame: _Frame, *, maybe: bool) -> None:
         if isinstance(node, Simple):
-            self._branch(lambda: self._simple(node, frame)) if maybe else self._simple(node, frame)
+            self._perhaps(partial(self._simple, node, frame), maybe=maybe)
         elif isinstance(node, Group):
-            ended, folder = self.ended, self.folder
-            self._branch(lambda: self.walk(node.body, frame)) if maybe else self.walk(node.body, frame)
-            self.ended = ended if node.subshell or maybe else self.ended
-            self.folder = folder if node.subshell else self.folder
+            self._group(node, frame, maybe=maybe)
         elif isinstance(node, If):
             self._if(node, frame)
         elif isinstance(node, Loop):
@@ -118,13 +116,26 @@ class _Walker:
         elif isinstance(node, Function):
             self.functions[node.name] = node.body
 
-    def _branch(self, action: Callable[[], None]) -> None:
-        self._either([action], True)
+    def _perhaps(self, action: Callable[[], None], *, maybe: bool) -> None:
+        """Run an action; under an unknown condition, keep only values that it does not change."""
+        if maybe:
+            self._either([action], True)
+        else:
+            action()
+
+    def _group(self, node: Group, frame: _Frame, *, maybe: bool) -> None:
+        ended, folder = self.ended, self.folder
+        self._perhaps(partial(self.walk, node.body, frame), maybe=maybe)
+        if node.subshell or maybe:
+            self.ended = ended
+        if node.subshell:
+            self.folder = folder
 
     def _if(self, node: If, frame: _Frame) -> None:
         alternatives: list[Callable[[], None]] = []
         for condition, body in node.branches:
-            self.walk(condition, replace(frame, maybe=True)) if not _is_test(condition) else None
+            if not _is_test(condition):
+                self.walk(condition, replace(frame, maybe=True))
             outcome = decide(condition, self.expander)
             if outcome is False:
                 continue
@@ -144,7 +155,7 @@ class _Walker:
             self._either(alternatives, True)
 
     def _either(self, alternatives: list[Callable[[], None]], also_none: bool) -> None:
-        """Walk alternatives from the same state, and keep only what they agree on."""
+        """Walk alternatives from the same state, and keep the values on which they agree."""
         before, exported = dict(self.expander.values), set(self.exported)
         ends: list[dict[str, Value]] = [before] if also_none else []
         for alternative in alternatives:
@@ -174,11 +185,12 @@ class _Walker:
             self.expander.values[name] = self._vague(name)
         if node.name and node.words:
             items = [arg for word in node.words for arg in self.expander.fields(word)]
-            text = items[0].text if len(items) == 1 and constant(items[0].text) else None
+            is_known = len(items) == 1 and constant(items[0].text)
             single = self.trace.symbols.char(Symbol(f"${node.name}", self.expander.place))
-            self.expander.values[node.name] = text if text is not None else single
+            self.expander.values[node.name] = items[0].text if is_known else single
         inner = replace(frame, looped=True)
-        self.walk(node.condition, replace(inner, maybe=True)) if not _is_test(node.condition) else None
+        if not _is_test(node.condition):
+            self.walk(node.condition, replace(inner, maybe=True))
         self.walk(node.body, inner)
         self.ended = False
         for name in _assigned(node.body):
@@ -233,7 +245,7 @@ class _Walker:
         return text
 
     def set(self, name: str, value: Value, frame: _Frame, *, line: int, export: bool) -> None:
-        """Give a variable a value, and note it."""
+        """Set a variable, and record the setting."""
         self.expander.values[name] = value
         if export or _EXPORTED_BY_LOGIN.fullmatch(name):
             self.exported.add(name)
@@ -292,7 +304,7 @@ class _Walker:
     # programs
 
     def _start(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
-        own = {assign.name: self._value(assign) for assign in node.assigns}
+        assignments = {assign.name: self._value(assign) for assign in node.assigns}
         body = next((word for sign, word in node.redirects if sign == "<<"), None)
         self._remember(args, node, body)
         peeled = peel(args)
@@ -301,7 +313,7 @@ class _Walker:
         inner = replace(frame, wrappers=frame.wrappers + peeled.wrappers, line=frame.line or node.line)
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
-        env = {**self._env(), **own, **peeled.env}
+        env = {**self._env(), **assignments, **peeled.env}
         script = nested(peeled.args)
         if script is None and body is not None and peeled.args and base_name(peeled.args[0].text) in ("bash", "sh"):
             script = Arg(self.expander.text(body), body.line)
@@ -324,7 +336,7 @@ class _Walker:
 
     def _call(self, args: list[Arg], env: dict[str, Value], frame: _Frame, node: Simple) -> None:
         if args[0].text.startswith("-") and self.trace.calls:
-            # a line of options by itself: the command before it was cut short
+            # a line of options only: the command before it was truncated
             self.trace.calls[-1] = replace(self.trace.calls[-1], chained=True)
         line = frame.line or node.line
         end = max(node.end_line, line)
@@ -338,7 +350,7 @@ class _Walker:
         return {name: value for name, value in self.expander.values.items() if name in self.exported}
 
     def _remember(self, args: list[Arg], node: Simple, body: Word | None) -> None:
-        """Keep a file that the script writes by a heredoc, in case it runs it later."""
+        """Store a file that the script writes from a heredoc, in case the script runs it later."""
         targets = [self.expander.text(word) for sign, word in node.redirects if sign in (">", ">|")]
         targets += [arg.text for arg in args[1:2] if args[0].text == "tee"]
         if body is not None and targets:
@@ -360,7 +372,7 @@ class _Walker:
             self.walk(script.nodes, replace(frame, depth=frame.depth + 1))
 
     def _child(self, script: Arg, env: dict[str, Value], frame: _Frame) -> None:
-        """Walk a script inside the script in a shell of its own, which sees exported variables only."""
+        """Walk a nested script in a child shell, which sees exported variables only."""
         tree = parse(script.text, line=script.line, depth=8 * frame.depth)
         self.trace.broken += tree.broken
         ours = self.expander
@@ -374,16 +386,13 @@ class _Walker:
 
 
 def _is_test(nodes: list[Node]) -> bool:
-    return (
-        len(nodes) == 1
-        and isinstance(nodes[0], Simple)
-        and bool(nodes[0].words)
-        and (nodes[0].words[0].raw in ("[", "test", "[[", "(("))
-    )
+    if len(nodes) != 1 or not isinstance(nodes[0], Simple) or not nodes[0].words:
+        return False
+    return nodes[0].words[0].raw in ("[", "test", "[[", "((")
 
 
 def _assigned(nodes: list[Node]) -> Iterator[str]:
-    """The variables that are assigned anywhere in these nodes."""
+    """Yield the variables that are assigned anywhere in these nodes."""
     for node in nodes:
         if isinstance(node, Simple):
             yield from (assign.name for assign in node.assigns)

@@ -1,4 +1,4 @@
-"""A job script to its findings: parse, walk, recognise, check. Pure: text in, Findings out."""
+"""Check a job script: parse, interpret, find launches, run the checks. Pure: text in, Findings out."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.site import Site
 from paceline.errors import SEVERITIES, Finding
 
-# A file with more than this of one mistake is no script that somebody wrote.
+# A file with more findings of one kind is not a handwritten script.
 MOST_OF_ONE_KIND = 50
 
 CHECKS = (*HEAD, *START, *RESOURCES, *MEETING, *SHELL, *ENVIRONMENT, *ARRAY, *PROGRAM, *SUBMIT)
 
 
 def read(source: str, name: str) -> Case:
-    """Return a job script as the checks see it."""
+    """Parse and interpret a job script, the input of all checks."""
     dos = source.partition("\r\n")
     dos_line = dos[0].count("\n") + 1 if dos[1] else 0
     source = clean(source).replace("\r\n", "\n")
@@ -45,7 +45,7 @@ def read(source: str, name: str) -> Case:
 
 
 def judge(source: str, name: str) -> list[Finding]:
-    """Return the mistakes of a job script.
+    """Return the findings of a job script.
 
     Args:
         source: Its text.
@@ -58,12 +58,12 @@ def judge(source: str, name: str) -> list[Finding]:
 
 
 def judge_case(case: Case, programs: Mapping[str, Program], site: Site | None = None) -> list[Finding]:
-    """Return the mistakes of a job script that was read, judged together with the scripts that it starts.
+    """Return the findings of a parsed job script, checked together with the training scripts that it starts.
 
     Args:
         case: The job script.
-        programs: What those scripts expect, by what the launches of the job call them.
-        site: What is known of the cluster.
+        programs: The expectations of those scripts, by their paths in the launches.
+        site: The configuration of the cluster, as far as it is known.
     """
     case = replace(case, programs=programs, site=site or Site())
     findings: dict[tuple[str, str], Finding] = {}

@@ -1,4 +1,4 @@
-"""The options of launchers: which are flags, and which names say the same thing. Data only."""
+"""Tables of the options of launchers: flags, options with values, and the names that launchers share. Data only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Table:
     prefixes: bool = True
 
     def find(self, typed: str) -> str:
-        """Return the option that is meant, or an empty string."""
+        """Return the full name of an option, which may be abbreviated, or an empty string."""
         name = typed.replace("-", "_")
         if name in self.flags or name in self.values:
             return name
@@ -37,7 +37,7 @@ class Table:
 
 
 def prefixed(prefix: str, text: str) -> frozenset[str]:
-    """Return the words of a text, each behind a prefix."""
+    """Return the words of a text, each with a prefix."""
     return frozenset(prefix + name for name in text.split())
 
 

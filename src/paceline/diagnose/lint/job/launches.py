@@ -1,4 +1,4 @@
-"""The launches of a job: which launcher starts which program, how often, with which options."""
+"""Recognise the launches of a job: launcher, options, program, and how many processes start where."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Launch:
     """One start of a training program.
 
     Attributes:
-        kind: The launcher as it is called, or ``python``.
+        kind: The launcher's command, or ``python``.
         call: The command.
         options: The launcher's options, by its own names.
-        says: The same by the names that all launchers share.
-        program: The script or module; empty if it is not known.
+        says: The options that all launchers have, by their shared names.
+        program: The script or module, empty if unknown.
         arguments: The program's own arguments.
         unknown: Options that the launcher does not have.
-        vague: True if more options may come from a variable that is not known.
+        vague: True if more options may come from an unknown variable.
     """
 
     kind: str
@@ -50,17 +50,17 @@ class Launch:
 
     @property
     def spawns(self) -> bool:
-        """Whether the launcher starts processes by itself."""
+        """Whether the program is a launcher, which starts the processes."""
         return self.kind != PYTHON
 
     @property
     def says_by(self) -> frozenset[str]:
-        """The options by which the launcher learns of processes, nodes and addresses."""
+        """The launcher's options for processes, nodes and addresses."""
         return frozenset(TABLES[self.kind].says) if self.spawns else frozenset()
 
     @property
     def torchrun_like(self) -> bool:
-        """Whether torchrun's options and meaning hold."""
+        """Whether the launcher has torchrun's options with their meaning."""
         return self.kind in ("torchrun", "torch.distributed.launch", "paceline run")
 
     @property
@@ -76,7 +76,7 @@ def find(trace: Trace) -> list[Launch]:
 
 
 def recognise(call: Call, symbols: Symbols) -> Launch | None:
-    """Return the launch that a program is, or None."""
+    """Return a call as a launch, or None if it is not one."""
     args, name = list(call.args), call.name
     second = args[1].text if len(args) > 1 else ""
     if name in ("torchrun", "torchrun.py", "torchrun_main"):
@@ -128,7 +128,7 @@ def _module(name: str, rest: list[Arg], call: Call) -> Launch | None:
     return None if name in _TOOLS else Launch(PYTHON, call, program=name, arguments=tuple(rest))
 
 
-# Modules that are run beside a training.
+# Modules that are not a training.
 _TOOLS = frozenset(
     {"pip", "venv", "virtualenv", "ensurepip", "site", "json.tool", "http.server", "compileall", "zipfile", "pytest"}
     | {"torch.utils.collect_env", "ray.scripts.scripts", "ipykernel", "jupyter", "tensorboard.main"}
@@ -153,7 +153,7 @@ def _launcher(kind: str, args: list[Arg], call: Call) -> Launch:
         unknown_before = len(unknown)
         consumed = _option(table, args, at, options, unknown)
         if len(unknown) > unknown_before and loose_at >= 0:
-            # behind what may be the program an option that the launcher does not have is the program's own
+            # an unknown option after a word that may be the program belongs to the program
             del unknown[unknown_before:]
             at = loose_at
             break
@@ -199,7 +199,7 @@ def _option(table: Table, args: list[Arg], at: int, options: dict[str, str], unk
 
 
 def _from_environment(kind: str, call: Call, options: dict[str, str], says: dict[str, str], table: Table) -> None:
-    """Add what torchrun reads from ``PET_...``, which is exported like a variable and means an option."""
+    """Add the options that torchrun reads from exported ``PET_...`` variables."""
     if kind not in ("torchrun", "torch.distributed.launch", "paceline run"):
         return
     for name, value in call.env.items():
@@ -215,7 +215,7 @@ def _from_environment(kind: str, call: Call, options: dict[str, str], says: dict
 
 @dataclass(frozen=True)
 class Shape:
-    """How a step spreads.
+    """How a step spreads over the nodes.
 
     Attributes:
         nodes: Nodes of the step, None if unknown.
@@ -235,7 +235,7 @@ class Shape:
 
     @property
     def tasks(self) -> int | None:
-        """All tasks of the step, None if unknown."""
+        """Number of tasks of the step, None if unknown."""
         return self.nodes * self.tasks_per_node if self.nodes and self.tasks_per_node else None
 
 
@@ -251,7 +251,7 @@ def shape(job: Job, step: Step | None) -> Shape:
     options = step.options
     per_task = count_gpus(options["gpus-per-task"]) if "gpus-per-task" in options else job.gpus_per_task
     bind = options.get("gpu-bind", "") or _value(job, "gpu-bind")
-    if bind:  # what is asked for by itself overrides the binding that --gpus-per-task implies
+    if bind:  # an explicit binding overrides the one that --gpus-per-task implies
         per_task = number(bind.removeprefix("per_task:"))
     node_gpus = _step_gpus(job, step, tasks)
     if bind and bind != "none" and per_task is None:
@@ -307,15 +307,15 @@ def _spread(job: Job, step: Step) -> tuple[int | None, int | None]:
 
 
 def counts_gpus(symbols: Symbols, text: str) -> bool:
-    """Return whether a value is counted from the GPUs that are there."""
+    """Return whether a value is the number of available GPUs, counted by a command or by Slurm."""
     symbol = symbols.only(text)
-    return symbol is not None and (
-        bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
-    )
+    if symbol is None:
+        return False
+    return bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
 
 
 def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
-    """Return how many processes one start of the launcher makes on its node, None if unknown."""
+    """Return the number of processes that one start of the launcher creates on its node, None if unknown."""
     if not launch.spawns:
         return 1
     text = launch.says.get("nproc")
@@ -347,7 +347,7 @@ def _share(total: str, machines: str) -> int | None:
 
 
 def nnodes(launch: Launch) -> tuple[int, int] | None:
-    """Return the least and greatest number of nodes that a launcher is told; None if it is not known."""
+    """Return the launcher's minimum and maximum number of nodes, None if unknown."""
     text = launch.says.get("nnodes")
     if text is None:
         return None
@@ -356,7 +356,7 @@ def nnodes(launch: Launch) -> tuple[int, int] | None:
 
 
 def argument(launch: Launch, names: Sequence[str]) -> tuple[str, Arg] | None:
-    """Return the value of one of the program's own arguments, and where it stands.
+    """Return the value of one of the program's own arguments, and the argument itself.
 
     Args:
         launch: The launch.

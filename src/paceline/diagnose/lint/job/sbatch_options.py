@@ -1,4 +1,4 @@
-"""The options of sbatch and srun, Slurm 22.05 to 25.05: long names, short forms, which take a value. Data only."""
+"""Tables of the options of sbatch and srun, Slurm 22.05 to 25.05: long names, short forms, kinds. Data only."""
 
 from __future__ import annotations
 
@@ -177,11 +177,11 @@ _ALIASES = {
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text: how these tables write long lists."""
+    """Return the words of a text as a set, for readable tables."""
     return frozenset(text.split())
 
 
-# Options of plugins that many sites have (pyxis, shifter, the container engine, monitoring); all others are unknown.
+# Options of plugins that many sites use (pyxis, shifter, the container engine, monitoring).
 PLUGIN_OPTIONS = names(
     "container-image container-mounts container-workdir container-name container-save container-mount-home"
     " no-container-mount-home container-remap-root no-container-remap-root container-entrypoint"
@@ -193,7 +193,7 @@ PLUGIN_OPTIONS = names(
 
 
 def canonical(typed: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> str:
-    """Return the long name that a long or short form means; a unique beginning will do. Empty if there is none."""
+    """Return the long name of a long, short or uniquely abbreviated form, empty if there is none."""
     if typed in table:
         return typed
     if typed in _ALIASES:
@@ -205,7 +205,7 @@ def canonical(typed: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> str:
 
 
 def takes_value(name: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> bool:
-    """Return whether the next word is an option's value; pyxis' options take one unless they say no."""
+    """Return whether the next word is an option's value; most options of pyxis take one."""
     if name in table:
         return table[name][1] == "value"
     return name in ("container-image", "container-mounts", "container-workdir", "container-name", "container-env",

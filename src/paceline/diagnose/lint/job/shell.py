@@ -1,7 +1,7 @@
-"""A shell script as a tree: commands, pipelines, branches, loops, functions. Reads bash as far as job scripts use it.
+"""Parse the bash of job scripts into a syntax tree: commands, pipelines, branches, loops, functions.
 
-Nothing is expanded and nothing is run. A construct that cannot be read ends the reading at its line; what stands
-before it is kept, as bash itself would have run it.
+Nothing is expanded and nothing is run. A construct that cannot be parsed ends the tree at its line; the commands before
+it are kept, as bash would have run them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
 def parse(source: str, *, line: int = 1, depth: int = 0) -> Script:
-    """Read a script.
+    """Parse a script.
 
     Args:
         source: The text.
         line: The number of its first line.
-        depth: How deeply it is nested in others.
+        depth: Its nesting depth in other scripts.
     """
     reader = _Reader(Cursor(source, line, depth))
     script = Script(reader.nodes, broken=reader.cursor.broken, data_lines=reader.data_lines)
@@ -53,7 +53,7 @@ class _Reader:
             if self.cursor.peek() not in ")};&|":
                 read_word(self.cursor)
             if self.cursor.at == at:
-                self.cursor.at += 1  # a bracket or operator too many: read on behind it
+                self.cursor.at += 1  # skip a surplus bracket or operator
 
     # blanks, comments, newlines
 
@@ -194,7 +194,7 @@ class _Reader:
         return self._simple(line)
 
     def _redirected(self, node: Node) -> Node:
-        """Pass redirections behind a compound command; none of them matters to a judge."""
+        """Skip the redirections of a compound command; no check uses them."""
         spare = Simple(line=node.line)
         while True:
             self._blanks()
@@ -215,7 +215,7 @@ class _Reader:
         raise cursor.fail("(( is not closed")
 
     def _test(self, line: int) -> Node:
-        """``[[ ... ]]``, in which brackets and comparison signs are words."""
+        """Parse ``[[ ... ]]``, in which brackets and comparison signs are words."""
         cursor = self.cursor
         command = Simple(line=line)
         while cursor.at < len(cursor.source):

@@ -1,4 +1,4 @@
-"""What a launch starts, in numbers: its ranks, and the numbers of the training script as this launch makes them."""
+"""Compute the ranks of a launch, and the numbers of its training script for this launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VISIBLE = re.compile(r"\d+(,\d+)*")
 
 
 def resolve(case: Case, launch: Launch, expected: Number | None) -> int | None:
-    """Return what a number of the script is when this launch starts it, None if that is not certain."""
+    """Return the value of a script's number under this launch, None if it is not certain."""
     if expected is None:
         return None
     if expected.kind == CONSTANT:
@@ -55,25 +55,25 @@ def _of_variable(case: Case, launch: Launch, name: str) -> int | None:
 
 
 def visible_gpus(launch: Launch) -> int | None:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES names for a launch, None if it is not set to a list of numbers."""
+    """Return the number of GPUs in a launch's CUDA_VISIBLE_DEVICES, None if it is not a list of numbers."""
     value = launch.call.env.get("CUDA_VISIBLE_DEVICES")
     return len(value.split(",")) if isinstance(value, str) and _VISIBLE.fullmatch(value) else None
 
 
 def _launched_nodes(case: Case, launch: Launch) -> int | None:
-    """The nodes of one run of a launcher."""
+    """Return the number of nodes of one run of a launcher, None if unknown."""
     if "standalone" in launch.options:
         return 1
     nodes_range = nnodes(launch)
     if nodes_range is not None:
         return nodes_range[0] if nodes_range[0] == nodes_range[1] else None
     if launch.kind == "paceline run" and launch.call.step is not None:
-        return case.shape(launch).nodes  # it asks Slurm
+        return case.shape(launch).nodes  # it reads them from Slurm
     return None if "nnodes" in launch.says or launch.vague else 1
 
 
 def ranks_of(case: Case, launch: Launch) -> tuple[int, int] | None:
-    """Return the ranks on a node and the nodes of one run, None if that is not certain."""
+    """Return the ranks per node and the nodes of one run, None if they are not certain."""
     spread = case.shape(launch)
     if launch.spawns:
         processes, nodes = case.processes(launch), _launched_nodes(case, launch)

@@ -1,4 +1,4 @@
-"""What a script starts and sets, as far as it can be told without running it. Data only."""
+"""The result of interpreting a script: the programs that it starts and the variables that it sets. Data only."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from dataclasses import dataclass, field
 from paceline.diagnose.lint.job.values import Arg, Symbols, Value
 from paceline.diagnose.lint.job.wrappers import Step, base_name
 
+# Signals, handler and line of a ``trap``.
+Trap = tuple[tuple[str, ...], str, int]
+
 
 @dataclass(frozen=True)
 class Call:
     """A program that the script starts.
 
     Attributes:
-        args: The program and its arguments, wrappers taken off.
+        args: The program and its arguments, without wrappers.
         line: First line of the command.
         end_line: Last line of the command.
         place: ``batch`` or ``node``.
         step: The job step (srun, mpirun, ssh) that it runs in, or None for the batch shell itself.
         env: Exported variables that it sees, as far as known.
-        maybe: True if it runs only under a condition that is not known.
+        maybe: True if it runs only under an unknown condition.
         looped: True inside a loop.
-        background: True if the script goes on beside it.
-        wrappers: Names of what stood before it: ``apptainer``, ``uv``, ``time``.
-        chained: Truncated by a broken continuation: further arguments stand on the next line.
-        folder: Where the script has changed to by ``cd``, empty if it has not.
+        background: True if it runs in the background.
+        wrappers: Names of its wrappers: ``apptainer``, ``uv``, ``time``.
+        chained: True if a broken line continuation truncates it: further arguments are on the next line.
+        folder: The working folder after ``cd``, empty without one.
     """
 
     args: tuple[Arg, ...]
@@ -54,10 +57,10 @@ class Setting:
     Attributes:
         name: The variable.
         value: Its value, with symbols.
-        line: Where.
+        line: Its line.
         exported: True if programs see it.
-        place: Who sets it.
-        maybe: True under a condition that is not known.
+        place: The shell that sets it, as in `Call`.
+        maybe: True under an unknown condition.
     """
 
     name: str
@@ -70,14 +73,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job script inside the script, handed to ``sbatch``.
+    """A job script inside the script, passed to ``sbatch``.
 
     Attributes:
         kind: ``heredoc``, or ``wrap`` for the text of ``--wrap``.
         text: As it is written.
         line: Its first line.
         quoted: True if the shell that submits it expands nothing in it.
-        options: True if options stand on the command line, which override those of the script.
+        options: True if the command line has options, which override those of the script.
     """
 
     kind: str
@@ -89,24 +92,24 @@ class Submitted:
 
 @dataclass
 class Trace:
-    """What a script does, as far as it can be told.
+    """The commands and settings of a script.
 
     Attributes:
-        symbols: Those of all values.
+        symbols: The symbols of all values.
         calls: Programs in order.
         settings: Variables in order.
-        traps: ``(signals, handler, line)``.
-        sourced: True if a file is included that cannot be read.
-        waits: True if the script waits for what runs beside it.
+        traps: Signal handlers in order.
+        sourced: True if the script sources a file whose content is unknown.
+        waits: True if the script waits for background programs.
         nounset: True under ``set -u``.
         broken: Lines whose backslash is followed by blanks, in scripts inside the script.
-        submitted: Job scripts that the script hands to ``sbatch``.
+        submitted: Job scripts that the script passes to ``sbatch``.
     """
 
     symbols: Symbols
     calls: list[Call] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
-    traps: list[tuple[tuple[str, ...], str, int]] = field(default_factory=list)
+    traps: list[Trap] = field(default_factory=list)
     sourced: bool = False
     waits: bool = False
     nounset: bool = False

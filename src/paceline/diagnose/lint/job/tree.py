@@ -1,4 +1,4 @@
-"""The nodes of a shell script's tree. Data only."""
+"""The nodes of a shell script's syntax tree. Data only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Assign:
         value: A word, or the words of an array.
         append: True for ``+=``.
         index: ``[0]`` where one element is set.
-        line: Where it stands.
+        line: Its line.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Assign:
 
 @dataclass
 class Simple:
-    """One command, perhaps of assignments only.
+    """One command, possibly of assignments only.
 
     Attributes:
         assigns: Assignments before the command, or those of ``export`` and its like.
@@ -65,7 +65,7 @@ class Group:
 
 @dataclass
 class If:
-    """``if``: pairs of condition and body, and what is done otherwise."""
+    """``if``: pairs of condition and body, and the else branch."""
 
     branches: list[tuple[list[Node], list[Node]]]
     otherwise: list[Node] | None
@@ -110,11 +110,11 @@ class Function:
 
 @dataclass
 class Script:
-    """What was read.
+    """A parsed script.
 
     Attributes:
         nodes: The commands in order.
-        error: Why the reading ended early, or None.
+        error: Why parsing ended early, or None.
         broken: Lines whose backslash is followed by blanks.
         data_lines: Lines inside heredocs and quoted arguments: text that the script writes or passes on.
     """

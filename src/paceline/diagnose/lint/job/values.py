@@ -1,8 +1,8 @@
-"""What a word comes to: text where it is known, a symbol where it is not.
+"""Expand shell words to values: text where it is known, symbols where it is only known when the job runs.
 
-A value is a plain string in which one character of a private range stands for each thing that is only known when the
-job runs. So a value can be split, joined and read as a script again, and it stays visible who expanded what: the batch
-script on the first node, or a shell on each node.
+A value is a plain string in which a character of a private range stands for each symbol. So a value can be split,
+joined and parsed as a script again, and each symbol records its expansion: by the batch script on the first node, or by
+a shell on each node.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ BATCH, NODE = "batch", "node"
 
 @dataclass(frozen=True)
 class Symbol:
-    """Something that is known only when the job runs.
+    """A value that is known only when the job runs.
 
     Attributes:
         text: As it is written.
-        place: Who expands it: ``batch`` (the batch script, on the first node) or ``node`` (a shell of each task).
+        place: The shell that expands it: ``batch`` (the batch script, on the first node) or ``node`` (of each task).
         name: The variable, or empty.
         command: The source of a command substitution, or empty.
         loose: True if it may be several words or none.
@@ -72,17 +72,17 @@ class Symbols:
         return self.of(text)[0] if len(text) == 1 and _SYMBOL.match(text) else None
 
     def show(self, text: str) -> str:
-        """Return a value for people: symbols as they are written."""
+        """Return a value for findings: symbols as they are written."""
         return _SYMBOL.sub(lambda match: self._table[ord(match[0]) - _FIRST].text, text)
 
 
 def constant(text: str) -> bool:
-    """Return whether nothing in a value is unknown."""
+    """Return whether a value contains no symbol."""
     return not _SYMBOL.search(text)
 
 
 def clean(source: str) -> str:
-    """Return a source in which no character can be taken for a symbol."""
+    """Return a source without the characters that stand for symbols."""
     return _SYMBOL.sub("\ufffd", source)
 
 
@@ -92,7 +92,7 @@ class Arg:
 
     Attributes:
         text: Its value.
-        line: Where it is written.
+        line: Its line.
         loose: True if it may be several arguments or none.
     """
 
@@ -108,9 +108,9 @@ class Expander:
     """Expands words with the variables of a shell.
 
     Attributes:
-        symbols: Where symbols are kept.
+        symbols: The table of symbols.
         values: The variables that are set, changed by ``${NAME:=...}``.
-        place: Who expands.
+        place: The shell that expands, as in `Symbol`.
         arguments: Positional arguments, or None if they are unknown.
     """
 
@@ -132,7 +132,7 @@ class Expander:
         self.arguments = arguments
 
     def fields(self, word: Word) -> list[Arg]:
-        """Return the arguments that a word becomes."""
+        """Return the arguments to which a word expands."""
         texts: list[str] = []
         current, begun = "", False
         for part in word.parts:
@@ -156,7 +156,7 @@ class Expander:
         return [Arg(text, word.line, loose_ok and self._loose(text)) for text in texts]
 
     def text(self, word: Word) -> str:
-        """Return what a word comes to without splitting, as in an assignment."""
+        """Return the expansion of a word without splitting, as in an assignment."""
         return self._cut("".join(part.text if part.kind == "text" else self.part(part) for part in word.parts))
 
     def _cut(self, text: str) -> str:
@@ -173,7 +173,7 @@ class Expander:
         return text.split()
 
     def _many(self, part: Part) -> list[str] | None:
-        """The elements of ``"$@"`` or ``"${array[@]}"``; None for what is one value."""
+        """Return the elements of ``"$@"`` or ``"${array[@]}"``, None for a single value."""
         if part.kind != "var" or part.op or part.index.startswith(("#", "!")):
             return None
         if part.text in "@*" and part.text:
@@ -185,7 +185,7 @@ class Expander:
         return None
 
     def part(self, part: Part) -> str:
-        """Return what an expansion comes to."""
+        """Return the value of an expansion."""
         if part.kind == "var":
             return self._cut(self._variable(part))
         if part.kind == "arith":
@@ -198,12 +198,13 @@ class Expander:
         return self.symbols.char(Symbol(text, self.place, name, command, loose, name in self.lost))
 
     def value(self, name: str) -> str:
-        """Return the value of a variable; a symbol if nothing in sight sets it."""
+        """Return the value of a variable, a symbol if the script does not set it."""
         value = self.values.get(name)
         if isinstance(value, list):
-            # the first element, whatever a list that is not known has in it
-            loose = bool(value) and self._loose(value[0])
-            return self._unknown("${" + name + "[0]}") if loose else (value[0] if value else "")
+            if not value:
+                return ""
+            is_unknown = self._loose(value[0])  # an unknown list has one loose element
+            return self._unknown("${" + name + "[0]}") if is_unknown else value[0]
         if value is not None:
             return value
         if name in self.presets:
@@ -284,7 +285,7 @@ class Expander:
         return self.symbols.char(Symbol(text, inner[0].place if inner else self.place, "", command))
 
     def arithmetic(self, source: str) -> str:
-        """Return the value of an arithmetic expression, a symbol if a part of it is unknown."""
+        """Return the value of an arithmetic expression, a symbol if part of it is unknown."""
         try:
             plain = _NAME.sub(self._number, self._inner(source) if "$(" in source or "`" in source else source)
             return str(_evaluate(plain))
@@ -316,7 +317,7 @@ class Expander:
 
 
 class _Unknown(Exception):
-    """A part of an expression is not known."""
+    """Part of an expression is unknown."""
 
 
 _OPERATORS: dict[type, Callable[[int, int], int]] = {

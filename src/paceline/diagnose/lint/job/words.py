@@ -1,7 +1,7 @@
-"""The words of a shell script, read with their quoting, so that it stays visible who expands what and where.
+"""Parse the words of a shell script with their quoting, which decides which shell expands a variable.
 
-``$SLURM_NODEID`` means one thing where the batch script expands it and another inside single quotes, where a shell on
-each node does. A word is therefore kept as its parts, and nothing is expanded here.
+``$SLURM_NODEID`` has one value if the batch script expands it, and another inside single quotes, where a shell on each
+node expands it. A word is therefore a list of parts, and nothing is expanded here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _PLAIN = re.compile(r"[^\s\\'\"$`;&|<>()#]+")
 _IN_DOUBLE = re.compile(r"[^\\\"$`]+")
 _END_OF_WORD = frozenset(" \t\n;&|<>()")
 _INDEXED = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
-# ... and perhaps a comment, which ends the command just so; a backslash inside a word is a name with a blank
+# A comment may follow and ends the command too; a backslash inside a word is a name with a blank.
 _BLANK_AFTER_BACKSLASH = re.compile(r"\\[ \t]+\n|(?<=[ \t])\\[ \t]+#")
 
-# What matters in search of a closing bracket; the lines of a heredoc are limited, as each is tried again and again.
+# Tokens in the search for a closing bracket; the lines of a heredoc are limited against repeated backtracking.
 _TOKENS = re.compile(
     r"""\\. | '[^']*' | "(?:[^"\\$`]|\\.)*"
     | (?<!<)<<-?[ ]*(['"]?)(\w+)\1[^\n]*\n(?:[^\n]*\n){0,200}?\s*\2(?=\n)
@@ -30,7 +30,7 @@ _TOKENS = re.compile(
 
 
 class ShellError(Exception):
-    """The script cannot be read as shell; carries the line."""
+    """The script cannot be parsed as shell; the message contains the line."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(f"line {line}: {what}")
@@ -72,17 +72,17 @@ class Word:
 
     @property
     def literal(self) -> str | None:
-        """The text, if nothing in it is expanded."""
+        """The text, None if a part is expanded."""
         return "".join(p.text for p in self.parts) if all(p.kind == "text" for p in self.parts) else None
 
     @property
     def bare(self) -> str:
-        """The text, if it is written without quotes or expansions; what can be a keyword."""
+        """The text if it has no quotes or expansions, so that it can be a keyword, else an empty string."""
         return self.parts[0].text if len(self.parts) == 1 and self.parts[0] == Part("text", self.raw) else ""
 
 
 class Cursor:
-    """A place in a source.
+    """A position in a source.
 
     Attributes:
         source: The text.
@@ -106,11 +106,11 @@ class Cursor:
         return self._line
 
     def peek(self, size: int = 1) -> str:
-        """Return the next characters without passing them."""
+        """Return the next characters without moving."""
         return self.source[self.at : self.at + size]
 
     def fail(self, what: str) -> ShellError:
-        """Return the error for this place."""
+        """Return an error for this position."""
         return ShellError(self.line, what)
 
     def deeper(self) -> None:
@@ -121,7 +121,7 @@ class Cursor:
 
 
 def read_word(cursor: Cursor) -> Word:
-    """Read the word at the cursor, which stands on its first character."""
+    """Read the word at the cursor, which is at its first character."""
     line, start = cursor.line, cursor.at
     parts: list[Part] = []
     while cursor.at < len(cursor.source):
@@ -311,7 +311,7 @@ def _braces(cursor: Cursor, *, quoted: bool) -> Part:
 
 
 def _balanced(cursor: Cursor) -> str:
-    """Pass ``( ... )`` and return what is inside; quotes, comments and nested brackets are respected."""
+    """Move past ``( ... )`` and return its content; quotes, comments and nested brackets are respected."""
     source, depth, start = cursor.source, 0, cursor.at + 1
     at = cursor.at
     while True:
@@ -333,7 +333,7 @@ def _balanced(cursor: Cursor) -> str:
 
 
 def _after_double(cursor: Cursor, at: int) -> int:
-    """The end of a double quote that holds expansions, which the pattern of plain ones does not cover."""
+    """Return the end of a double quote with expansions, which the pattern of plain quotes does not match."""
     inner = Cursor(cursor.source, cursor.line, cursor.depth)
     inner.deeper()
     inner.at = at

@@ -1,7 +1,7 @@
-"""What stands before a program: srun and its kin, containers, environments, ``env``, ``time``, ``bash -c``.
+"""Remove the wrappers of a command: srun and mpirun, containers, environments, ``env``, ``time``, ``bash -c``.
 
-Peeling takes these off one by one, so that the program is seen whatever it is started through. What is peeled tells
-how often the program starts (a job step) or only where (a container).
+Wrappers are removed one by one until the program remains. A job step determines how often the program starts, a
+container only where.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, names, takes_value
 from paceline.diagnose.lint.job.values import Arg
 
-# Programs that a judge knows, and shells: behind a wrapper whose own options are many, the first of these is meant.
+# Known programs and shells: after a wrapper with many options, the first of these is the program.
 _PROGRAM = re.compile(
     r"(?:[^=\s]*/)?(python[0-9.]*|torchrun|accelerate|accelerate-launch|deepspeed|ds|composer|fabric|lightning|paceline"
     r"|bash|sh|zsh|env|srun|numactl|time|nohup)$"
 )
-# Wrappers whose options are passed over until a program that is known comes.
+# Wrappers whose options are skipped up to the first known program.
 _SEEKING = names(
     "apptainer singularity docker podman podman-hpc shifter enroot charliecloud ch-run conda mamba micromamba pixi"
     " poetry pipenv pdm hatch rye uv nsys ncu rocprof rocprofv3 perf strace ltrace xvfb-run catchsegv wandb py-spy"
@@ -52,8 +52,8 @@ class Step:
     Attributes:
         kind: ``srun``, ``mpi`` or ``remote``.
         options: Long names of srun's options and their values, empty for a flag.
-        line: Where.
-        vague: True if some of its options are not known.
+        line: Its line.
+        vague: True if some of its options are unknown.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Peeled:
     """A command without its wrappers.
 
     Attributes:
-        args: What is left.
+        args: The remaining program and arguments.
         step: The job step that it is part of.
         env: Variables that wrappers set for it.
         wrappers: Their names.
@@ -85,7 +85,7 @@ def base_name(text: str) -> str:
 
 
 def peel(args: list[Arg]) -> Peeled:
-    """Take all wrappers off a command."""
+    """Remove all wrappers from a command."""
     peeled = Peeled(list(args))
     for _ in range(12):
         if not peeled.args:
@@ -100,7 +100,7 @@ def peel(args: list[Arg]) -> Peeled:
 
 
 def _take(name: str, peeled: Peeled) -> int | None:
-    """How many arguments a wrapper takes for itself; None if it is none."""
+    """Return the number of arguments that belong to a wrapper, None if it is not a wrapper."""
     args = peeled.args
     if name == "srun":
         step, consumed = _srun(args)
@@ -131,7 +131,7 @@ def _srun(args: list[Arg]) -> tuple[Step, int]:
     while at < len(args):
         arg = args[at]
         if arg.loose:
-            # options that are not known, or the program itself: a program that is known decides
+            # unknown options or the program itself: a known program decides
             program = _seek(args[at:]) + at
             vague, at = True, program if program < len(args) else at
             break
@@ -167,7 +167,7 @@ def _srun_option(args: list[Arg], at: int, options: dict[str, str]) -> int:
 
 
 def _seek(args: list[Arg]) -> int:
-    """The first program that is known; all arguments, if there is none."""
+    """Return the index of the first known program, or the number of arguments."""
     for at in range(1, len(args)):
         if _PROGRAM.match(args[at].text):
             return at
@@ -177,7 +177,7 @@ def _seek(args: list[Arg]) -> int:
 def _seek_behind(name: str, args: list[Arg]) -> int | None:
     program = _seek(args)
     if args[program - 1].text in ("-n", "-p", "--name", "--prefix"):
-        program = _seek(args[program:]) + program  # an environment that is called env
+        program = _seek(args[program:]) + program  # an environment with the name of a program
     if program < len(args):
         scripts = [at for at in range(1, program) if args[at].text.endswith(".py")]
         return None if scripts else program
@@ -215,7 +215,7 @@ def _plain(args: list[Arg], with_value: frozenset[str]) -> int:
 
 
 def nested(args: list[Arg]) -> Arg | None:
-    """Return the script that ``bash -c`` or the like is given, or None."""
+    """Return the script argument of ``bash -c`` and other shells, or None."""
     if len(args) < 3 or base_name(args[0].text) not in ("bash", "sh", "zsh", "ksh"):
         return None
     for at in range(1, len(args) - 1):

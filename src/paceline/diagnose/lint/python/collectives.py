@@ -45,7 +45,9 @@ def _find_partial_collectives(script: Script) -> list[tuple[ast.Call, Collective
     for call in script.calls:
         collective = as_collective(script, call)
         block = rank_block(script, call) if collective else None
-        if collective and block and not runs_alone(script, call) and not _expected_to_fail(script, call):
+        if collective is None or block is None:
+            continue
+        if not runs_alone(script, call) and not _expected_to_fail(script, call):
             partial_calls.append((call, collective, block))
     return partial_calls
 
@@ -59,21 +61,24 @@ def _paired(script: Script, partial_calls: list[tuple[ast.Call, Collective, Rank
     paired: set[ast.Call] = set()
     for kind in {collective.kind for _, collective, _ in partial_calls}:
         same_kind = [(call, block) for call, collective, block in partial_calls if collective.kind == kind]
-        by_function: dict[ast.AST, list[tuple[ast.Call, RankBlock]]] = {}
-        for call, block in same_kind:
-            by_function.setdefault(script.function(call) or script.tree, []).append((call, block))
-        for mates in by_function.values():
-            groups = {(block.side, block.condition) for _, block in mates if block.condition}
-            if len(groups) > 1 and len(_places(mates)) > 1:
-                paired |= {call for call, _ in mates}
+        paired |= _paired_within_functions(script, same_kind)
         remaining = [(call, block) for call, block in same_kind if call not in paired]
         if {block.side for _, block in remaining} == {"one", "rest"}:
             paired |= {call for call, _ in remaining}
     return paired
 
 
-def _places(calls: list[tuple[ast.Call, RankBlock]]) -> set[ast.AST]:
-    return {block.at for _, block in calls}
+def _paired_within_functions(script: Script, calls: list[tuple[ast.Call, RankBlock]]) -> set[ast.Call]:
+    by_function: dict[ast.AST, list[tuple[ast.Call, RankBlock]]] = {}
+    for call, block in calls:
+        by_function.setdefault(script.function(call) or script.tree, []).append((call, block))
+    paired: set[ast.Call] = set()
+    for mates in by_function.values():
+        groups = {(block.side, block.condition) for _, block in mates if block.condition}
+        places = {block.at for _, block in mates}
+        if len(groups) > 1 and len(places) > 1:
+            paired |= {call for call, _ in mates}
+    return paired
 
 
 def _others(script: Script, block: RankBlock) -> list[ast.stmt]:
@@ -168,32 +173,30 @@ def _expected_to_fail(script: Script, node: ast.AST) -> bool:
 
 
 def _finding(script: Script, call: ast.Call, collective: Collective, block: RankBlock, through: str = "") -> Finding:
-    line = getattr(block.at, "lineno", 0)
-    who = "the ranks for which" if block.side == "one" or block.early else "the ranks other than those of"
-    behind = (
-        f"`{block.condition}` (line {line})"
-        if not block.condition.startswith("@")
-        else f"{block.condition} (line {line})"
-    )
-    if block.condition.startswith("@"):
-        what = f"{collective.label}{through} waits for all ranks, but {behind} lets one rank come here"
-    elif block.early:
-        what = f"{collective.label}{through} waits for all ranks, but those with {behind} have left before"
-    else:
-        what = f"{collective.label}{through} waits for all ranks, but only {who} {behind} holds come here"
-        if block.side == "rest" and not _holds_in_body(block, call, script):
-            what = f"{collective.label}{through} waits for all ranks, but those with {behind} do not come here"
-    certain = (
-        collective.sure and block.sure and block.scope != "group" and not _may_be_answered_elsewhere(script, block)
-    )
+    certain = collective.sure and block.sure and block.scope != "group"
+    if certain and _may_be_answered_elsewhere(script, block):
+        certain = False
     return script.finding(
         "collective-in-rank-block",
         call,
-        what,
+        f"{collective.label}{through} waits for all ranks, but {_missing_ranks(script, call, block)}",
         why="the others never make this call: the run hangs until the timeout of the process group",
         fix=f"move {collective.label} out of the block, and keep in it only what one rank may do alone",
         severity="error" if certain else "warning",
     )
+
+
+def _missing_ranks(script: Script, call: ast.Call, block: RankBlock) -> str:
+    """Return which ranks do not reach a call, as the second half of a sentence."""
+    line = getattr(block.at, "lineno", 0)
+    if block.condition.startswith("@"):
+        return f"{block.condition} (line {line}) lets one rank come here"
+    condition = f"`{block.condition}` (line {line})"
+    if block.early:
+        return f"those with {condition} have left before"
+    if _holds_in_body(block, call, script):
+        return f"only the ranks for which {condition} holds come here"
+    return f"those with {condition} do not come here"
 
 
 def _holds_in_body(block: RankBlock, call: ast.Call, script: Script) -> bool:
@@ -218,12 +221,15 @@ def _through_functions(script: Script) -> Iterator[Finding]:
         inner, collective = always[name]
         if isinstance(block.at, ast.If) and _in_other_branch(script, block, collective):
             continue
-        if any(
-            other.kind == collective.kind and other_block.at is not block.at and other_block.side != block.side
-            for _, other, other_block in _partial_collectives(script)
-        ):
+        if _has_match_on_other_side(script, collective, block):
             continue
         yield _finding(script, call, collective, block, f" in {name}() (line {inner.lineno})")
+
+
+def _has_match_on_other_side(script: Script, collective: Collective, block: RankBlock) -> bool:
+    """Return whether another block, of the ranks on the other side, makes a collective call of the same kind."""
+    same_kind = [other for _, match, other in _partial_collectives(script) if match.kind == collective.kind]
+    return any(other.at is not block.at and other.side != block.side for other in same_kind)
 
 
 def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Collective]]:
@@ -231,14 +237,12 @@ def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Coll
     for name, functions in script.functions.items():
         for function in functions:
             for node in inside(function):
-                collective = as_collective(script, node) if isinstance(node, ast.Call) else None
-                if (
-                    collective
-                    and collective.sure
-                    and rank_block(script, node) is None
-                    and _always(script, node, function)
-                ):
-                    assert isinstance(node, ast.Call)
+                if not isinstance(node, ast.Call):
+                    continue
+                collective = as_collective(script, node)
+                if collective is None or not collective.sure or rank_block(script, node) is not None:
+                    continue
+                if _always(script, node, function):
                     collectives.setdefault(name, (node, collective))
     return collectives
 

@@ -95,24 +95,24 @@ def _of_both(script: Script, test: ast.BoolOp, depth: int) -> Sides | None:
 
 
 def _of_comparison(script: Script, test: ast.Compare) -> Sides | None:
-    left, op, right = test.left, test.ops[0], test.comparators[0]
-    if _is_rank(script, right) and not _is_rank(script, left):
-        left, right = right, left
+    subject, op, other = test.left, test.ops[0], test.comparators[0]
+    if _is_rank(script, other) and not _is_rank(script, subject):
+        subject, other = other, subject
         op = {ast.Lt: ast.Gt(), ast.Gt: ast.Lt(), ast.LtE: ast.GtE(), ast.GtE: ast.LtE()}.get(type(op), op)
-    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
-        left = left.left
-    if not _is_rank(script, left) or _is_rank(script, right):
+    if isinstance(subject, ast.BinOp) and isinstance(subject.op, ast.Mod):
+        subject = subject.left
+    if not _is_rank(script, subject) or _is_rank(script, other):
         return None
-    scope, sure = _scope(left), _sure(left)
+    scope, sure = _scope(subject), _sure(subject)
     picked, others = Sides("one", "rest", scope, sure), Sides("rest", "one", scope, sure)
     if isinstance(op, ast.In | ast.NotIn):
-        members = [constant(part) for part in getattr(right, "elts", [])]
+        members = [constant(part) for part in getattr(other, "elts", [])]
         if not members or 0 not in members or len([m for m in members if m != -1]) > 1:
             return None
         return picked if isinstance(op, ast.In) else others
-    value = constant(right)
+    value = constant(other)
     if value is ...:
-        if isinstance(op, ast.Eq | ast.NotEq) and dotted(right):
+        if isinstance(op, ast.Eq | ast.NotEq) and dotted(other):
             unsure = Sides("one", "rest", scope, sure=False)
             return unsure if isinstance(op, ast.Eq) else unsure.flipped()
         return None
@@ -222,14 +222,22 @@ def alone(test: ast.expr) -> bool:
         parts = [alone(part) for part in test.values]
         return any(parts) if isinstance(test.op, ast.And) else all(parts)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
-        if _SIZE.search(name):
-            equal = isinstance(op, ast.Eq | ast.LtE) and value in (0, 1)
-            return equal or (isinstance(op, ast.Lt) and value in (1, 2))
-        if _names_rank(name) or _is_rank_of_environment(test.left):
-            return (isinstance(op, ast.Eq) and value == -1) or (isinstance(op, ast.Lt) and value == 0)
-        return isinstance(op, ast.Is) and value is None and bool(_names_rank(name) or _DISTRIBUTED.search(name))
+        return _compares_alone(test)
     return bool(re.fullmatch(r"(is_)?single_?(gpu|process|node)?", last(test)))
+
+
+def _compares_alone(test: ast.Compare) -> bool:
+    """Return whether a comparison is only true for a single process."""
+    name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
+    if _SIZE.search(name):
+        at_most_one = isinstance(op, ast.Eq | ast.LtE) and value in (0, 1)
+        less_than_two = isinstance(op, ast.Lt) and value in (1, 2)
+        return at_most_one or less_than_two
+    if _names_rank(name) or _is_rank_of_environment(test.left):
+        unset = isinstance(op, ast.Eq) and value == -1
+        negative = isinstance(op, ast.Lt) and value == 0
+        return unset or negative
+    return isinstance(op, ast.Is) and value is None and bool(_DISTRIBUTED.search(name))
 
 
 def _is_rank_of_environment(node: ast.AST) -> bool:
@@ -247,15 +255,20 @@ def together(test: ast.expr) -> bool:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return alone(test.operand)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
-        if _SIZE.search(name):
-            return isinstance(op, ast.Gt | ast.GtE | ast.NotEq) and value in (0, 1, 2)
-        if _names_rank(name) or _is_rank_of_environment(test.left):
-            return (isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value == -1) or (
-                isinstance(op, ast.GtE) and value == 0
-            )
-        return isinstance(op, ast.IsNot) and value is None and bool(_DISTRIBUTED.search(name))
+        return _compares_together(test)
     return bool(_DISTRIBUTED.search(last(test)))
+
+
+def _compares_together(test: ast.Compare) -> bool:
+    """Return whether a comparison is true in every run of several processes."""
+    name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
+    if _SIZE.search(name):
+        return isinstance(op, ast.Gt | ast.GtE | ast.NotEq) and value in (0, 1, 2)
+    if _names_rank(name) or _is_rank_of_environment(test.left):
+        is_set = isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value == -1
+        not_negative = isinstance(op, ast.GtE) and value == 0
+        return is_set or not_negative
+    return isinstance(op, ast.IsNot) and value is None and bool(_DISTRIBUTED.search(name))
 
 
 def mentions_rank(node: ast.AST) -> bool:

@@ -12,6 +12,7 @@ from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_shar
 from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
 from paceline.diagnose.lint.python.script import (
     Script,
+    arguments_of,
     constant,
     dotted,
     has_unknown_arguments,
@@ -25,6 +26,10 @@ from paceline.machine import python_fork
 
 _LOCAL_FOLDER = re.compile(
     r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"
+)
+# Functions that do not call set_epoch of a sampler, or of a loader's sampler, that is passed to them.
+_NEUTRAL = frozenset(
+    ["len", "iter", "next", "enumerate", "tqdm", "print", "zip", "str", "range", "min", "DataLoader", "isinstance"]
 )
 _OF_WORKERS = ("persistent_workers", "multiprocessing_context")
 _DOWNLOADS = re.compile(r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$")
@@ -81,45 +86,36 @@ def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
         return True
     if any(loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name) for name in names):
         return True
-    users = [load for load in loaders.data_loaders(script) if (s := loaders.sampler_of(script, load)) is not None
-             and loaders.sampler_call(script, s) is call]  # fmt: skip
+    users = [loader for loader in loaders.data_loaders(script) if _uses_sampler(script, loader, call)]
     if not users:
         return True
-    fed = [name for load in users for name in loaders.targets(script, load)]
-    if fed and all(loaders.is_for_training(script, load) is False for load in users):
+    loader_names = [name for loader in users for name in loaders.targets(script, loader)]
+    if loader_names and all(loaders.is_for_training(script, loader) is False for loader in users):
         return True
-    return _leaves_the_file(script, [*names, *fed])
+    return _leaves_the_file(script, [*names, *loader_names])
+
+
+def _uses_sampler(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
+    value = loaders.sampler_of(script, loader)
+    return value is not None and loaders.sampler_call(script, value) is sampler
 
 
 def _leaves_the_file(script: Script, names: list[str]) -> bool:
     """Return whether a loop over epochs passes one of the names to a function outside the file."""
     short = {name.rpartition(".")[2] for name in names}
-    neutral = (
-        "len",
-        "iter",
-        "next",
-        "enumerate",
-        "tqdm",
-        "print",
-        "zip",
-        "str",
-        "range",
-        "min",
-        "DataLoader",
-        "isinstance",
-    )
     for loop in loaders.epoch_loops(script):
         for node in inside(loop):
-            if not isinstance(node, ast.Call) or last(node) in neutral or last(node) in script.functions:
+            if not isinstance(node, ast.Call) or last(node) in _NEUTRAL or last(node) in script.functions:
                 continue
-            if any(last(argument) in short for argument in [*node.args, *(k.value for k in node.keywords)]):
+            if any(last(argument) in short for argument in arguments_of(node)):
                 return True
-    return any(
-        last(argument) in {name.rpartition(".")[2] for name in names}
-        for call in script.calls
-        if script.full(call.func) and not script.full(call.func).startswith(("torch.", "tqdm", "itertools"))
-        for argument in [*call.args, *(k.value for k in call.keywords)]
-    )
+    for call in script.calls:
+        full = script.full(call.func)
+        if not full or full.startswith(("torch.", "tqdm", "itertools")):
+            continue
+        if any(last(argument) in short for argument in arguments_of(call)):
+            return True
+    return False
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
@@ -277,7 +273,7 @@ def _lets_one_first(node: ast.expr) -> bool:
 
 
 def _texts(script: Script, call: ast.Call) -> Iterator[str]:
-    for part in [*call.args, *(k.value for k in call.keywords)]:
+    for part in arguments_of(call):
         values = [part, *(v.value for v in (script.assigned(dotted(part), call) if dotted(part) else []))]
         for value in values:
             for node in ast.walk(value):

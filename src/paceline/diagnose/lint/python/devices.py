@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.conditions import mentions_rank
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, makes
-from paceline.diagnose.lint.python.script import Script, constant, dotted, keyword, last
+from paceline.diagnose.lint.python.script import Script, arguments_of, constant, dotted, keyword, last
 from paceline.errors import Finding
 
 _SELECTS = frozenset(
@@ -59,7 +59,7 @@ def _selects(script: Script) -> bool:
         if script.full(call.func) == "torch.cuda.device":
             return True
         if name in ("cuda", "to", "device", "DistributedDataParallel") and any(
-            _may_be_own(script, a) for a in [*call.args, *(k.value for k in call.keywords)]
+            _may_be_own(script, a) for a in arguments_of(call)
         ):
             return True
     return False

@@ -81,28 +81,19 @@ def reduces(script: Script, nodes: list[ast.AST]) -> bool:
 
 def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
     """Return the call that prints or logs the metric, or the statement that returns it."""
-    function = script.function(evaluation.loop)
-    top: ast.AST = function or script.tree
-    reports = [
-        node
-        for node in inside(top)
-        if isinstance(node, ast.Call)
-        and _REPORTS.search(last(node))
-        and node.lineno > evaluation.loop.lineno
-        and _shows_value(node)
-        and not any(parent is evaluation.loop for parent in script.up(node))
-    ]
-    if reports:
-        return reports[0]
+    loop = evaluation.loop
+    function = script.function(loop)
+    for node in inside(function or script.tree):
+        if not isinstance(node, ast.Call) or node.lineno <= loop.lineno or not _REPORTS.search(last(node)):
+            continue
+        if _shows_value(node) and not any(parent is loop for parent in script.up(node)):
+            return node
     if function is None:
         return None
-    returns = [
-        n
-        for n in inside(function)
-        if isinstance(n, ast.Return) and n.value is not None and n.lineno > evaluation.loop.lineno
-    ]
-    used = any(not isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name))
-    return returns[0] if returns and used else None
+    if all(isinstance(script.parents.get(call), ast.Expr) for call in script.calls_of(function.name)):
+        return None  # nothing uses what the function returns
+    returns = [node for node in inside(function) if isinstance(node, ast.Return) and node.value is not None]
+    return next((node for node in returns if node.lineno > loop.lineno), None)
 
 
 def _shows_value(call: ast.Call) -> bool:

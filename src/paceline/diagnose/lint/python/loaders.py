@@ -11,6 +11,7 @@ from paceline.diagnose.lint.python.objects import argument, kinds, made_by
 from paceline.diagnose.lint.python.ranks import runs_alone
 from paceline.diagnose.lint.python.script import (
     Script,
+    arguments_of,
     constant,
     dotted,
     has_unknown_arguments,
@@ -133,10 +134,10 @@ def _may_shard(script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_s
 def _call_may_shard(script: Script, call: ast.Call, at: ast.AST, depth: int, map_style: bool) -> bool:
     name = last(call)
     if name in script.classes:
-        own = script.classes[name]
-        if any(_SHARDS_ITSELF.search(last(base)) for base in own.bases):
+        definition = script.classes[name]
+        if any(_SHARDS_ITSELF.search(last(base)) for base in definition.bases):
             return True
-        return any(mentions_rank(part) for part in own.body)
+        return any(mentions_rank(part) for part in definition.body)
     if name in script.functions:
         return any(mentions_rank(part) or _uses_sharding(part) for f in script.functions[name] for part in f.body)
     full = script.full(call.func)
@@ -230,7 +231,7 @@ def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
         return iterated(node).rpartition(".")[2] in names
     if not isinstance(node, ast.Call) or last(node) not in script.functions:
         return False
-    return any(last(part) in names for part in [*node.args, *(k.value for k in node.keywords)])
+    return any(last(part) in names for part in arguments_of(node))
 
 
 def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
@@ -238,7 +239,7 @@ def handed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool
     short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
         if last(call) in _ADOPT or kinds(script, call) & {"prepared", "fabric-loader", "session-loader", "engine"}:
-            parts = [*call.args, *(k.value for k in call.keywords)]
+            parts = arguments_of(call)
             if any(
                 last(p) in short for part in parts for p in ast.walk(part) if isinstance(p, ast.Name | ast.Attribute)
             ):
@@ -291,9 +292,7 @@ def _targets_of(script: Script, call: ast.Call, target: ast.expr | None) -> set[
         return {name}
     function = script.function(call)
     calls = script.calls_of(function.name) if function is not None else []
-    functions = {
-        last(a) for c in calls for a in [*c.args, *(k.value for k in c.keywords)] if last(a) in script.functions
-    }
+    functions = {last(a) for c in calls for a in arguments_of(c) if last(a) in script.functions}
     return functions or {name}
 
 

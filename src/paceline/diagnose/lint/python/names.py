@@ -43,7 +43,7 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
             method = last(call)
             if method in methods or method in _REMOVED.get(kind, {}) or method.startswith("_"):
                 continue
-            if f"{owner}.{method}" in script.values or _is_asked_for(script, method, call):
+            if f"{owner}.{method}" in script.values or _is_guarded(script, method, call):
                 continue
             near = closest(method, methods)
             yield script.finding(
@@ -68,7 +68,7 @@ def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
         yield name
 
 
-def _is_asked_for(script: Script, method: str, call: ast.Call) -> bool:
+def _is_guarded(script: Script, method: str, call: ast.Call) -> bool:
     """Return whether the script handles a missing method: ``hasattr(trainer, "tune")``, or a try."""
     if any(isinstance(n, ast.Constant) and n.value == method for n in script.nodes):
         return True
@@ -87,7 +87,7 @@ def _of_modules(script: Script) -> Iterator[Finding]:
         if method not in surfaces.PRETRAINED_ONLY or not isinstance(call.func, ast.Attribute):
             continue
         title = _module_of(script, call, plain)
-        if not title or _is_asked_for(script, method, call):
+        if not title or _is_guarded(script, method, call):
             continue
         inner = (
             "the Hugging Face model inside, for example self.model" if receiver(call) == "self" else "the model inside"
@@ -108,9 +108,8 @@ def _plain_module(script: Script, node: ast.ClassDef) -> str:
         return ""
     full = script.full(node.bases[0])
     root, name = full.partition(".")[0], full.rpartition(".")[2]
-    if not (
-        (root in LIGHTNING and name == "LightningModule") or full in ("torch.nn.Module", "torch.nn.modules.Module")
-    ):
+    is_lightning = root in LIGHTNING and name == "LightningModule"
+    if not is_lightning and full not in ("torch.nn.Module", "torch.nn.modules.Module"):
         return ""
     members = {part.name for part in ast.walk(node) if isinstance(part, Function)}
     if members & {"__getattr__", "__getattribute__"}:
@@ -123,7 +122,9 @@ def _module_of(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
     owner, method = receiver(call), call.func.attr
     if owner == "self":
         node = script.owner(call)
-        if node is None or node.name not in plain or _has(node, method) or script.classes.get(node.name) is not node:
+        if node is None or node.name not in plain or script.classes.get(node.name) is not node:
+            return ""
+        if _has(node, method):
             return ""
         has_subclass = any(last(base) == node.name for c in script.classes.values() for base in c.bases)
         return "" if has_subclass else plain[node.name]
@@ -195,7 +196,7 @@ def _old_arguments(script: Script) -> Iterator[Finding]:
         full = script.full(call.func)
         if full.partition(".")[0] in LIGHTNING and full.endswith(f".Trainer.{last(call)}"):
             yield _gone(script, call, f"Trainer.{last(call)}", surfaces.REMOVED_TRAINER[last(call)], "Lightning 2")
-        if kinds(script, call.func.value, call) == {"trainer"} and not _is_asked_for(script, last(call), call):
+        if kinds(script, call.func.value, call) == {"trainer"} and not _is_guarded(script, last(call), call):
             yield _gone(script, call, f"{dotted(call.func)}()", surfaces.REMOVED_TRAINER[last(call)], "Lightning 2")
 
 

@@ -70,21 +70,20 @@ def _sides_of(script: Script, branch: ast.If) -> Sides | None:
 
 
 def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock | None:
+    """Return the block that begins after ``if rank == 0: return``, in which the other ranks continue."""
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parent, block, None)
-        if not isinstance(statements, list):
-            continue
-        if not any(statement is child for statement in statements):
+        if not isinstance(statements, list) or not any(statement is child for statement in statements):
             continue
         for statement in statements:
             if statement is child:
                 break
-            if isinstance(statement, ast.If) and not statement.orelse and leaves(statement.body):
-                condition = _sides_of(script, statement)
-                if condition and condition.false:
-                    return RankBlock(
-                        condition.false, condition.scope, condition.sure, statement, _text(statement.test), early=True
-                    )
+            if not isinstance(statement, ast.If) or statement.orelse or not leaves(statement.body):
+                continue
+            condition = _sides_of(script, statement)
+            if condition and condition.false:
+                text = _text(statement.test)
+                return RankBlock(condition.false, condition.scope, condition.sure, statement, text, early=True)
     return None
 
 

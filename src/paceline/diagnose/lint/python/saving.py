@@ -14,6 +14,7 @@ from paceline.diagnose.lint.python.script import Script, dotted, inside, last, w
 from paceline.errors import Finding
 
 _NOT_A_FILE = re.compile(r"BytesIO|(^|_)(buf|buffer|bio|stream|memory)(_|$)|io$", re.I)
+_SAVES = ("save", "save_checkpoint", "save_model")
 _DEPTH = 4
 
 
@@ -116,22 +117,16 @@ def save_wrapped_model(script: Script) -> Iterator[Finding]:
 
 def _is_saved(script: Script, call: ast.Call) -> bool:
     for parent in script.up(call):
-        if (
-            isinstance(parent, ast.Call)
-            and parent is not call
-            and last(parent) in ("save", "save_checkpoint", "save_model")
-        ):
-            return True
-        if isinstance(parent, ast.Call) and last(parent) not in ("dict", "deepcopy"):
-            return False
+        if isinstance(parent, ast.Call):
+            if last(parent) in _SAVES:
+                return True
+            if last(parent) not in ("dict", "deepcopy"):
+                return False
         if isinstance(parent, ast.Assign):
             names = {dotted(target) for target in parent.targets}
-            scope = script.scope(parent)
-            return any(
-                isinstance(node, ast.Call) and last(node) in ("save", "save_checkpoint", "save_model")
-                and any(dotted(a) in names for a in node.args)
-                for node in inside(scope)
-            )  # fmt: skip
+            nodes = inside(script.scope(parent))
+            saves = [node for node in nodes if isinstance(node, ast.Call) and last(node) in _SAVES]
+            return any(dotted(argument) in names for save in saves for argument in save.args)
         if isinstance(parent, ast.stmt):
             return False
     return False
@@ -139,11 +134,12 @@ def _is_saved(script: Script, call: ast.Call) -> bool:
 
 def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
     """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper and model."""
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value) == name
-        for node in inside(script.scope(call))
-    ) or any(isinstance(n, ast.Call) and last(n) == "hasattr" and n.args and dotted(n.args[0]) == name
-             for n in inside(script.scope(call)))  # fmt: skip
+    for node in inside(script.scope(call)):
+        if isinstance(node, ast.Attribute) and node.attr == "module" and dotted(node.value) == name:
+            return True
+        if isinstance(node, ast.Call) and last(node) == "hasattr" and node.args and dotted(node.args[0]) == name:
+            return True
+    return False
 
 
 def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:

@@ -99,7 +99,7 @@ class Script:
         Args:
             question: The name under which results are cached.
             node: The node from which the search goes up.
-            look: Takes a parent and the child on the path; returns the result in a tuple, or None to go on up.
+            look: Takes a parent and the child on the path; returns the result in a tuple, or None to continue.
         """
         path: list[ast.AST] = []
         answer: T | None = None
@@ -175,15 +175,8 @@ class Script:
         values: dict[str, list[Assigned]] = defaultdict(list)
         for node in self.nodes:
             for target, value in _bindings(node):
-                if isinstance(target, ast.Tuple | ast.List):
-                    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
-                    paired = len(parts) == len(target.elts)
-                    for place, part in enumerate(target.elts):
-                        if name := dotted(part):
-                            entry = Assigned(parts[place], -1, node) if paired else Assigned(value, place, node)
-                            values[name].append(entry)
-                elif name := dotted(target):
-                    values[name].append(Assigned(value, -1, node))
+                for name, assignment in _assignments(target, value, node):
+                    values[name].append(assignment)
         return dict(values)
 
     def full(self, node: ast.AST) -> str:
@@ -276,6 +269,19 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield node.optional_vars, node.context_expr
 
 
+def _assignments(target: ast.expr, value: ast.expr, at: ast.AST) -> Iterator[tuple[str, Assigned]]:
+    """Yield the names that a target binds, with their values; unpacking binds several."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        if name := dotted(target):
+            yield name, Assigned(value, -1, at)
+        return
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+    paired = len(parts) == len(target.elts)
+    for place, part in enumerate(target.elts):
+        if name := dotted(part):
+            yield name, Assigned(parts[place], -1, at) if paired else Assigned(value, place, at)
+
+
 def dotted(node: ast.AST | None) -> str:
     """Return ``a.b.c`` for a chain of attributes that begins with a name, else an empty string."""
     parts: list[str] = []
@@ -306,6 +312,11 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == name), None)
 
 
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """Return the values of all arguments of a call, positional ones first."""
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Return whether a call passes ``*args`` or ``**kwargs``, whose content is unknown."""
     return any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args)
@@ -326,8 +337,8 @@ def parameters(scope: ast.AST) -> set[str]:
     if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         return set()
     spec = scope.args
-    named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *(a for a in (spec.vararg, spec.kwarg) if a)]
-    return {argument.arg for argument in named}
+    arguments = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, *(a for a in (spec.vararg, spec.kwarg) if a)]
+    return {argument.arg for argument in arguments}
 
 
 def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:

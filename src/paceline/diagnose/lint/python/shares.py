@@ -11,6 +11,8 @@ from paceline.diagnose.lint.python.meetings import several
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
 from paceline.diagnose.lint.python.script import Function, Script, constant, dotted, inside, keyword, last
 
+_NO_GRADIENTS = ("no_grad", "inference_mode")
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -107,13 +109,12 @@ def _share_of(script: Script, name: str, loop: ast.For, shares: dict[str, tuple[
     if function is None or name not in _parameter_places(function):
         return shares.get(name)
     place = _parameter_places(function)[name]
-    handed_shares = []
+    passed_shares = []
     for call in script.calls_of(function.name):
         shift = 1 if isinstance(call.func, ast.Attribute) and script.owner(function) else 0
         value = argument(call, name, place - shift)
-        handed_shares.append(shares.get(dotted(value)) if value is not None else None)
-    shares_known = [share for share in handed_shares if share]
-    return shares_known[0] if shares_known and len(shares_known) == len(handed_shares) else None
+        passed_shares.append(shares.get(dotted(value)) if value is not None else None)
+    return passed_shares[0] if passed_shares and all(passed_shares) else None
 
 
 def _parameter_places(function: Function) -> dict[str, int]:
@@ -123,12 +124,10 @@ def _parameter_places(function: Function) -> dict[str, int]:
 def is_evaluation(script: Script, loop: ast.For) -> bool:
     """Return whether a loop runs without gradients or with the model in evaluation mode."""
     for parent in script.up(loop):
-        if isinstance(parent, ast.With) and any(
-            last(item.context_expr) in ("no_grad", "inference_mode", "eval_mode") for item in parent.items
-        ):
+        if _enters(parent, (*_NO_GRADIENTS, "eval_mode")):
             return True
         if isinstance(parent, Function):
-            if any(last(d) in ("no_grad", "inference_mode") for d in parent.decorator_list):
+            if any(last(decorator) in _NO_GRADIENTS for decorator in parent.decorator_list):
                 return True
             break
     scope = script.scope(loop)
@@ -136,8 +135,12 @@ def is_evaluation(script: Script, loop: ast.For) -> bool:
     earlier = [n for n in before if n.lineno < loop.lineno and not (last(n) == "train" and n.args)]
     if earlier and last(earlier[-1]) == "eval":
         return True
-    return any(isinstance(n, ast.With) and any(last(i.context_expr) in ("no_grad", "inference_mode") for i in n.items)
-               for n in inside(loop))  # fmt: skip
+    return any(_enters(node, _NO_GRADIENTS) for node in inside(loop))
+
+
+def _enters(node: ast.AST, contexts: tuple[str, ...]) -> bool:
+    """Return whether a node is a ``with`` block of one of the contexts."""
+    return isinstance(node, ast.With) and any(last(item.context_expr) in contexts for item in node.items)
 
 
 def around_of(script: Script, loop: ast.For) -> list[ast.AST]:

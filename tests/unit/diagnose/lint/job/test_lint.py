@@ -13,12 +13,12 @@ import pytest
 
 from paceline.diagnose.lint import lint
 from paceline.diagnose.lint.files import MOST_SHELL, Source, is_python
-from paceline.diagnose.lint.ignore import wanted
+from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.job import judge
 from paceline.diagnose.lint.job.interpret import MOST_COMMANDS
 from paceline.diagnose.lint.job.judging import read as read_job
 from paceline.diagnose.lint.job.launches import MOST_LAUNCHES
-from paceline.diagnose.lint.report import Judged, Report
+from paceline.diagnose.lint.report import CheckedFile, Report
 from paceline.errors import Finding
 
 WRONG = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH -c 8 --mem=0 -t 60\npython fit.py\n"
@@ -150,14 +150,14 @@ def test_ignoring_another_name_or_line_changes_nothing(tmp_path):
 
 def test_ignoring_holds_for_training_scripts_too():
     finding = Finding("set-epoch-missing", "x", where="a.py:2")
-    assert wanted([finding], "x\nfor e in range(3):  # paceline: ignore set-epoch-missing\n") == []
-    assert wanted([finding], "x\nfor e in range(3):\n") == [finding]
+    assert unsuppressed([finding], "x\nfor e in range(3):  # paceline: ignore set-epoch-missing\n") == []
+    assert unsuppressed([finding], "x\nfor e in range(3):\n") == [finding]
 
 
 def test_the_report_is_sorted_by_file_severity_and_line():
     hint, late = Finding("fixed-port", "p", where="a:2", severity="hint"), Finding("double-launch", "d", where="a:9")
     early = Finding("missing-srun", "m", where="a:3")
-    report = Report((Judged("b", ()), Judged("a", (hint, late, early))))
+    report = Report((CheckedFile("b", ()), CheckedFile("a", (hint, late, early))))
     assert report.findings == [early, late, hint]
     text = report.render()
     assert text.index("a: 2 errors") < text.index("missing-srun") < text.index("double-launch") < text.index("fixed")
@@ -166,12 +166,12 @@ def test_the_report_is_sorted_by_file_severity_and_line():
 
 
 def test_several_files_without_a_finding_are_one_line():
-    assert Report((Judged("a", ()), Judged("b", ()))).render() == "2 files: nothing found"
+    assert Report((CheckedFile("a", ()), CheckedFile("b", ()))).render() == "2 files: nothing found"
 
 
 def test_the_same_finding_is_told_once():
     twice = Finding("missing-srun", "m", where="a:3")
-    assert Report((Judged("a", (twice, twice)),)).findings == [twice]
+    assert Report((CheckedFile("a", (twice, twice)),)).findings == [twice]
 
 
 def test_the_same_file_is_judged_once_and_the_order_is_kept(tmp_path, monkeypatch):
