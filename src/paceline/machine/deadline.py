@@ -1,4 +1,4 @@
-"""Ask a question with a deadline: a driver, a name server or a file server that hangs must not hang us."""
+"""Ask a question with a deadline: a driver or a server that hangs must not hang us."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def within_why(
 ) -> tuple[_Answer, str]:
     """Return what ``ask`` returns and an empty text, or ``otherwise`` and why there is no answer.
 
-    A thread that hangs is left behind. It is a daemon, so that it does not keep the process from ending.
+    A thread that hangs is left behind. It is a daemon: the process can end all the same.
 
     Args:
         seconds: How long to wait.
         ask: What is called in a thread of its own.
         otherwise: What stands for an answer where there is none.
-        errors: Exceptions that are a reason. Others are mistakes: the thread prints their traceback.
+        errors: Exceptions that are a reason. Of others the thread prints the traceback.
     """
     answers: queue.SimpleQueue[tuple[_Answer, str]] = queue.SimpleQueue()
 

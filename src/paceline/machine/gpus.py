@@ -1,4 +1,7 @@
-"""GPUs that ranks would use: how many, of which models, and which of them CUDA shows. Creates no CUDA context."""
+"""GPUs that ranks would use: how many, of which models, and which of them CUDA shows.
+
+No CUDA context is created.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def gather() -> Gpus | None:
     """Return the GPUs of this machine, None if no NVIDIA driver answers."""
     try:
         with Nvml() as nvml:
-            models = (nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle, _ in nvml.handles())
+            handles = [handle for handle, _ in nvml.handles()]
+            models = [nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle in handles]
             return Gpus(tuple(models), nvml.text("nvmlSystemGetDriverVersion"))
     except Exception:  # no library, no driver, no device: NVML has an exception for each
         return None
@@ -52,7 +56,7 @@ def count(visible_devices: str | None) -> tuple[int, str]:
 
 
 def entries(visible_devices: str) -> list[str]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``; an empty one names no GPU, but one at the end is none."""
+    """Return the entries of ``CUDA_VISIBLE_DEVICES``, without an empty one at the end."""
     words = [word.strip() for word in visible_devices.split(",")]
     return words if words[-1] else words[:-1]
 

@@ -1,4 +1,4 @@
-"""Network interfaces of this machine: their addresses and rates, and whether hardware stands behind them."""
+"""Network interfaces of this machine: addresses, rates, and the hardware behind them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ class Interface:
 
 
 def gather(net: Path = _NET) -> tuple[Interface, ...]:
-    """Return the interfaces that are up and have an address that is not link-local, in the kernel's order."""
+    """Return the interfaces that are up and have an address, without link-local ones."""
     import psutil
 
     stats = psutil.net_if_stats()
-    numeric = {
-        name: [entry.address.split("%")[0] for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        for name, entries in psutil.net_if_addrs().items()
-        if name in stats and stats[name].isup
-    }
-    routed = {name: [each for each in found if not each.startswith("fe80:")] for name, found in numeric.items()}
-    return tuple(describe(name, found, stats[name].speed, net=net) for name, found in routed.items() if found)
+    interfaces = []
+    for name, entries in psutil.net_if_addrs().items():
+        numeric = [entry for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        found = [entry.address.split("%")[0] for entry in numeric]
+        routed = [address for address in found if not address.startswith("fe80:")]
+        if routed and name in stats and stats[name].isup:
+            interfaces.append(describe(name, routed, stats[name].speed, net=net))
+    return tuple(interfaces)
 
 
 def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NET) -> Interface:
@@ -70,21 +71,22 @@ def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NE
 
 
 def _leads_outside(net: Path, name: str, depth: int = 3) -> bool:
-    """Return whether hardware stands behind an interface, perhaps below a bond, a VLAN or a bridge."""
+    """Return whether hardware is behind an interface, perhaps below a bond or a bridge."""
     if (net / name / "device").exists():
         return True
-    below = [entry.removeprefix("lower_") for entry in files.names(net / name) if entry.startswith("lower_")]
-    return depth > 0 and any(_leads_outside(net, each, depth - 1) for each in below)
+    entries = [entry for entry in files.names(net / name) if entry.startswith("lower_")]
+    below = [entry.removeprefix("lower_") for entry in entries]
+    return depth > 0 and any(_leads_outside(net, lower, depth - 1) for lower in below)
 
 
 def addresses() -> tuple[tuple[str, str], ...]:
-    """Return ``(interface, address)`` of the interfaces that are up; IPv4 before IPv6, no link-local."""
+    """Return ``(interface, address)`` of the interfaces that are up, IPv4 before IPv6."""
     pairs = [(interface.name, address) for interface in gather() for address in interface.addresses]
     return tuple(sorted(pairs, key=lambda pair: (":" in pair[1], *pair)))
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address, or the name for it that all machines have, leads to this machine only."""
+    """Return whether an address, or ``localhost``, leads to this machine only."""
     return address.startswith("127.") or address in ("::1", "localhost")
 
 

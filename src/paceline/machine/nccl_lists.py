@@ -1,7 +1,8 @@
 """NCCL's lists of interfaces and cards: ``eth``, ``=eth0,ib0``, ``^docker,lo``, ``mlx5_0:1``. Pure.
 
-Read as NCCL 2.30 reads them: ``parseStringList`` and ``matchIfList`` in src/misc/utils.cc, and their callers for
-``NCCL_SOCKET_IFNAME`` (src/os/linux.cc) and ``NCCL_IB_HCA`` (src/transport/net_ib/init.cc).
+Read as NCCL 2.30 reads them: ``parseStringList`` and ``matchIfList`` in src/misc/utils.cc, and
+their callers for ``NCCL_SOCKET_IFNAME`` (src/os/linux.cc) and ``NCCL_IB_HCA``
+(src/transport/net_ib/init.cc).
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class NameList:
     excluded: bool = False
 
     def takes(self, name: str, port: int = ANY_PORT) -> bool:
-        """Return whether NCCL takes an interface, or a port of a card. A list without entries names everything."""
-        is_listed = not self.entries or any(self._names(entry, name, port) for entry in self.entries)
+        """Return whether NCCL takes an interface, or a port of a card."""
+        fits = [self._names(entry, name, port) for entry in self.entries]
+        is_listed = any(fits) or not fits  # a list without entries names everything
         return is_listed != self.excluded
 
     def _names(self, entry: Entry, name: str, port: int) -> bool:
@@ -69,6 +71,6 @@ def _port(fields: list[str]) -> int:
 
 
 def taken_interfaces(setting: str, names: Iterable[str]) -> list[str]:
-    """Return the interfaces that ``NCCL_SOCKET_IFNAME`` takes. NCCL ignores a value of one character."""
-    name_list = parse(setting if len(setting) > 1 else "")
+    """Return the interfaces that ``NCCL_SOCKET_IFNAME`` takes."""
+    name_list = parse(setting if len(setting) > 1 else "")  # NCCL ignores a single character
     return [name for name in names if name_list.takes(name)]

@@ -1,4 +1,4 @@
-"""Processes of this machine as the kernel shows them: what they run, and the fields of ``/proc/PID/status``."""
+"""Processes of this machine as the kernel shows them: commands, and ``/proc/PID/status``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe(pid: int) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Return a command in one short line, without the folders of program and script, and without secrets."""
+    """Return a command in one short line, without its folders and without secrets."""
     names = [os.path.basename(word) if place < 2 else word for place, word in enumerate(words)]
     line = " ".join(" ".join(names).split())  # a daemon that renames itself leaves blanks behind
     line = _SECRET.sub(r"\1...", line)
@@ -31,7 +31,7 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def status(pid: int) -> dict[str, str]:
-    """Return the fields of ``/proc/PID/status``, which are those of the main thread; empty if there is none."""
+    """Return the fields of ``/proc/PID/status`` of the main thread; empty if there is none."""
     try:
         return parse_status(Path(f"/proc/{pid}/status").read_text(errors="replace"))
     except OSError:

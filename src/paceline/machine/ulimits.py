@@ -9,7 +9,7 @@ _KINDS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "stack": "RLIM
 
 
 def soft(name: str) -> int | None:
-    """Return the limit that counts now: -1 for none, None where the system does not have this limit.
+    """Return the limit that counts now: -1 for none, None where the system has no such limit.
 
     Args:
         name: ``nofile``, ``memlock`` or ``stack``.
@@ -26,5 +26,5 @@ def _limits(name: str) -> tuple[int | None, int | None]:
     kind = getattr(resource, _KINDS[name], None)
     if kind is None:
         return None, None
-    now, most = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(kind))
+    now, most = (UNLIMITED if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
     return now, most

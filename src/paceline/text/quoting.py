@@ -1,4 +1,4 @@
-"""Words for bash and for ``#SBATCH`` lines, so that what was typed arrives as it was typed. Pure."""
+"""Words for bash, for ``#SBATCH`` lines and for addresses, so that what was typed arrives as it was typed. Pure."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def directive(name: str, value: str | None = None) -> str:
     if _PLAIN.fullmatch(value):
         return f"#SBATCH --{name}={value}"
     return f'#SBATCH --{name}="' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a colon and a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def pattern(path: str) -> str:

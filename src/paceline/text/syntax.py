@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Iterator
 
 
 def tree_of(source: str) -> ast.Module | None:
@@ -21,3 +22,44 @@ def tree_of(source: str) -> ast.Module | None:
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes, in Python up to 3.11
         return None
+
+
+def dotted(node: ast.AST | None) -> str:
+    """Return ``a.b.c`` for a chain of attributes that begins with a name, else an empty string."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+def last(node: ast.AST | None) -> str:
+    """Return the last word of a name, an attribute or what a call calls, else an empty string."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a literal (also ``-1``), or ``...`` for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        value = node.operand.value
+        return -value if isinstance(value, int | float) else ...
+    return ...
+
+
+def words(node: ast.AST) -> Iterator[str]:
+    """Yield every name, attribute and text constant within an expression."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            yield part.value

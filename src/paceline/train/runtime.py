@@ -23,6 +23,7 @@ import torch.distributed as dist
 from paceline import env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.machine import nodeaddr
+from paceline.text.quoting import bracketed
 from paceline.world import World
 
 _spared: list[bool] = []  # whether children are spared already
@@ -101,10 +102,9 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     # a node's name in Slurm need not resolve; a job script may have set MASTER_ADDR and RANK itself
     of_slurm = world.launcher == "slurm" or (world.launcher == "torchrun" and env.read(env.JOB_ID))
     head = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
-    address = f"[{head}]" if ":" in head else head
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo",
-        init_method=f"tcp://{address}:{world.master_port}",
+        init_method=f"tcp://{bracketed(head)}:{world.master_port}",
         rank=world.rank,
         world_size=world.world_size,
         timeout=None if timeout_s is None else timedelta(seconds=timeout_s),

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from paceline.text.syntax import tree_of
+from paceline.text.rank_conditions import TreeNames, chooses, decorator_scope, leaves
+from paceline.text.syntax import tree_of, words
 
-# What a test that chooses ranks speaks of: rank == 0, is_main_process(), trainer.is_global_zero, os.environ["RANK"] ...
-# Whole words only: lora_rank, ranking or num_ranks are the same on all ranks.
-_CHOOSES = re.compile(
-    r"((get|global|local|node|my|this|dp|ddp|data_parallel|proc|process|world)_)*_?rank(_zero|_id)?"
-    r"|is_(main|master|root|chief|global_zero|local_zero|rank_zero|rank0)(_\w+)?|(main|local_main)_process|process_index",
-    re.I,
-)
-_DECORATORS = re.compile(r"\w*rank_zero\w*|on_main_process|on_local_main_process", re.I)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -27,17 +19,19 @@ def guard_of(source: str, line: int) -> tuple[int, str] | None:
         line: Number of the line, from 1.
     """
     tree = tree_of(source)
-    return next(_guards(tree.body, line), None) if tree is not None else None
+    if tree is None:
+        return None
+    return next(_guards(TreeNames.of(tree), tree.body, line), None)
 
 
-def _guards(body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
+def _guards(names: TreeNames, body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
     """Yield the guards of a line, innermost first, of the statements of one block and those inside."""
     for place, statement in enumerate(body):
         if not statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             continue
         for block in _blocks(statement):
-            yield from _guards(block, line)
-        if isinstance(statement, ast.If | ast.While) and _is_inside(statement, line) and _chooses(statement.test):
+            yield from _guards(names, block, line)
+        if isinstance(statement, ast.If | ast.While) and _is_inside(statement, line) and chooses(names, statement.test):
             word = "if" if isinstance(statement, ast.If) else "while"
             other = statement.orelse and line >= statement.orelse[0].lineno
             yield statement.lineno, f"{'else of ' if other else ''}{word} {ast.unparse(statement.test)}:"
@@ -46,7 +40,7 @@ def _guards(body: list[ast.stmt], line: int) -> Iterator[tuple[int, str]]:
         yield from (
             (each.lineno, f"if {ast.unparse(each.test)}: {ast.unparse(each.body[-1])}")
             for each in body[:place]
-            if isinstance(each, ast.If) and _leaves(each) and _chooses(each.test)
+            if isinstance(each, ast.If) and _excludes(names, each)
         )
 
 
@@ -64,38 +58,15 @@ def _is_inside(statement: ast.If | ast.While, line: int) -> bool:
     return line > (statement.test.end_lineno or 0) or line == statement.body[0].lineno
 
 
-def _leaves(statement: ast.If) -> bool:
-    """The block ends the function or the round of the loop, so what follows it is for the other ranks.
+def _excludes(names: TreeNames, statement: ast.If) -> bool:
+    """Return whether the block ends the function or the round of the loop, so what follows is for the other ranks.
 
     With ``and`` in the test it is for some of these too.
     """
-    one_way = isinstance(statement.body[-1], ast.Return | ast.Continue | ast.Break) and not statement.orelse
-    both = isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.And)
-    return one_way and not both
-
-
-def _chooses(test: ast.expr) -> bool:
-    """Whether ranks get different answers: a comparison with -1 or None asks if there are several, not which."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and any(map(_is_none_or_negative, node.comparators)):
-            return False
-    return any(_CHOOSES.fullmatch(name) for name in _names(test))
-
-
-def _is_none_or_negative(node: ast.expr) -> bool:
-    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    return negative or (isinstance(node, ast.Constant) and node.value is None)
+    is_and = isinstance(statement.test, ast.BoolOp) and isinstance(statement.test.op, ast.And)
+    is_one_way = leaves(statement.body) and not statement.orelse
+    return is_one_way and not is_and and chooses(names, statement.test)
 
 
 def _decorates(decorator: ast.expr) -> bool:
-    return any(_DECORATORS.fullmatch(name) for name in _names(decorator))
-
-
-def _names(node: ast.AST) -> Iterator[str]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            yield each.id
-        elif isinstance(each, ast.Attribute):
-            yield each.attr
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-            yield each.value  # os.environ["RANK"]
+    return any(map(decorator_scope, words(decorator)))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from paceline.errors import Finding, SetupError
 from paceline.machine import host, interfaces, nodeaddr
 from paceline.machine.deadline import within
+from paceline.text.quoting import bracketed
 
 # Below Linux's ephemeral ports (32768 and up), which outgoing connections take without asking.
 _PORTS = range(15000, 32000)
@@ -30,7 +31,7 @@ def find(node_name: str) -> str:
     named = _resolve(name)
     slurms = "" if choose(named, mine) else nodeaddr.slurms(name)
     address = choose(named, mine) or _numeric(slurms) or choose(mine, mine) or "127.0.0.1"
-    return f"[{address}]:{_free_port(address)}" if ":" in address else f"{address}:{_free_port(address)}"
+    return f"{bracketed(address)}:{_free_port(address)}"
 
 
 def choose(candidates: Sequence[str], mine: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.options import OPTIONS
 from paceline.launch.plan.slurm_defaults import Placed
+from paceline.text.quoting import bracketed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
 _NODE_OPTIONS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_id")
@@ -150,8 +151,7 @@ def reachable(
         options["master_addr"] = address_of(str(options["master_addr"]))
     head, colon, port = str(options.get("rdzv_endpoint") or "").partition(":")
     if head and ":" not in port and not head.startswith("["):
-        found = address_of(head)
-        options["rdzv_endpoint"] = (f"[{found}]" if ":" in found else found) + colon + port
+        options["rdzv_endpoint"] = bracketed(address_of(head)) + colon + port
     return options
 
 
@@ -166,7 +166,7 @@ def _values(
         return values
     head, port = address_of(step.nodes[0]), str(given.get("master_port") or step_port(environ))
     if dynamic:
-        return {**values, "rdzv_endpoint": f"[{head}]:{port}" if ":" in head else f"{head}:{port}"}
+        return {**values, "rdzv_endpoint": f"{bracketed(head)}:{port}"}
     return {**values, "master_addr": head, "master_port": port}
 
 

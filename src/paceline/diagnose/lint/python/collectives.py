@@ -6,12 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.lint.python.conditions import alone, sides, together
 from paceline.diagnose.lint.python.meetings import Collective, as_collective
 from paceline.diagnose.lint.python.objects import kinds, makes, names_of
-from paceline.diagnose.lint.python.ranks import RankBlock, leaves, rank_block, runs_alone
-from paceline.diagnose.lint.python.script import Function, Script, constant, dotted, inside, keyword, last, words_of
+from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
+from paceline.diagnose.lint.python.script import Function, Script, inside, keyword, words_of
 from paceline.errors import Finding
+from paceline.text.rank_conditions import alone, leaves, sides, together
+from paceline.text.syntax import constant, dotted, last
 
 _KNOWN_LIBRARIES = words_of(
     "torch os sys time json math random re logging pathlib shutil copy numpy pandas tqdm wandb rich loguru tensorboard"

@@ -7,22 +7,13 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.conditions import sides
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, made_by
 from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
-from paceline.diagnose.lint.python.script import (
-    Script,
-    arguments_of,
-    constant,
-    dotted,
-    has_unknown_arguments,
-    inside,
-    keyword,
-    last,
-    receiver,
-)
+from paceline.diagnose.lint.python.script import Script, arguments_of, has_unknown_arguments, inside, keyword, receiver
 from paceline.errors import Finding
 from paceline.machine import python_fork
+from paceline.text.rank_conditions import sides
+from paceline.text.syntax import constant, dotted, last
 
 _LOCAL_FOLDER = re.compile(
     r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"

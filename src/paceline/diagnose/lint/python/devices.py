@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.conditions import mentions_rank
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, makes
-from paceline.diagnose.lint.python.script import Script, arguments_of, constant, dotted, keyword, last
+from paceline.diagnose.lint.python.ranks import mentions_rank
+from paceline.diagnose.lint.python.script import Script, arguments_of, keyword
 from paceline.errors import Finding
+from paceline.text.syntax import constant, dotted, last
 
 _SELECTS = frozenset(
     {"set_device", "set_device_index", "set_default_device", "init_device_mesh", "local_rank_to_device"}

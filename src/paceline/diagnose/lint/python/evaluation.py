@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.meetings import several
 from paceline.diagnose.lint.python.objects import LIGHTNING, argument, kinds, makes
-from paceline.diagnose.lint.python.script import Function, Script, constant, dotted, inside, keyword, last
+from paceline.diagnose.lint.python.script import Function, Script, inside, keyword
 from paceline.diagnose.lint.python.shares import Evaluation, around_of, evaluations, is_evaluation
 from paceline.errors import Finding
+from paceline.text.syntax import constant, dotted, last
 
 _REDUCES = re.compile(
     r"all_?reduce|all_?gather|^_?gather|gather_(object|for|all|across)|(^|_)reduce(_|$)"

@@ -15,15 +15,8 @@ from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.numbers import number
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, LIGHTNING, argument, makes
 from paceline.diagnose.lint.python.ranks import rank_block
-from paceline.diagnose.lint.python.script import (
-    Function,
-    Script,
-    constant,
-    dotted,
-    has_unknown_arguments,
-    keyword,
-    last,
-)
+from paceline.diagnose.lint.python.script import Function, Script, has_unknown_arguments, keyword
+from paceline.text.syntax import constant, dotted, last
 
 _DEPTH = 4
 _OWN_LAUNCHERS = frozenset({"dp", "ddp_spawn", "ddp_fork", "ddp_notebook", "single_device", "xla"})

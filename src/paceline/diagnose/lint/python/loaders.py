@@ -6,20 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.lint.python.conditions import mentions_rank
 from paceline.diagnose.lint.python.objects import argument, kinds, made_by
-from paceline.diagnose.lint.python.ranks import runs_alone
-from paceline.diagnose.lint.python.script import (
-    Script,
-    arguments_of,
-    constant,
-    dotted,
-    has_unknown_arguments,
-    inside,
-    last,
-    words,
-    words_of,
-)
+from paceline.diagnose.lint.python.ranks import mentions_rank, runs_alone
+from paceline.diagnose.lint.python.script import Script, arguments_of, has_unknown_arguments, inside, words_of
+from paceline.text.syntax import constant, dotted, last, words
 
 _WRAPS = words_of("""enumerate tqdm trange zip iter track islice cycle prefetcher list""")
 _SHARDS_ITSELF = re.compile(

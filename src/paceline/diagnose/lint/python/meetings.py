@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from paceline.diagnose.lint.python.objects import kinds, makes
-from paceline.diagnose.lint.python.script import Script, constant, dotted, keyword, last, words_of
+from paceline.diagnose.lint.python.script import Script, keyword, words_of
+from paceline.text.syntax import constant, dotted, last
 
 _TORCH = words_of(
     """all_reduce all_reduce_coalesced broadcast broadcast_object_list reduce all_gather all_gather_object

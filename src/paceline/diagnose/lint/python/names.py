@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import surfaces
 from paceline.diagnose.lint.python.objects import LIGHTNING, kinds, made_by, makes
 from paceline.diagnose.lint.python.ranks import runs_alone
-from paceline.diagnose.lint.python.script import Assigned, Function, Script, dotted, inside, last, parameters, receiver
+from paceline.diagnose.lint.python.script import Assigned, Function, Script, inside, parameters, receiver
 from paceline.errors import Finding, closest
+from paceline.text.syntax import dotted, last
 
 _HAS = {
     "fabric": ("Fabric", surfaces.FABRIC),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 from paceline.diagnose.lint.program import ALL_CPUS, ALL_GPUS, ARGUMENT, CONSTANT, VARIABLE, Number
-from paceline.diagnose.lint.python.script import Script, constant, dotted, keyword, last
+from paceline.diagnose.lint.python.script import Script, keyword
+from paceline.text.syntax import constant, dotted, last
 
 _DEPTH = 4
 _COUNTS = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from paceline.diagnose.lint.python.script import Assigned, Script, dotted, keyword, last, parameters
+from paceline.diagnose.lint.python.script import Assigned, Script, keyword, parameters
+from paceline.text.syntax import dotted, last
 
 LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
 DOES_IT_ALL = LIGHTNING | {"accelerate", "paceline", "ignite", "composer", "catalyst", "fastai", "ray", "mmengine"}

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
 from paceline.diagnose.lint.python.ranks import in_rank_block
-from paceline.diagnose.lint.python.script import Script, constant, inside, last, receiver, words, words_of
+from paceline.diagnose.lint.python.script import Script, inside, receiver, words_of
 from paceline.errors import Finding
+from paceline.text.syntax import constant, last, words
 
 _NO_SYNC = words_of(
     """no_sync no_backward_sync require_backward_grad_sync sync_gradients set_requires_gradient_sync

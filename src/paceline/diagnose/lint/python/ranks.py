@@ -6,15 +6,14 @@ Such a block belongs to one of two sides: ``"one"`` (the selected ranks) or ``"r
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 
-from paceline.diagnose.lint.python.conditions import Sides, alone, sides, together
-from paceline.diagnose.lint.python.script import Function, Script, last, words_of
+from paceline.diagnose.lint.python.script import Function, Script, inside
+from paceline.text.rank_conditions import Sides, alone, decorator_scope, leaves, sides, together
+from paceline.text.syntax import last
 
-_DECORATORS = words_of(
-    """rank_zero_only on_main_process on_local_main_process on_last_process master_only main_process_only rank0_only
-    rank_0_only only_rank_zero main_rank_only"""
-)
+_MENTIONS = re.compile(r"rank|world_?size|num_replicas|process_index|gpu_?id|worker_?id|hostname|local_process", re.I)
 
 
 @dataclass(frozen=True)
@@ -87,21 +86,11 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock 
     return None
 
 
-def leaves(body: list[ast.stmt]) -> bool:
-    """Return whether a block always ends in a return, a continue or an exit."""
-    end = body[-1]
-    if isinstance(end, ast.Return | ast.Continue):
-        return True
-    return (
-        isinstance(end, ast.Expr) and isinstance(end.value, ast.Call) and last(end.value) in ("exit", "_exit", "quit")
-    )
-
-
 def _decorated(function: Function) -> RankBlock | None:
     for decorator in function.decorator_list:
         name = last(decorator)
-        if name in _DECORATORS:
-            scope = "local" if "local" in name else "global"
+        scope = decorator_scope(name)
+        if scope:
             return RankBlock("one", scope, sure=True, at=function, condition=f"@{name}")
     return None
 
@@ -142,3 +131,11 @@ def _branch_alone(script: Script, parent: ast.AST, child: ast.AST) -> tuple[bool
         if for_one_process:
             return (True,)
     return None
+
+
+def mentions_rank(node: ast.AST) -> bool:
+    """Say whether an expression depends on a rank or the number of ranks by its words."""
+    parts = list(inside(node, functions=True))
+    names = [last(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)]
+    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return any(map(_MENTIONS.search, names)) or any(re.search(r"\brank|RANK|PROCID", text) for text in texts)

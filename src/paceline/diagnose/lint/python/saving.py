@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.conditions import mentions_rank
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import in_rank_block, runs_alone
-from paceline.diagnose.lint.python.script import Script, dotted, inside, last, words
+from paceline.diagnose.lint.python.ranks import in_rank_block, mentions_rank, runs_alone
+from paceline.diagnose.lint.python.script import Script, inside
 from paceline.errors import Finding
+from paceline.text.syntax import dotted, last, words
 
 _NOT_A_FILE = re.compile(r"BytesIO|(^|_)(buf|buffer|bio|stream|memory)(_|$)|io$", re.I)
 _SAVES = ("save", "save_checkpoint", "save_model")

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from paceline.errors import Finding
+from paceline.text.syntax import dotted, last
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
@@ -282,26 +283,6 @@ def _assignments(target: ast.expr, value: ast.expr, at: ast.AST) -> Iterator[tup
             yield name, Assigned(parts[place], -1, at) if paired else Assigned(value, place, at)
 
 
-def dotted(node: ast.AST | None) -> str:
-    """Return ``a.b.c`` for a chain of attributes that begins with a name, else an empty string."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([node.id, *reversed(parts)])
-
-
-def last(node: ast.AST | None) -> str:
-    """Return the last word of a name, an attribute or the function of a call, else an empty string."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def receiver(call: ast.Call) -> str:
     """Return the dotted name of the object whose method is called, else an empty string."""
     return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
@@ -322,16 +303,6 @@ def has_unknown_arguments(call: ast.Call) -> bool:
     return any(k.arg is None for k in call.keywords) or any(isinstance(a, ast.Starred) for a in call.args)
 
 
-def constant(node: ast.AST | None) -> object:
-    """Return the value of a literal (also ``-1``), or ``...`` for anything else."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        value = node.operand.value
-        return -value if isinstance(value, int | float) else ...
-    return ...
-
-
 def parameters(scope: ast.AST) -> set[str]:
     """Return the names of a function's parameters."""
     if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -350,17 +321,6 @@ def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:
         if current is not node and not functions and isinstance(current, _SCOPES):
             continue
         stack.extend(reversed(list(ast.iter_child_nodes(current))))
-
-
-def words(node: ast.AST) -> Iterator[str]:
-    """Yield every name, attribute and text constant within an expression."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            yield part.id
-        elif isinstance(part, ast.Attribute):
-            yield part.attr
-        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-            yield part.value
 
 
 def words_of(text: str) -> frozenset[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.meetings import several
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.script import Function, Script, constant, dotted, inside, keyword, last
+from paceline.diagnose.lint.python.script import Function, Script, inside, keyword
+from paceline.text.syntax import constant, dotted, last
 
 _NO_GRADIENTS = ("no_grad", "inference_mode")
 

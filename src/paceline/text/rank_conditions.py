@@ -1,0 +1,404 @@
+"""Which ranks a condition of a script picks: ``rank == 0`` in its many spellings, ``not args.distributed`` in its own.
+
+The ranks that a condition picks are on the side ``"one"``, all others on the side ``"rest"``. Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.text.syntax import constant, dotted, last, words
+
+_MAIN = re.compile(
+    r"_?(is_)?(global_|local_|world_|node_)?(main|master|primary)(_process|_proc|_rank|_node|_worker|_gpu)?"
+    r"|_?(is_)?(global_|local_)?(rank_?(zero|0)|rank_is_zero|zero_rank|global_zero|chief|rank_zero_process)"
+    r"|is_(global_|local_|world_)?(main|master|primary|root|first|chief|zero|lead|leader)(_process|_rank|_worker)?"
+)
+_MAIN_TOO_SHORT = re.compile(r"_?(main|master)|primary|chief|rank_zero|rank_?0")
+_RANK = re.compile(r"_?(my_?|own_)?((\w+_)?rank|rank_?id|process_index|local_process_index|process_id|ordinal)", re.I)
+_PLAIN_RANK = re.compile(r"_?(get_)?((global|local|world|dist|ddp)_)?rank")
+_GROUP_RANK = re.compile(
+    r"(^|_)(dp|tp|pp|mp|ep|cp|sp|group|data_parallel|tensor|pipeline|model|stage|mesh|lora|matrix)_", re.I
+)
+_NOT_A_RANK = re.compile(r"lora|matrix|ranks$|low_rank|tensor_rank|_r$|page|numerical", re.I)
+_LIKE_RANK = frozenset(["gpu", "gpu_id", "device_id", "local_gpu", "worker_id", "proc_id"])
+_DISTRIBUTED = re.compile(
+    r"distrib|is_initialized|(^|_)dist($|_)|ddp|multi_?(gpu|node|process)|parallel|is_dist|fsdp", re.I
+)
+_SIZE = re.compile(
+    r"world_?size|num_(processes|gpus|replicas|ranks)|n_?gpus?$|nprocs?|device_count|get_world_size", re.I
+)
+# Names that leave no doubt, in whatever condition they stand: lora_rank or ranking are the same on all ranks.
+_CHOOSES = re.compile(
+    r"((get|global|local|node|my|this|dp|ddp|data_parallel|proc|process|world)_)*_?rank(_zero|_id)?"
+    r"|is_(main|master|root|chief|global_zero|local_zero|rank_zero|rank0)(_\w+)?"
+    r"|(main|local_main)_process|process_index",
+    re.I,
+)
+_DECORATOR = re.compile(
+    r"\w*rank_zero\w*|on_main_process|on_local_main_process|on_last_process|master_only"
+    r"|main_process_only|rank_?0_only|main_rank_only",
+    re.I,
+)
+_EXITS = ("exit", "_exit", "quit")
+_MIRRORED = {ast.Lt: ast.Gt(), ast.Gt: ast.Lt(), ast.LtE: ast.GtE(), ast.GtE: ast.LtE()}
+_DEEPEST = 8
+_MOST_VALUES = 4
+
+
+class Assignment(Protocol):
+    """One assignment to a name."""
+
+    @property
+    def value(self) -> ast.expr:
+        """The expression that is assigned; of a tuple the call that makes it."""
+
+    @property
+    def place(self) -> int:
+        """Which of the targets of a tuple this is, or -1."""
+
+
+class Names(Protocol):
+    """What is known of the names of a script."""
+
+    def assigned(self, name: str, at: ast.AST) -> Sequence[Assignment]:
+        """Return what is assigned to a name as seen from a node."""
+
+    def up(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the parents of a node, the nearest first."""
+
+
+@dataclass(frozen=True)
+class OneAssignment:
+    """An assignment to a single name."""
+
+    value: ast.expr
+    place: int = -1
+
+
+@dataclass(frozen=True)
+class TreeNames:
+    """What a syntax tree says of its names, without regard to the functions that they are in.
+
+    Attributes:
+        parents: The parent of each node.
+        values: What is assigned to each plain name.
+    """
+
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict, repr=False)
+    values: dict[str, list[OneAssignment]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, tree: ast.AST) -> TreeNames:
+        """Return what a syntax tree says."""
+        names = cls()
+        for node in ast.walk(tree):
+            names.parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    names.values.setdefault(dotted(target), []).append(OneAssignment(node.value))
+        return names
+
+    def assigned(self, name: str, at: ast.AST) -> Sequence[Assignment]:
+        """Return what is assigned to a name anywhere, nothing if that is too much to know."""
+        values = self.values.get(name, [])
+        return values if len(values) <= _MOST_VALUES else []
+
+    def up(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the parents of a node, the nearest first."""
+        parent = self.parents.get(node)
+        while parent is not None:
+            yield parent
+            parent = self.parents.get(parent)
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a condition says of the ranks.
+
+    Attributes:
+        true: The side that goes where it holds: ``"one"``, ``"rest"`` or ``""`` for nothing sure.
+        false: The side that goes where it does not hold.
+        scope: ``"global"``, ``"local"`` (one per node), ``"group"`` (of a part of the ranks).
+        sure: Whether the condition is about ranks beyond doubt.
+    """
+
+    true: str
+    false: str
+    scope: str = "global"
+    sure: bool = True
+
+    def flipped(self) -> Sides:
+        """Return what the negated condition says."""
+        return Sides(self.false, self.true, self.scope, self.sure)
+
+
+def chooses(names: Names, test: ast.expr) -> bool:
+    """Return whether ranks get different answers to a condition, whichever they are.
+
+    A comparison with -1 or None asks whether there are several ranks, not which.
+    """
+    known = sides(names, test)
+    if known is not None and known.sure:
+        return True
+    comparisons = [node for node in ast.walk(test) if isinstance(node, ast.Compare)]
+    if any(_is_none_or_negative(value) for node in comparisons for value in node.comparators):
+        return False
+    named = [node for node in ast.walk(test) if isinstance(node, ast.Name)]
+    counted = {node.id for node in named if _is_counted(names, node)}
+    return any(_CHOOSES.fullmatch(word) for word in words(test) if word not in counted)
+
+
+def _is_none_or_negative(node: ast.expr) -> bool:
+    is_negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    return is_negative or constant(node) is None
+
+
+def decorator_scope(name: str) -> str:
+    """Return the scope of a decorator that lets some ranks only into a function, empty if it is another one."""
+    if not _DECORATOR.fullmatch(name):
+        return ""
+    return "local" if "local" in name else "global"
+
+
+def leaves(body: Sequence[ast.stmt]) -> bool:
+    """Return whether a block ends in a statement that leaves the function, the loop's round or the program."""
+    end = body[-1]
+    if isinstance(end, ast.Return | ast.Continue | ast.Break):
+        return True
+    return isinstance(end, ast.Expr) and isinstance(end.value, ast.Call) and last(end.value) in _EXITS
+
+
+def sides(names: Names, test: ast.expr, depth: int = 0) -> Sides | None:
+    """Return what a condition says of the ranks, or None if nothing."""
+    if depth > _DEEPEST:
+        return None
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        if _is_plain_rank(names, test.operand):
+            return Sides("one", "rest", _scope(test.operand), _sure(test.operand))
+        inner = sides(names, test.operand, depth + 1)
+        return inner.flipped() if inner else None
+    if isinstance(test, ast.BoolOp):
+        parts = [(part, sides(names, part, depth + 1)) for part in test.values]
+        return _of_and(parts) if isinstance(test.op, ast.And) else _of_or(parts)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _of_comparison(names, test)
+    if isinstance(test, ast.Call):
+        return _of_call(names, test)
+    if isinstance(test, ast.Name | ast.Attribute):
+        return _of_name(names, test, depth)
+    return None
+
+
+def _of_and(parts: Sequence[tuple[ast.expr, Sides | None]]) -> Sides | None:
+    known = [part_sides for _, part_sides in parts if part_sides]
+    if not known or not known[0].true or any(alone(part) for part, _ in parts):
+        return None
+    return Sides(known[0].true, "", known[0].scope, known[0].sure)
+
+
+def _of_or(parts: Sequence[tuple[ast.expr, Sides | None]]) -> Sides | None:
+    known = [part_sides for _, part_sides in parts if part_sides]
+    if not known or not all(part_sides or alone(part) for part, part_sides in parts):
+        return None
+    first = known[0]
+    if not first.true or any(part_sides.true != first.true for part_sides in known):
+        return None
+    false = first.false if len(known) == 1 else ""
+    return Sides(first.true, false, first.scope, all(part_sides.sure for part_sides in known))
+
+
+def _of_comparison(names: Names, test: ast.Compare) -> Sides | None:
+    left, op, right = test.left, test.ops[0], test.comparators[0]
+    if _is_rank(names, right) and not _is_rank(names, left):
+        left, op, right = right, _MIRRORED.get(type(op), op), left
+    if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+        left = left.left
+    if not _is_rank(names, left) or _is_rank(names, right):
+        return None
+    one = Sides("one", "rest", _scope(left), _sure(left))
+    if isinstance(op, ast.In | ast.NotIn):
+        return _by_members(op, right, one)
+    value = constant(right)
+    if value is ...:
+        return _by_unknown(op, right, one)
+    number = int(value) if isinstance(value, str) and value.isdigit() else value
+    if not isinstance(number, int) or isinstance(number, bool):
+        return None
+    return _by_number(op, number, one)
+
+
+def _by_members(op: ast.cmpop, right: ast.expr, one: Sides) -> Sides | None:
+    """Return what ``rank in (-1, 0)`` says."""
+    members = [constant(part) for part in getattr(right, "elts", [])]
+    others = [member for member in members if member not in (-1, 0)]
+    if 0 not in members or others or members.count(0) > 1:
+        return None
+    return one if isinstance(op, ast.In) else one.flipped()
+
+
+def _by_unknown(op: ast.cmpop, right: ast.expr, one: Sides) -> Sides | None:
+    """Return what ``rank == args.main_rank`` says."""
+    if not isinstance(op, ast.Eq | ast.NotEq) or not dotted(right):
+        return None
+    unsure = Sides("one", "rest", one.scope, sure=False)
+    return unsure if isinstance(op, ast.Eq) else unsure.flipped()
+
+
+def _by_number(op: ast.cmpop, value: int, one: Sides) -> Sides | None:
+    if isinstance(op, ast.Eq | ast.Is):
+        return one if value >= 0 else None
+    if isinstance(op, ast.NotEq | ast.IsNot):
+        return one.flipped() if value >= 0 else None
+    if (isinstance(op, ast.Gt) and value == 0) or (isinstance(op, ast.GtE) and value == 1):
+        return one.flipped()
+    if (isinstance(op, ast.Lt) and value == 1) or (isinstance(op, ast.LtE) and value == 0):
+        return one
+    return None
+
+
+def _of_call(names: Names, test: ast.Call) -> Sides | None:
+    if _names_main(last(test)):
+        return Sides("one", "rest", _scope(test))
+    if last(test) == "bool" and len(test.args) == 1:
+        return sides(names, test.args[0], 1)
+    return None
+
+
+def _of_name(names: Names, test: ast.Name | ast.Attribute, depth: int) -> Sides | None:
+    if _is_plain_rank(names, test):
+        return Sides("rest", "one", _scope(test), _sure(test))
+    values = names.assigned(dotted(test), test) if dotted(test) else []
+    assigned = _of_values(names, values, depth)
+    if assigned is not None:
+        return assigned
+    return Sides("one", "rest", _scope(test), sure=not values) if _names_main(last(test)) else None
+
+
+def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides | None:
+    """Return what a name says to which conditions are assigned: all the same, or else constants."""
+    plain = [value for value in values if value.place < 0]
+    known = [sides(names, value.value, depth + 1) for value in plain]
+    first = next((value_sides for value_sides in known if value_sides), None)
+    if first is None or any(value_sides and not _is_alike(value_sides, first) for value_sides in known):
+        return None
+    others = [value for value, value_sides in zip(plain, known, strict=True) if value_sides is None]
+    return first if all(constant(value.value) is not ... for value in others) else None
+
+
+def _is_alike(one: Sides, other: Sides) -> bool:
+    return (one.true, one.false) == (other.true, other.false)
+
+
+def _names_main(name: str) -> bool:
+    return bool(_MAIN.fullmatch(name)) and not _MAIN_TOO_SHORT.fullmatch(name)
+
+
+def _is_rank(names: Names, node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return _is_call_for_rank(names, node)
+    if isinstance(node, ast.Subscript):
+        return _names_rank(constant(node.slice))
+    if isinstance(node, ast.Name) and _is_counted(names, node):
+        return False
+    name = last(node)
+    return bool(name and (_names_rank(name) or name in _LIKE_RANK))
+
+
+def _is_call_for_rank(names: Names, call: ast.Call) -> bool:
+    name = last(call)
+    if isinstance(call.func, ast.Name) and name == "int" and len(call.args) == 1:
+        return _is_rank(names, call.args[0])
+    if name in ("get", "getenv") and call.args:
+        return _names_rank(constant(call.args[0]))
+    return name in ("rank", "local_rank", "get_ordinal") or bool(re.fullmatch(r"_?get_(\w+_)?rank", name))
+
+
+def _is_plain_rank(names: Names, node: ast.AST) -> bool:
+    """Return whether the truth of an expression is that of a rank: ``if rank:``; ``args.as_rank`` may be anything."""
+    return bool(_PLAIN_RANK.fullmatch(last(node))) and _is_rank(names, node)
+
+
+def _names_rank(word: object) -> bool:
+    return isinstance(word, str) and bool(_RANK.fullmatch(word)) and not _NOT_A_RANK.search(word)
+
+
+def _is_counted(names: Names, node: ast.Name) -> bool:
+    """Return whether a name is the variable of a loop around: all ranks are played by one process."""
+    loops = [parent for parent in names.up(node) if isinstance(parent, ast.For)]
+    targets = [part for loop in loops for part in ast.walk(loop.target)]
+    return any(isinstance(part, ast.Name) and part.id == node.id for part in targets)
+
+
+def _scope(node: ast.AST) -> str:
+    name = last(node).lower()
+    if isinstance(node, ast.Subscript):
+        name = str(constant(node.slice)).lower()
+    if isinstance(node, ast.Call) and node.args:
+        if last(node) == "int":
+            return _scope(node.args[0])
+        is_variable = last(node) in ("get", "getenv")
+        name = str(constant(node.args[0])).lower() if is_variable else f"group_{name}"
+    if _GROUP_RANK.search(name):
+        return "group"
+    return "local" if "local" in name or "node" in name or name in _LIKE_RANK else "global"
+
+
+def _sure(node: ast.AST) -> bool:
+    return last(node) not in _LIKE_RANK and _scope(node) != "group"
+
+
+def alone(test: ast.expr) -> bool:
+    """Return whether a condition holds for one process only (``not args.distributed``, ``world_size == 1``)."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return together(test.operand)
+    if isinstance(test, ast.BoolOp):
+        parts = [alone(part) for part in test.values]
+        return any(parts) if isinstance(test.op, ast.And) else all(parts)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _compares_for_one(test)
+    return bool(re.fullmatch(r"(is_)?single_?(gpu|process|node)?", last(test)))
+
+
+def _compares_for_one(test: ast.Compare) -> bool:
+    name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
+    if _SIZE.search(name):
+        is_equal = isinstance(op, ast.Eq | ast.LtE) and value in (0, 1)
+        return is_equal or (isinstance(op, ast.Lt) and value in (1, 2))
+    if _names_rank(name) or _is_rank_of_environment(test.left):
+        return (isinstance(op, ast.Eq) and value == -1) or (isinstance(op, ast.Lt) and value == 0)
+    return isinstance(op, ast.Is) and value is None and bool(_DISTRIBUTED.search(name))
+
+
+def together(test: ast.expr) -> bool:
+    """Return whether a condition holds in every run of several processes (``dist.is_initialized()``)."""
+    if isinstance(test, ast.BoolOp):
+        return all(together(part) for part in test.values)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return alone(test.operand)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _compares_for_several(test)
+    return bool(_DISTRIBUTED.search(last(test)))
+
+
+def _compares_for_several(test: ast.Compare) -> bool:
+    name, op, value = last(test.left), test.ops[0], constant(test.comparators[0])
+    if _SIZE.search(name):
+        return isinstance(op, ast.Gt | ast.GtE | ast.NotEq) and value in (0, 1, 2)
+    if _names_rank(name) or _is_rank_of_environment(test.left):
+        least = 0 if isinstance(op, ast.GtE) else -1
+        return isinstance(op, ast.NotEq | ast.Gt | ast.GtE) and value in (-1, least)
+    return isinstance(op, ast.IsNot) and value is None and bool(_DISTRIBUTED.search(name))
+
+
+def _is_rank_of_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and last(node) == "int" and any(map(_names_rank, _texts(node)))
+
+
+def _texts(node: ast.AST) -> list[str]:
+    constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return [value for value in constants if isinstance(value, str)]
