@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.diagnose.explain.candidates import Candidate, quoted
-from paceline.diagnose.explain.scan import Scanned
+from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.tier import Tier
 
 _JOINING = (
@@ -92,30 +92,44 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
         match for match in scanned.of("store-barrier") if int(match.groups["joined"]) > int(match.groups["total"])
     ]
     srun = [match for match in scanned.of("srun-command") if _tasks(match.groups["options"]) > 1]
-    spawned = any("spawn" in frame.file for raised in scanned.tracebacks.raised for frame in raised.frames[-8:])
-    spawned = spawned or any("spawn.py" in line.text for tail in scanned.tails.values() for line in tail)
+    spawned_by_tasks = bool(srun) and _spawned(scanned)
     files = scanned.of("init-file")
-    if not (srun and spawned) and surplus and files:
-        groups = surplus[0].groups
-        found = Candidate(
-            "stale-init-file",
-            Tier.HINTED,
-            surplus[0].line.number,
-            f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet in is left over"
-            " (likely)",
-            evidence=quoted([files[0].line, surplus[0].line]),
-            why="ranks count themselves in that file, also those of an earlier run",
-            fix="delete the file before each start, or use init_method='env://' with a launcher",
-        )
-        return [*candidates, found]
-    if not (srun and spawned) and not (surplus and (srun or scanned.counts["slurm"])):
+    if surplus and files and not spawned_by_tasks:
+        return [*candidates, _left_over_file(files[0], surplus[0])]
+    several_in_slurm = bool(surplus) and bool(srun or scanned.counts["slurm"])
+    if not spawned_by_tasks and not several_in_slurm:
         return list(candidates)
+    return [*candidates, _double_launch(srun, surplus)]
+
+
+def _spawned(scanned: Scanned) -> bool:
+    """The program started its ranks with torch.multiprocessing.spawn."""
+    if any("spawn" in frame.file for raised in scanned.tracebacks.raised for frame in raised.frames[-8:]):
+        return True
+    return any("spawn.py" in line.text for tail in scanned.tails.values() for line in tail)
+
+
+def _left_over_file(file: Match, surplus: Match) -> Candidate:
+    groups = surplus.groups
+    return Candidate(
+        "stale-init-file",
+        Tier.HINTED,
+        surplus.line.number,
+        f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet in is left over"
+        " (likely)",
+        evidence=quoted([file.line, surplus.line]),
+        why="ranks count themselves in that file, also those of an earlier run",
+        fix="delete the file before each start, or use init_method='env://' with a launcher",
+    )
+
+
+def _double_launch(srun: Sequence[Match], surplus: Sequence[Match]) -> Candidate:
     lines = [match.line for match in (*srun, *surplus)]
     what = "srun starts several tasks and each of them starts all ranks of the node again"
     if surplus:
         groups = surplus[0].groups
         what = f"{groups['joined']} workers joined a world of {groups['total']}: {what}"
-    found = Candidate(
+    return Candidate(
         "double-launch",
         Tier.HINTED,
         lines[0].number,
@@ -123,7 +137,6 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
         evidence=quoted(lines),
         fix="srun --ntasks-per-node=1 before a launcher or mp.spawn; or srun with a task per GPU and no launcher",
     )
-    return [*candidates, found]
 
 
 def _tasks(options: str) -> int:

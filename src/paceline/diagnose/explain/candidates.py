@@ -15,6 +15,7 @@ from paceline.signatures.tracebacks import Frame, Raised, Stack
 _MAX_EVIDENCE = 3
 _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
+_ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
 _CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
 _CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
 # The level that a logger gives its line; NCCL's WARN is its only level for errors.
@@ -215,24 +216,30 @@ def _exception(raised: Raised, every: Sequence[Raised], scanned: Scanned, *, han
         and not any(each.type == raised.type and each.line.rank != rank for each in every)
     )
     same = {_same(each) for each in every if each.line.rank and _same(each)[:2] == _same(raised)[:2]}
-    missing = raised.type in ("ModuleNotFoundError", "ImportError")
-    name = "module-not-found" if missing else "folder-not-writable" if _refused(raised) else "user-exception"
+    name = _name_of(raised)
+    on_rank = f" (on rank {rank}{' alone' * alone})" if rank else ""
     return Candidate(
         name,
         _tier_of(raised, handled=handled),
         raised.line.number,
-        shorten(text) + (f" (on rank {rank}{' alone' if alone else ''})" if rank else ""),
+        shorten(text) + on_rank,
         where=frame.place if frame is not None else "",
         evidence=_evidence(raised),
-        why=""
-        if name != "user-exception"
-        else "an ordinary exception of the program or its data, not of the distributed set-up",
-        fix=_advice(raised, missing=missing),
+        why=_ORDINARY if name == "user-exception" else "",
+        fix=_advice(raised, name),
         key="alone" if alone else "",
         source=raised.line.source,
         last=raised.line.number,
         others=max(len(same) - 1, 0),
     )
+
+
+def _name_of(raised: Raised) -> str:
+    if raised.type in ("ModuleNotFoundError", "ImportError"):
+        return "module-not-found"
+    if _refused(raised):
+        return "folder-not-writable"
+    return "user-exception"
 
 
 def _tier_of(raised: Raised, *, handled: bool) -> Tier:
@@ -267,14 +274,14 @@ def _evidence(raised: Raised) -> tuple[str, ...]:
     return tuple(filter(None, (place, shorten(line))))
 
 
-def _advice(raised: Raised, *, missing: bool) -> str:
-    if missing:
+def _advice(raised: Raised, name: str) -> str:
+    if name == "module-not-found":
         module = raised.message.partition("'")[2].partition("'")[0].partition(".")[0]
-        name = f"pip install {module}" if module and "No module named" in raised.message else "pip list"
-        return f"{name} in the environment that runs on every node; which python tells which one that is"
+        command = f"pip install {module}" if module and "No module named" in raised.message else "pip list"
+        return f"{command} in the environment that runs on every node; which python tells which one that is"
     if raised.message.startswith("CUDA error"):
         return "CUDA_LAUNCH_BLOCKING=1 shows the call; compute-sanitizer python script.py shows the kernel"
-    if _refused(raised):
+    if name == "folder-not-writable":
         return "write to a folder that the job may write: touch FOLDER/x on the node tells"
     frame = raised.user_frame
     return f"look at {frame.place}" if frame is not None else "look at the traceback above this line in the full output"
@@ -287,14 +294,33 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
         scanned: What the text holds.
         before: The line from which on everything is a consequence.
     """
-    cut = scanned.tracebacks.cut
     well = [*scanned.of("progress"), *scanned.of("success")]
     going = max((match.line.number for match in well), default=-1)  # training continued after what is before this line
     errors = [line for line in scanned.errors if going < line.number < before]
-    if not errors and not cut:
-        return None
+    if errors:
+        return _unknown_error(errors, scanned.tracebacks.cut)
+    return _broken_off(scanned) if scanned.tracebacks.cut else None
+
+
+def _unknown_error(errors: Sequence[Line], cut: Sequence[Frame]) -> Candidate:
     own = [frame for frame in cut if frame.user]
-    if not errors and not own and all(frame.launcher for frame in cut):
+    return Candidate(
+        "cause-unknown",
+        Tier.UNEXPLAINED,
+        errors[0].number,
+        "the text speaks of an error whose cause is not known here",
+        where=own[-1].place if own else place_of(errors[0], None),
+        evidence=quoted(errors),
+        fix="look at the lines before the first of these in the full output of that rank",
+        source=errors[0].source,
+    )
+
+
+def _broken_off(scanned: Scanned) -> Candidate:
+    """The text ends inside a traceback."""
+    cut = scanned.tracebacks.cut
+    own = [frame for frame in cut if frame.user]
+    if not own and all(frame.launcher for frame in cut):
         return Candidate(
             "launcher-summary-only",
             Tier.SUMMARY,
@@ -303,20 +329,16 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
             evidence=(_quote(cut[-1]),),
             fix="look at the lines after it, and at the output of the ranks themselves",
         )
-    first = errors[0] if errors else next(iter(scanned.tails.values()))[-1]
+    last = next(iter(scanned.tails.values()))[-1]
     return Candidate(
         "cause-unknown",
         Tier.UNEXPLAINED,
-        first.number,
-        "the text speaks of an error whose cause is not known here"
-        if errors
-        else "the text breaks off inside a traceback",
-        where=own[-1].place if own else place_of(first, None),
-        evidence=quoted(errors) if errors else (_quote(cut[-1]),),
-        fix="look at the lines before the first of these in the full output of that rank"
-        if errors
-        else "look at the end of this traceback in the full output: its last line names the error",
-        source=first.source,
+        last.number,
+        "the text breaks off inside a traceback",
+        where=own[-1].place if own else place_of(last, None),
+        evidence=(_quote(cut[-1]),),
+        fix="look at the end of this traceback in the full output: its last line names the error",
+        source=last.source,
     )
 
 

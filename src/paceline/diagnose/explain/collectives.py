@@ -153,32 +153,51 @@ def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
     last = last[: next((place for place, text in enumerate(last) if _STOPPED.search(text)), len(last))]
     info = [text for text in last[-12:] if "NCCL INFO" in text]
+    if not _ends_in_setup(last, info):
+        return list(candidates)
+    evidence = tuple(text.strip()[:290] for text in info[-2:])
+    if sum("via P2P" in text for text in last) >= 2:
+        return [*candidates, _hang_of_peers(scanned.num_lines, evidence)]
+    return [*candidates, _hang_at_start(scanned.num_lines, evidence)]
+
+
+def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
+    """Return whether most of the last lines are of NCCL setting up its connections.
+
+    Args:
+        last: The last lines of the text.
+        info: What NCCL printed among the very last of them.
+    """
     if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _went_on(last):
-        return list(candidates)
-    setting_up = [text for text in info if _INIT.search(text)]
-    if len(setting_up) * 2 < len(info) or any(_DONE.search(text) for text in last[-6:]):
-        return list(candidates)
-    peer = sum("via P2P" in text for text in last) >= 2
-    found = Candidate(
-        "p2p-hang" if peer else "nccl-hang-at-init",
+        return False
+    num_setup = sum(_INIT.search(text) is not None for text in info)
+    return num_setup * 2 >= len(info) and not any(_DONE.search(text) for text in last[-6:])
+
+
+def _hang_of_peers(number: int, evidence: tuple[str, ...]) -> Candidate:
+    return Candidate(
+        "p2p-hang",
         Tier.UNCLEAR,
-        scanned.num_lines,
-        "the text ends while NCCL sets up "
-        + (
-            "peer-to-peer channels between GPUs: if it hangs here, peer-to-peer transfer is broken (likely)"
-            if peer
-            else "its connections: likely a hang"
-        ),
-        evidence=tuple(text.strip()[:290] for text in info[-2:]),
-        why="a log that was only cut off here looks the same; in a hang the first collective never ends"
-        if peer
-        else "nothing fails and nothing goes on; the first collective never ends",
-        fix="NCCL_P2P_DISABLE=1 as a test; if it helps: ACS off in the BIOS, IOMMU in pass-through mode"
-        if peer
-        else "which rank is missing in these lines? then NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1 as tests",
-        severity="warning" if peer else "error",
+        number,
+        "the text ends while NCCL sets up peer-to-peer channels between GPUs: if it hangs here, peer-to-peer transfer "
+        "is broken (likely)",
+        evidence=evidence,
+        why="a log that was only cut off here looks the same; in a hang the first collective never ends",
+        fix="NCCL_P2P_DISABLE=1 as a test; if it helps: ACS off in the BIOS, IOMMU in pass-through mode",
+        severity="warning",
     )
-    return [*candidates, found]
+
+
+def _hang_at_start(number: int, evidence: tuple[str, ...]) -> Candidate:
+    return Candidate(
+        "nccl-hang-at-init",
+        Tier.UNCLEAR,
+        number,
+        "the text ends while NCCL sets up its connections: likely a hang",
+        evidence=evidence,
+        why="nothing fails and nothing goes on; the first collective never ends",
+        fix="which rank is missing in these lines? then NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1 as tests",
+    )
 
 
 def _went_on(last: Sequence[str]) -> bool:

@@ -106,7 +106,6 @@ def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
 def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
     found = []
     for place, each in enumerate(ordered):
-        severity = each.severity if place == 0 else "warning" if each.tier >= Tier.EXCEPTION else "hint"
         found.append(
             Finding(
                 each.name,
@@ -115,10 +114,15 @@ def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
                 evidence=each.evidence,
                 why=each.why,
                 fix=each.fix,
-                severity=severity,
+                severity=each.severity if place == 0 else _severity_behind(each),
             )
         )
     return found
+
+
+def _severity_behind(candidate: Candidate) -> str:
+    """Return the severity of a candidate that is not the first."""
+    return "warning" if candidate.tier >= Tier.EXCEPTION else "hint"
 
 
 def _others(candidate: Candidate) -> str:

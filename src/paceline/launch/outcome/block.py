@@ -46,14 +46,13 @@ def _about_the_others(verdict: Verdict) -> list[str]:
     if len(verdict.others) > 2:
         lines.append(f"and {len(verdict.others) - 2} more failed by themselves")
     if verdict.victims:
-        because = (
-            f"because {named(verdict.causes)} failed"
-            if verdict.causes
-            else "because the node was lost"
-            if verdict.lost
-            else "by a peer that is not visible"
-        )
-        lines.append(f"{named(verdict.victims)}: stopped {because}")
+        lines.append(f"{named(verdict.victims)}: stopped {_why_stopped(verdict)}")
     if verdict.lost and verdict.causes:
         lines.append(f"{', '.join(verdict.lost)}: not heard of since")
     return lines
+
+
+def _why_stopped(verdict: Verdict) -> str:
+    if verdict.causes:
+        return f"because {named(verdict.causes)} failed"
+    return "because the node was lost" if verdict.lost else "by a peer that is not visible"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from paceline.diagnose.doctor.checks.asked import gpus_in_words, version, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
@@ -38,6 +39,8 @@ _SLOWDOWNS = {
     "hardware": "as the hardware protects itself (heat or power)",
 }
 _RECOVERED = "to 0x0 "  # of Xid 154: nothing is asked for any more
+_REPLACE = "take the node out of use, then nvidia-smi --gpu-reset or a reboot; if it comes back, have it replaced"
+_RESET = "reset the GPU when it is free (nvidia-smi --gpu-reset, or a reboot), and watch it"
 _MPS = "nvidia-cuda-mps-server"  # lets several processes use a GPU that is in exclusive mode
 _MUCH, _MUCH_BYTES = 0.1, 2 << 30  # of a GPU's memory: more than what the driver and a desktop take
 
@@ -52,37 +55,73 @@ def judge_gpus(facts: Facts) -> Iterator[Finding]:
     yield from _without_bf16(facts)
 
 
+@dataclass(frozen=True)
+class _Sign:
+    """A sign of a hardware fault.
+
+    Attributes:
+        gpu: The GPU; None if no GPU of this list has the bus id that the kernel's log names.
+        place: The GPU in words.
+        kind: What tells signs of different kinds apart.
+        line: What is quoted as evidence.
+        what: The sign in a few words.
+        severe: A GPU with it must not be used.
+    """
+
+    gpu: Gpu | None
+    place: str
+    kind: str | int
+    line: str
+    what: str
+    severe: bool
+
+
 def _hardware(facts: Facts) -> Iterator[Finding]:
-    faults = [(gpu, line, severe) for gpu in facts.gpus for line, severe in _faults(gpu, facts)]
-    placed = {gpu.bus_id: gpu for gpu in facts.gpus}
-    xids = [(placed.get(xid.bus_id), xid) for xid in facts.xids if xid.number in _XIDS and _RECOVERED not in xid.line]
-    if facts.host.container or facts.host.slurm_job:  # the kernel's log tells of GPUs that are not ours, too
-        xids = [(gpu, xid) for gpu, xid in xids if gpu is not None]
     if "no answer" in facts.driver.problem:
         yield _hung(facts)
-    if not faults and not xids:
+    signs = [*_signs_of_nvml(facts), *_signs_of_kernel(facts)]
+    if not signs:
         return
-    shown = {gpu.index for gpu in visible_gpus(facts)}  # one that is hidden harms nobody
-    severe = any(is_severe and gpu.index in shown for gpu, _, is_severe in faults)
-    severe |= any(_is_severe(xid) and (gpu is None or gpu.index in shown) for gpu, xid in xids)
-    lines = [f"GPU {gpu.index}: {line}" for gpu, line, _ in faults]
-    lines += [f"{f'GPU {gpu.index}' if gpu else xid.bus_id}: {xid.line or f'Xid {xid.number}'}" for gpu, xid in xids]
-    what = f"{faults[0][1]}" if faults else f"Xid {xids[0][1].number}, {_XIDS[xids[0][1].number][0]}"
-    others = len({line for _, line, _ in faults} | {xid.number for _, xid in xids}) - 1
-    whose = [gpu for gpu, _, _ in faults] + [gpu for gpu, _ in xids if gpu is not None]
-    unique = sorted({gpu.index: gpu for gpu in whose}.values(), key=lambda gpu: gpu.index)
-    where = gpus_in_words(unique) or few([xid.bus_id for _, xid in xids])
+    visible = {gpu.index for gpu in visible_gpus(facts)}  # one that is hidden harms nobody
+    severe = any(sign.severe and (sign.gpu is None or sign.gpu.index in visible) for sign in signs)
+    others = len({sign.kind for sign in signs}) - 1
+    and_others = f", and {count(others, 'other sign')} of a fault" if others else ""
+    where = _where(signs)
     yield Finding(
         "gpu-hardware-error",
-        f"{where}: {what}" + (f", and {count(others, 'other sign')} of a fault" if others else ""),
+        f"{where}: {signs[0].what}{and_others}",
         where=where,
-        evidence=tuple(lines[:8]),
+        evidence=tuple(f"{sign.place}: {sign.line}" for sign in signs[:8]),
         why="a run on a faulty GPU crashes, hangs or computes wrong numbers" if severe else "it may get worse",
-        fix="take the node out of use, then nvidia-smi --gpu-reset or a reboot; if it comes back, have it replaced"
-        if severe
-        else "reset the GPU when it is free (nvidia-smi --gpu-reset, or a reboot), and watch it",
+        fix=_REPLACE if severe else _RESET,
         severity="error" if severe else "warning",
     )
+
+
+def _signs_of_nvml(facts: Facts) -> Iterator[_Sign]:
+    for gpu in facts.gpus:
+        for line, severe in _faults(gpu, facts):
+            yield _Sign(gpu, f"GPU {gpu.index}", line, line, line, severe)
+
+
+def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
+    gpus = {gpu.bus_id: gpu for gpu in facts.gpus}
+    shared_log = facts.host.container or facts.host.slurm_job  # it names GPUs that are not ours, too
+    for xid in facts.xids:
+        gpu = gpus.get(xid.bus_id)
+        if xid.number not in _XIDS or _RECOVERED in xid.line or (shared_log and gpu is None):
+            continue
+        place = f"GPU {gpu.index}" if gpu is not None else xid.bus_id
+        what = f"Xid {xid.number}, {_XIDS[xid.number][0]}"
+        yield _Sign(gpu, place, xid.number, xid.line or f"Xid {xid.number}", what, _is_severe(xid))
+
+
+def _where(signs: Sequence[_Sign]) -> str:
+    """Return the GPUs in words, or their bus ids if none of them is in the list."""
+    gpus = {sign.gpu.index: sign.gpu for sign in signs if sign.gpu is not None}
+    if gpus:
+        return gpus_in_words([gpus[index] for index in sorted(gpus)])
+    return few([sign.place for sign in signs])
 
 
 def _hung(facts: Facts) -> Finding:

@@ -93,7 +93,6 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
     limited = 0 < limits.cpus < limits.total_cpus
     if not gpus or not limited or limits.cpus >= 2 * ranks:
         return
-    slurm, container = facts.host.slurm_step, facts.host.container
     yield Finding(
         "cpu-starved",
         f"{limits.cpus} of {limits.total_cpus} CPUs may be used, for "
@@ -101,15 +100,21 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
         where=limits.cpus_reason or "CPU affinity",
         evidence=(f"CPUs: {limits.affinity or '?'} ({limits.cpus_reason or 'reason unknown'})", f"GPUs: {gpus}"),
         why="ranks and their DataLoader workers share them: the GPUs wait for data",
-        fix=f"#SBATCH --cpus-per-task={8 * ranks}, and srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
-        if slurm
-        else f"in the pod: resources: limits: cpu: {8 * ranks}"
-        if container == "kubernetes"
-        else f"{run_container(facts)} --cpus={8 * ranks} ..., or without --cpus and --cpuset-cpus"
-        if container and container != "apptainer"
-        else "leave out what binds this process: taskset, numactl, a cgroup's quota",
+        fix=_more_cpus(facts, 8 * ranks),
         severity="warning",
     )
+
+
+def _more_cpus(facts: Facts, cpus: int) -> str:
+    """Return how to get more CPUs from what limits them here."""
+    container = facts.host.container
+    if facts.host.slurm_step:
+        return f"#SBATCH --cpus-per-task={cpus}, and srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
+    if container == "kubernetes":
+        return f"in the pod: resources: limits: cpu: {cpus}"
+    if container and container != "apptainer":
+        return f"{run_container(facts)} --cpus={cpus} ..., or without --cpus and --cpuset-cpus"
+    return "leave out what binds this process: taskset, numactl, a cgroup's quota"
 
 
 def _loaders(facts: Facts) -> Iterator[Finding]:

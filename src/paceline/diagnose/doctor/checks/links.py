@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from paceline.diagnose.doctor.checks.asked import gpus_in_words, p2p_level, place, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_gpu import Gpu, GpuPair
+from paceline.diagnose.doctor.facts_gpu import AcsBridge, Gpu, GpuPair
 from paceline.errors import Finding
 from paceline.text.wording import few
 
 _BROKEN = ("hang", "wrong-data")
+_BETWEEN_GPUS = (
+    "traffic between GPUs and to the network takes the way over the CPU: slower, and on some machines it hangs"
+)
+_TO_NETWORK = "GPUs and network cards exchange data over the CPU, which is slower (GPUDirect RDMA)"
 
 
 def judge_links(facts: Facts) -> Iterator[Finding]:
@@ -161,35 +165,54 @@ def _access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]
     over_pci = [pair for pair in pairs if not pair.nvlinks and pair.p2p in ("", "ok")]
     over_pci = [pair for pair in over_pci if pair.trial in ("", "ok", *_BROKEN)]
     tried = bool(over_pci) and all(pair.trial == "ok" for pair in over_pci)
-    if facts.bridges is None:
-        if facts.iommu == "translated" and over_pci and not tried:
-            yield _likely_access_control(facts, over_pci)
+    if facts.bridges is not None:
+        yield from _redirecting_bridges(facts, facts.bridges, over_pci, tried=tried)
+    elif facts.iommu == "translated" and over_pci and not tried:
+        yield _likely_access_control(facts, over_pci)
+
+
+def _redirecting_bridges(
+    facts: Facts, bridges: Sequence[AcsBridge], over_pci: Sequence[GpuPair], *, tried: bool
+) -> Iterator[Finding]:
+    """Yield the finding about bridges whose access control is on, if traffic of GPUs passes them."""
+    gpus = {pair.first for pair in over_pci} | {pair.second for pair in over_pci}
+    redirecting = [bridge for bridge in bridges if {"request", "completion"} & set(bridge.redirects)]
+    between_gpus = [bridge for bridge in redirecting if gpus & set(bridge.gpus)]
+    to_network = not over_pci and any(port.state == "ACTIVE" for port in facts.rdma)
+    shown = redirecting if to_network else between_gpus
+    if not shown:
         return
-    above = {pair.first for pair in over_pci} | {pair.second for pair in over_pci}
-    on = [bridge for bridge in facts.bridges if {"request", "completion"} & set(bridge.redirects)]
-    guilty = [bridge for bridge in on if above & set(bridge.gpus)]
-    fabric = bool(on) and not over_pci and any(port.state == "ACTIVE" for port in facts.rdma)
-    if not guilty and not fabric:
-        return
-    bridges = [bridge.bus_id for bridge in guilty or on]
-    # Beyond a host bridge NCCL mostly goes over host memory anyway.
+    harmful = bool(between_gpus) and not tried and _is_used(facts, over_pci)
+    why = _BETWEEN_GPUS if between_gpus else _TO_NETWORK
+    yield _access_control_is_on(facts, shown, why=why, tried=tried, harmful=harmful)
+
+
+def _is_used(facts: Facts, over_pci: Sequence[GpuPair]) -> bool:
+    """NCCL copies between some of these GPUs; beyond a host bridge it mostly goes over host memory."""
     near = any(pair.level in ("", "PIX", "PXB") for pair in over_pci)
-    harms = near or _nccl_crosses(facts, p2p_level(facts.settings))
-    yield Finding(
+    return near or _nccl_crosses(facts, p2p_level(facts.settings))
+
+
+def _access_control_is_on(
+    facts: Facts, bridges: Sequence[AcsBridge], *, why: str, tried: bool, harmful: bool
+) -> Finding:
+    ids = [bridge.bus_id for bridge in bridges]
+    evidence = [f"redirected to the CPU: {', '.join(bridges[0].redirects)}"]
+    if facts.iommu:
+        evidence.append(f"IOMMU: {facts.iommu}")
+    if tried:
+        evidence.append("copies between all pairs of GPUs were tried and are right")
+    evidence.append(
+        "price of switching it off: devices are no longer isolated from each other (virtual machines need that)"
+    )
+    return Finding(
         "acs-enabled",
-        f"access control (ACS) is on in {len(bridges)} PCI bridge{'s' if len(bridges) > 1 else ''} above the GPUs",
-        where=f"PCI bridge {few(bridges)}",
-        evidence=(
-            f"redirected to the CPU: {', '.join((guilty or on)[0].redirects)}",
-            *([f"IOMMU: {facts.iommu}"] if facts.iommu else []),
-            *(["copies between all pairs of GPUs were tried and are right"] if tried else []),
-            "price of switching it off: devices are no longer isolated from each other (virtual machines need that)",
-        ),
-        why="traffic between GPUs and to the network takes the way over the CPU: slower, and on some machines it hangs"
-        if guilty
-        else "GPUs and network cards exchange data over the CPU, which is slower (GPUDirect RDMA)",
-        fix=f"until the next boot: for b in {' '.join(bridges[:16])}; do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done",
-        severity="warning" if guilty and harms and not tried else "hint",
+        f"access control (ACS) is on in {len(ids)} PCI bridge{'s' if len(ids) > 1 else ''} above the GPUs",
+        where=f"PCI bridge {few(ids)}",
+        evidence=tuple(evidence),
+        why=why,
+        fix=f"until the next boot: for b in {' '.join(ids[:16])}; do sudo setpci -s $b ECAP_ACS+0x6.w=0000; done",
+        severity="warning" if harmful else "hint",
     )
 
 

@@ -155,7 +155,7 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
     limit = facts.limits.memlock_bytes
     if limit is None or limit == UNLIMITED or limit >= _ENOUGH_LOCK or facts.limits.lock_any:
         return
-    container = facts.host.container
+    severity = "error" if limit <= _SMALL_LOCK else "warning"
     only_roce = all(port.kind == "RoCE" for port in ports)  # which every faster Ethernet card offers, used or not
     yield Finding(
         "memlock-too-low",
@@ -163,13 +163,19 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
         where="ulimit -l",
         evidence=(f"up: {few([port.words for port in ports])}", f"memlock: {size(limit)}"),
         why="NCCL then fails with: Call to ibv_reg_mr failed with error Cannot allocate memory",
-        fix="in the pod: securityContext: capabilities: add: [IPC_LOCK]"
-        if container == "kubernetes"
-        else f"{run_container(facts)} --ulimit memlock=-1 ..."
-        if container and container != "apptainer"
-        else "memlock unlimited in /etc/security/limits.conf; under Slurm also LimitMEMLOCK=infinity in slurmd's unit",
-        severity="hint" if only_roce else "error" if limit <= _SMALL_LOCK else "warning",
+        fix=_more_locked_memory(facts),
+        severity="hint" if only_roce else severity,
     )
+
+
+def _more_locked_memory(facts: Facts) -> str:
+    """Return how to raise the limit of locked memory where this process runs."""
+    container = facts.host.container
+    if container == "kubernetes":
+        return "in the pod: securityContext: capabilities: add: [IPC_LOCK]"
+    if container and container != "apptainer":
+        return f"{run_container(facts)} --ulimit memlock=-1 ..."
+    return "memlock unlimited in /etc/security/limits.conf; under Slurm also LimitMEMLOCK=infinity in slurmd's unit"
 
 
 def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:

@@ -132,4 +132,8 @@ def _words(process: Leftover) -> str:
 def _ago(age_s: int) -> str:
     if age_s < 120:
         return f"{age_s} s"
-    return f"{age_s // 60} min" if age_s < 7200 else f"{age_s // 3600} h" if age_s < 172_800 else f"{age_s // 86_400} d"
+    if age_s < 7200:
+        return f"{age_s // 60} min"
+    if age_s < 172_800:
+        return f"{age_s // 3600} h"
+    return f"{age_s // 86_400} d"
