@@ -142,7 +142,15 @@ class Source:
 class MapBatches(Source):
     """Batches of a dataset that is read by index; ``settings`` are those of torch's DataLoader."""
 
-    def __init__(self, dataset: Any, around: Surroundings, divided: Division, *, settings: Any, **common: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        around: Surroundings,
+        divided: Division,
+        *,
+        settings: dict[str, Any],
+        **common: Any,
+    ) -> None:
         super().__init__(dataset, around, divided, **common)
         self._draws = Draws(divided.sampler, around.seed)
         self._requests = _Requests()
@@ -238,7 +246,7 @@ class StreamBatches(Source):
             check_stream(dataset)
             check_library(dataset, world_size=around.world.world_size)
         self.has_position = not sharded
-        self._stream = self._stream_of_own(dataset) if sharded else self._whole_stream(dataset)
+        self._stream = self._stream_of_own() if sharded else self._whole_stream()
         self._torch_loader = self._fetch(self._stream, settings, batch_size=None, collate_fn=as_it_is)
 
     def __len__(self) -> int:
@@ -249,17 +257,11 @@ class StreamBatches(Source):
         """Unknown."""
         return -1
 
-    def _whole_stream(self, dataset: Any) -> Stream:
-        world = self._around.world
-        return self._stream_of(
-            dataset,
-            batch_size=self._divided.batch_size,
-            is_compared=world.world_size > 1,
-            rank=world.rank,
-            world_size=world.world_size,
-        )
+    def _whole_stream(self) -> Stream:
+        size, rank, ranks = self._divided.batch_size, self._around.world.rank, self._around.world.world_size
+        return self._stream_of(batch_size=size, is_compared=ranks > 1, rank=rank, world_size=ranks)
 
-    def _stream_of_own(self, dataset: Any) -> Stream:
+    def _stream_of_own(self) -> Stream:
         world = self._around.world
         size, extra = divmod(self._divided.batch_size, world.world_size)
         if extra:
@@ -267,12 +269,12 @@ class StreamBatches(Source):
                 f"batch_size={self._divided.batch_size} does not divide by {world.world_size} ranks, "
                 "whose streams are read side by side"
             )
-        return self._stream_of(dataset, batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
+        return self._stream_of(batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
 
-    def _stream_of(self, dataset: Any, **shares: Any) -> Stream:
+    def _stream_of(self, **shares: Any) -> Stream:
         collate = self._units.counted(self._collate) or default_collate
         return Stream(
-            dataset,
+            self._dataset,
             seed=self._around.seed,
             last=self._divided.last,
             collate=collate,
