@@ -43,7 +43,8 @@ def division(
     """Return how samples are divided, as the arguments of ``Session.loader`` ask for it.
 
     Raises:
-        UsageError: Options exclude each other, a batch size is bad, or the sampler shares out by itself.
+        UsageError: Options exclude each other, a batch size is bad, or the sampler shares out
+            by itself.
     """
     if batch_sampler is None:
         size = global_batch_size(batch_size, per_rank_batch_size, world_size)

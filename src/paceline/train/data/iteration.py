@@ -13,14 +13,16 @@ from paceline.train.data.shard import Rows, Shard
 class LoopState(Enum):
     """What a loop over a loader is doing.
 
-    People evaluate without ``torch.no_grad()`` too, so autograd alone does not make a loop one of training. It is one
-    if it, an earlier loop over the same loader, or no loop at all so far had a backward.
+    People evaluate without ``torch.no_grad()`` too, so autograd alone does not make a loop one of
+    training. It is one if it, an earlier loop over the same loader, or no loop at all so far had a
+    backward.
 
     Attributes:
         IDLE: The loop has ended.
-        EVALUATING: No backward is expected of it. Nobody stops in it, and it holds no position of a checkpoint.
-        RESUMING: It continues an epoch from a checkpoint, and nothing but its first batch was looked at. If it ends
-            like this, the position stays that of the checkpoint.
+        EVALUATING: No backward is expected of it. Nobody stops in it, and it holds no position of a
+            checkpoint.
+        RESUMING: It continues an epoch from a checkpoint, and nothing but its first batch was looked
+            at. If it ends like this, the position stays that of the checkpoint.
         TRAINING: Its batches are trained on.
         trains: Whether a checkpoint that is made now is one in the middle of this loop.
     """

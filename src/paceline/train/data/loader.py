@@ -130,7 +130,8 @@ class Loader:
         """Begin a loop: return its record and its batches."""
         self._refuse_two_loops()
         epoch, done = self._position
-        # An evaluation of data that a training run is to resume with sees all of it, and leaves the position alone.
+        # An evaluation of data that a training run is to resume with sees all of it, and leaves the
+        # position alone.
         resumes = done > 0 and torch.is_grad_enabled()
         start = done if resumes else 0
         previous = self._with_grad
@@ -176,7 +177,7 @@ class Loader:
             self._tally.is_uneven |= not can_be_emptied(batch, num_rows=rows.of_rank or rows.borrowed)
 
     def _end(self, iteration: Iteration, began_at: Position) -> None:
-        """End a loop; the position is what it was if the loop only looked at a batch of an epoch to resume."""
+        """End a loop; if it only looked at an epoch to resume, the position is what it was."""
         has_only_looked = self._tally.state_of(iteration) is LoopState.RESUMING
         self._tally.close(iteration)
         self._note_few(None)
@@ -266,7 +267,7 @@ class Loader:
 
     @property
     def under_way(self) -> bool:
-        """Whether a training loop over it has not ended, so that a checkpoint now is one in the middle of an epoch."""
+        """Whether a training loop over it is live, so that a checkpoint is amid an epoch."""
         return self._with_grad is not None and self._tally.state_of(self._with_grad).trains
 
     def state_dict(self) -> dict[str, int]:

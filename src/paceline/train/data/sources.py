@@ -1,7 +1,7 @@
 """Where a loader's batches come from: a dataset that is read by index, or a stream.
 
-Both are built on torch's DataLoader. ``MapBatches`` gives it a list of indices for each batch, ``StreamBatches`` a
-stream that is already in batches.
+Both are built on torch's DataLoader. ``MapBatches`` gives it a list of indices for each batch,
+``StreamBatches`` a stream that is already in batches.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ Collate = Callable[[list[Any]], Any]
 # Rows of a batch, the batch, and why its rows are not its weight (empty where they are).
 Served = tuple[Rows, Any, str]
 
-# Returns the batches of an epoch, given how many samples have been served; None if ranks read different streams.
+# Returns the batches of an epoch, given how many samples have been served.
+# It is None if ranks read different streams.
 ShardOf = Callable[[int], Shard] | None
 
 
 class Source:
-    """What both kinds have in common: torch's DataLoader, and its workers, which may outlive an epoch.
+    """What both kinds have in common: torch's DataLoader, whose workers may outlive an epoch.
 
     Args:
         dataset: The user's dataset.
@@ -93,7 +94,7 @@ class Source:
 
     @property
     def num_even_samples(self) -> int | None:
-        """Samples of an epoch in batches of one size but for the last; None if unknown, or otherwise divided."""
+        """Samples of an epoch if all batches but the last have one size; None if not, or unknown."""
         is_even = self._divided.batch_size > 0 and self._divided.last == "exact"
         return self.num_samples if is_even and self.num_samples >= 0 else None
 
@@ -131,7 +132,7 @@ class Source:
         Raises:
             UsageError: Its options exclude each other.
         """
-        # Its own generator, because torch would draw a seed for the workers from the global one at each epoch.
+        # Its own generator: torch would draw a seed for the workers from the global one each epoch.
         generator = torch.Generator().manual_seed(derive("workers", self._around.seed))
         try:
             return DataLoader(dataset, generator=generator, **options, **settings)
@@ -228,7 +229,8 @@ class StreamBatches(Source):
         **common: As for ``Source``.
 
     Raises:
-        UsageError: The stream seems to share itself out, or the batch size does not divide by the ranks.
+        UsageError: The stream seems to share itself out, or the batch size does not divide by the
+            ranks.
     """
 
     def __init__(
@@ -258,8 +260,9 @@ class StreamBatches(Source):
         return -1
 
     def _whole_stream(self) -> Stream:
-        size, rank, ranks = self._divided.batch_size, self._around.world.rank, self._around.world.world_size
-        return self._stream_of(batch_size=size, is_compared=ranks > 1, rank=rank, world_size=ranks)
+        size, world = self._divided.batch_size, self._around.world
+        ranks = world.world_size
+        return self._stream_of(batch_size=size, is_compared=ranks > 1, rank=world.rank, world_size=ranks)
 
     def _stream_of_own(self) -> Stream:
         world = self._around.world

@@ -67,7 +67,7 @@ def _workers(number: int) -> str:
 def settings(
     num_workers: int | None, options: dict[str, Any], dataset: Any, around: Surroundings
 ) -> tuple[dict[str, Any], str]:
-    """Return the settings of torch's DataLoader, and the reason for the number of workers if it was chosen.
+    """Return the settings of torch's DataLoader, and why as many workers if that was chosen.
 
     Args:
         num_workers: As the user set it; None if left open.
@@ -100,9 +100,9 @@ def settings(
     values["num_workers"] = num_workers
     values.setdefault("pin_memory", chosen.pin_memory)
     if num_workers:
-        # Starting them again costs up to seconds an epoch, and some versions of Python deadlock in a fork now and then;
-        # see docs/design/0017-what-goes.md. A DataLoader of the user's has False by default, which says nothing: only
-        # session.loader(...) is asked.
+        # Starting them again costs 0.1 to 0.6 s an epoch, and some versions of Python deadlock in a
+        # fork now and then; see docs/design/0017-what-goes.md. A DataLoader of the user's has False
+        # by default, which says nothing: only session.loader(...) is asked.
         values.setdefault("persistent_workers", True)
     return values, reason
 
