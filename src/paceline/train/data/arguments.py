@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from paceline.errors import Finding, UsageError, closest
-from paceline.train.data.adopt import parts_of
+from paceline.train.data.adopt import check_sampler, parts_of
 from paceline.train.data.shard import LAST
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the samples of an epoch are divided into global batches.
+
+    Attributes:
+        batch_size: Samples of a batch; 0 if the sampler yields batches.
+        last: What becomes of a last batch that is shorter, ``"exact"`` or ``"drop"``.
+        shuffle: Whether each epoch has another order of ours.
+        sampler: The user's sampler or batch sampler; None without one.
+    """
+
+    batch_size: int
+    last: str = "exact"
+    shuffle: bool = False
+    sampler: Any = None
+
+
+def division(
+    *,
+    world_size: int,
+    batch_size: int | None,
+    per_rank_batch_size: int | None,
+    shuffle: bool,
+    sampler: Any,
+    batch_sampler: Any,
+    last: str,
+) -> Division:
+    """Return how samples are divided, as the arguments of ``Session.loader`` ask for it.
+
+    Raises:
+        UsageError: Options exclude each other, a batch size is bad, or the sampler shares out
+            by itself.
+    """
+    if batch_sampler is None:
+        size = global_batch_size(batch_size, per_rank_batch_size, world_size)
+    elif batch_size is None and per_rank_batch_size is None and not shuffle and sampler is None:
+        size = 0
+    else:
+        raise contradiction("a batch_sampler decides batch size and order by itself")
+    chosen = sampler if batch_sampler is None else batch_sampler
+    check_sampler(chosen)
+    return Division(size, last, shuffle, chosen)
 
 
 def check_options(
@@ -18,7 +63,7 @@ def check_options(
     """Refuse options that are bad or exclude each other.
 
     Raises:
-        UsageError: There are some.
+        UsageError: An option is bad, or two exclude each other.
     """
     if last not in LAST:
         near = closest(str(last), LAST) or "exact"

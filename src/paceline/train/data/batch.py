@@ -142,6 +142,15 @@ def rebuilt(batch: Any, function: Callable[[Any], Any]) -> Any:
     return batch
 
 
+def moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield batches on a device."""
+    if device.type == "cpu":
+        return batches  # as the workers made them
+    if device.type == "cuda":
+        return moved_ahead(batches, device)
+    return (to_device(batch, device) for batch in batches)
+
+
 def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yield batches on a GPU; each is copied on a stream of its own while the one before is computed with."""
     stream = torch.cuda.Stream(device)

@@ -3,99 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from paceline.errors import Finding, UsageError
-from paceline.train.data.shard import Rows, Shard
-
-
-@dataclass(eq=False, slots=True)
-class Iteration:
-    """One run through a loader, as the tally knows it.
-
-    Attributes:
-        shard: Returns the batches that it runs through, given how many samples it has served up to now; None for a
-            stream whose ranks each read something else.
-        rows: Those of the batch yielded last.
-        num_batches: Batches yielded since the last backward.
-        with_grad: Whether the last one was fetched with autograd enabled.
-        live: Whether the loop over the loader goes on.
-        trained: Whether a backward was called in it.
-        group_start: Samples of the epoch that were served before the group of the last batch.
-        end: Samples of the epoch that were served up to the last batch.
-        number: Number of the last batch, from 0.
-        own: Rows of this rank, of all batches up to now.
-        borrowed: Where this rank got rows of other ranks: their place behind the rows before them, and their number.
-        has_borrowed: Whether the last batch is such a one.
-        meets: Whether the loop's body has called other ranks.
-        odd: Why the rows of the last batch are not its weight; empty where they are.
-    """
-
-    shard: Callable[[int], Shard] | None = None
-    rows: Rows | None = None
-    num_batches: int = 0
-    with_grad: bool = True
-    live: bool = True
-    trained: bool = False
-    group_start: int = 0
-    end: int = 0
-    number: int = -1
-    own: int = 0
-    borrowed: list[tuple[int, int]] = field(default_factory=list)
-    has_borrowed: bool = False
-    meets: bool = False
-    odd: str = ""
-
-    def borrow(self, num_rows: int) -> None:
-        """Take down that the last batch is of another rank's rows."""
-        self.has_borrowed = True
-        self.borrowed.append((self.own + sum(number for _, number in self.borrowed), num_rows))
-
-    def own_of(self, num_rows: int) -> list[int] | None:
-        """Return which of the rows that a rank has collected are its own; None if all are.
-
-        Args:
-            num_rows: How many it has collected: of the last batch, or of all batches up to it.
-        """
-        if self.has_borrowed and num_rows == self.borrowed[-1][1]:
-            return []
-        if not self.borrowed or num_rows != self.own + sum(number for _, number in self.borrowed):
-            return None
-        others = {place for start, number in self.borrowed for place in range(start, start + number)}
-        return [place for place in range(num_rows) if place not in others]
-
-    def spans_of(self, sizes: list[int]) -> list[list[range]] | None:
-        """Return the positions of rows that ranks hold, if they are those of the last batch, or of all up to it.
-
-        Args:
-            sizes: How many rows each rank holds.
-        """
-        if self.shard is None or self.number < 0:
-            return None
-        shard = self.shard(self.end)
-        ranks = range(shard.world_size)
-        for batches in ([self.number], range(self.number + 1)):
-            spans = [[shard.positions_of(batch, rank) for batch in batches] for rank in ranks]
-            if [sum(map(len, of_rank)) for of_rank in spans] == sizes:
-                return spans
-        return None
-
-    def done(self) -> int:
-        """Return how many samples of the epoch need not be served again if the run went on from here.
-
-        A group that is not complete begins anew: the gradients of its first batches are in no checkpoint.
-        """
-        if self.rows is None:
-            return self.end
-        # Nobody knows of the first batch whether a backward will come; later ones of a loop without any wait for none.
-        waits_for_backward = self.num_batches > 0 and (self.trained or self.number == 0)
-        return self.end if self.rows.ends_group and not waits_for_backward else self.group_start
+from paceline.train.data.iteration import Iteration, LoopState
+from paceline.train.data.shard import Rows
 
 
 class Tally:
     """Which batch the next backward belongs to; shared by the loaders of a session.
 
-    A loop over a loader takes down each batch that it yields, and is no longer live when it ends: at the last
+    A loop over a loader records each batch that it yields, and is no longer live when it ends: at the last
     batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between two training
     batches has therefore ended by the time of the next backward.
 
@@ -122,20 +39,51 @@ class Tally:
         """Whether there was a backward of any loop's batch."""
         return self._trained is not None
 
-    def open(self, shard: Callable[[int], Shard] | None = None, *, start: int = 0) -> Iteration:
-        """Return the record of a loop that begins; its attributes say what the arguments are."""
+    def open(self, iteration: Iteration) -> None:
+        """Follow a loop that begins."""
         self._iterations = [each for each in self._iterations if each.live or each.num_batches]
-        self._iterations.append(Iteration(shard, group_start=start, end=start))
-        return self._iterations[-1]
+        self._iterations.append(iteration)
+
+    def asks(self, iteration: Iteration, *, with_grad: bool) -> LoopState:
+        """Record that a loop is asked for its next batch; return what it is doing.
+
+        Args:
+            iteration: The loop.
+            with_grad: Whether autograd is enabled.
+        """
+        if iteration.number >= 0:
+            iteration.resumes = False  # more than a look at the first batch
+        return self.state_of(iteration, with_grad)
+
+    def state_of(self, iteration: Iteration, with_grad: bool | None = None) -> LoopState:
+        """Return what a loop is doing.
+
+        Args:
+            iteration: The loop.
+            with_grad: Whether autograd is enabled; None: as it was for the last batch.
+        """
+        if with_grad is None:
+            with_grad = iteration.with_grad
+        if not iteration.live:
+            return LoopState.IDLE
+        if not with_grad:
+            return LoopState.EVALUATING
+        if iteration.trained:
+            return LoopState.TRAINING
+        if iteration.resumes:
+            return LoopState.RESUMING
+        if iteration.trained_before or self._trained is None:
+            return LoopState.TRAINING
+        return LoopState.EVALUATING
 
     def close(self, iteration: Iteration) -> None:
-        """Take down that a loop has ended."""
+        """Record that a loop has ended."""
         iteration.live = False
         if self._on_sync is not None:  # an evaluation may have been between two batches of a group
             self._on_sync(self._ends_group())
 
     def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
-        """Take down that a loop is about to yield a batch."""
+        """Record that a loop is about to yield a batch."""
         before = iteration.rows
         if before is None or before.ends_group:
             iteration.group_start = iteration.end
@@ -156,12 +104,12 @@ class Tally:
         return any(each.ends_group for each in rows) if rows else True
 
     def meet(self) -> None:
-        """Take down that the body of each loop that goes on calls other ranks."""
+        """Record that the body of each loop that has not ended calls other ranks."""
         for each in self._iterations:
             each.meets |= each.live
 
     def is_beside(self, iteration: Iteration, *, trained: bool) -> bool:
-        """Return whether another loop goes on, as in a loop over ``zip``; one that trains, or one that does not."""
+        """Return whether another loop is live, as in a loop over ``zip``; one that trains, or one that does not."""
         others = [each for each in self._iterations if each is not iteration and each.live]
         return any(each.trained == trained for each in others)
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from paceline.errors import Finding, UsageError, closest
+from paceline.train.data.arguments import contradiction
+from paceline.train.data.samples import in_memory
+from paceline.train.data.surroundings import Surroundings
+
+# Arguments that torch's DataLoader takes as they are.
+_OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
+_HANDED_ON = ("pin_memory", *_OF_WORKERS)
 
 MAX_WORKERS = 8  # of a rank: beyond it, what one process can take in is the limit rather than loading
 
@@ -49,3 +62,58 @@ def choose(*, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool
 
 def _workers(number: int) -> str:
     return f"{number or 'no'} worker{'s' * (number != 1)}"
+
+
+def settings(
+    num_workers: int | None, options: dict[str, Any], dataset: Any, around: Surroundings
+) -> tuple[dict[str, Any], str]:
+    """Return the settings of torch's DataLoader, and why as many workers if that was chosen.
+
+    Args:
+        num_workers: As the user set it; None if left open.
+        options: Other settings of the user's; None is left open too.
+        dataset: The user's dataset.
+        around: The loader's surroundings.
+
+    Raises:
+        UsageError: An option is unknown, or needs workers where there are none.
+    """
+    for name in options:
+        if name not in _HANDED_ON:
+            raise _unknown(name)
+    chosen = choose(
+        cpus=around.cpus,
+        ranks=around.world.local_world_size,
+        in_memory=in_memory(dataset),
+        stream=isinstance(dataset, IterableDataset),
+        on_gpu=around.device.type == "cuda",
+        can_fork=sys.platform == "linux",
+    )
+    values = {name: value for name, value in options.items() if value is not None}
+    reason = ""
+    if num_workers is None:
+        needs_workers = any(values.get(name) for name in _OF_WORKERS)
+        num_workers = max(chosen.num_workers, int(needs_workers))
+        reason = chosen.reason if num_workers == chosen.num_workers else ""
+    if not num_workers and values.get("timeout"):
+        raise contradiction("timeout= is for workers, and there are none")
+    values["num_workers"] = num_workers
+    values.setdefault("pin_memory", chosen.pin_memory)
+    if num_workers:
+        # Starting them again costs 0.1 to 0.6 s an epoch, and some versions of Python deadlock in a
+        # fork now and then; see docs/design/0017-what-goes.md. A DataLoader of the user's has False
+        # by default, which says nothing: only session.loader(...) is asked.
+        values.setdefault("persistent_workers", True)
+    return values, reason
+
+
+def _unknown(name: str) -> UsageError:
+    near = closest(name, _HANDED_ON)
+    return UsageError(
+        Finding(
+            "option-unknown",
+            f"session.loader has no option {name}",
+            where="session.loader(...)",
+            fix=f"{near}=..." if near else "see the documentation of Session.loader",
+        )
+    )

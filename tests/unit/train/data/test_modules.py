@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -219,9 +220,30 @@ def test_an_adopted_batch_size_may_count_for_each_rank():
     assert refused(DATA, per_rank=True, batch_size=2).name == "option-contradicted"
 
 
+class Fetched(Dataset):
+    """Samples that say how many workers there are, and which process read them."""
+
+    def __init__(self):
+        self.num_fetched = torch.zeros(40, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.num_fetched[index] += 1
+        return get_worker_info().num_workers, os.getpid()
+
+
 def test_an_adopted_loader_keeps_its_workers():
-    loader = make(DataLoader(Random(), batch_size=4, num_workers=2, prefetch_factor=3))
-    assert (loader._batches.num_workers, loader._batches.prefetch_factor) == (2, 3)
+    dataset = Fetched()
+    loader = make(DataLoader(dataset, batch_size=1, num_workers=2, prefetch_factor=3))
+    batches = iter(loader)
+    ((num_workers, _),) = torch.stack(next(batches), 1).tolist()
+    deadline = time.monotonic() + 10
+    while dataset.num_fetched.sum() < 7 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (num_workers, int(dataset.num_fetched.sum())) == (2, 7)  # three ahead by each, and the one that is here
+    loader.release()
 
 
 class Odd(DataLoader):
@@ -484,8 +506,11 @@ def test_chosen_settings(facts, workers, text):
 
 
 def test_chosen_workers_outlive_an_epoch():
-    loader = make(Random(), batch_size=2, cpus=3)
-    assert (loader._batches.num_workers, loader._batches.persistent_workers) == (2, True)
+    loader = make(Fetched(), batch_size=2, cpus=3)
+    first, second = ({tuple(row) for batch in loader for row in torch.stack(batch, 1).tolist()} for _ in range(2))
+    assert [num_workers for num_workers, _ in first] == [2, 2]
+    assert first == second
+    loader.release()
     assert "2 workers" in loader.describe()
 
 

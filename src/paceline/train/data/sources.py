@@ -1,0 +1,312 @@
+"""Where a loader's batches come from: a dataset that is read by index, or a stream.
+
+Both are built on torch's DataLoader. ``MapBatches`` gives it a list of indices for each batch,
+``StreamBatches`` a stream that is already in batches.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from paceline.train.data.adopt import check_library, check_stream, fingerprint
+from paceline.train.data.arguments import Division, contradiction
+from paceline.train.data.changes import state_of
+from paceline.train.data.collated import Units, as_it_is
+from paceline.train.data.draws import Draws
+from paceline.train.data.likeness import Likeness
+from paceline.train.data.order import Order, StoredOrder, blocks, derive, shuffled
+from paceline.train.data.samples import Request, Samples
+from paceline.train.data.shard import EvenBatches, GivenBatches, Rows, Shard
+from paceline.train.data.stream import Piece, Stream, met_pieces, whole_rows
+from paceline.train.data.surroundings import Surroundings
+
+Collate = Callable[[list[Any]], Any]
+
+# Rows of a batch, the batch, and why its rows are not its weight (empty where they are).
+Served = tuple[Rows, Any, str]
+
+# Returns the batches of an epoch, given how many samples have been served.
+# It is None if ranks read different streams.
+ShardOf = Callable[[int], Shard] | None
+
+
+class Source:
+    """What both kinds have in common: torch's DataLoader, whose workers may outlive an epoch.
+
+    Args:
+        dataset: The user's dataset.
+        around: The loader's surroundings.
+        divided: How samples are divided into batches.
+        likeness: Compares what ranks read.
+        collate: Makes a batch of a list of samples; None for torch's default.
+
+    Attributes:
+        has_position: Whether a checkpoint can be in the middle of an epoch.
+    """
+
+    has_position = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        around: Surroundings,
+        divided: Division,
+        *,
+        likeness: Likeness,
+        collate: Collate | None,
+    ) -> None:
+        self._dataset, self._around, self._divided = dataset, around, divided
+        self._likeness = likeness
+        self._collate = None if collate is default_collate else collate
+        self._units = Units(around.first_of, matter=around.world.world_size > 1 or around.accumulate > 1)
+        self._torch_loader: DataLoader[Any]
+        self._state_of_dataset: Any = None  # when the workers got it
+
+    def __len__(self) -> int:
+        """Number of batches of a whole epoch."""
+        raise NotImplementedError
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch; -1 if that is not known before it is read."""
+        raise NotImplementedError
+
+    def begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
+        """Begin to read an epoch.
+
+        Args:
+            epoch: Its number.
+            start: Samples of it that were served before.
+        """
+        if callable(getattr(self._dataset, "set_epoch", None)):
+            self._dataset.set_epoch(epoch)
+        self._restart_workers_if_changed()
+        return self._begin(epoch, start)
+
+    def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
+        raise NotImplementedError
+
+    @property
+    def num_even_samples(self) -> int | None:
+        """Samples of an epoch if all batches but the last have one size; None if not, or unknown."""
+        is_even = self._divided.batch_size > 0 and self._divided.last == "exact"
+        return self.num_samples if is_even and self.num_samples >= 0 else None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether other processes read."""
+        return self._torch_loader.num_workers > 0
+
+    @property
+    def serves_one_loop(self) -> bool:
+        """Whether two loops at a time would take each other's batches."""
+        return self._torch_loader.persistent_workers
+
+    def mark(self) -> tuple[Any, ...]:
+        """Return what is to be the same on all ranks."""
+        divided = self._divided
+        return fingerprint(self._dataset), divided.batch_size, divided.shuffle, divided.last
+
+    def release(self) -> None:
+        """Let workers that wait for another epoch go."""
+        self._torch_loader._iterator = None
+
+    def _restart_workers_if_changed(self) -> None:
+        """Let workers see what the script has changed in the dataset since they were started."""
+        if not self.serves_one_loop:
+            return
+        state = state_of(self._dataset)
+        if self._torch_loader._iterator is not None and state != self._state_of_dataset:
+            self.release()
+        self._state_of_dataset = state
+
+    def _fetch(self, dataset: Any, settings: dict[str, Any], **options: Any) -> DataLoader[Any]:
+        """Return torch's DataLoader of what reads the user's dataset.
+
+        Raises:
+            UsageError: Its options exclude each other.
+        """
+        # Its own generator: torch would draw a seed for the workers from the global one each epoch.
+        generator = torch.Generator().manual_seed(derive("workers", self._around.seed))
+        try:
+            return DataLoader(dataset, generator=generator, **options, **settings)
+        except ValueError as error:
+            raise contradiction(str(error)) from None
+
+
+class MapBatches(Source):
+    """Batches of a dataset that is read by index; ``settings`` are those of torch's DataLoader."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        around: Surroundings,
+        divided: Division,
+        *,
+        settings: dict[str, Any],
+        **common: Any,
+    ) -> None:
+        super().__init__(dataset, around, divided, **common)
+        self._draws = Draws(divided.sampler, around.seed)
+        self._requests = _Requests()
+        is_stacked = type(dataset) is TensorDataset and self._collate is None
+        collate = self._units.counted(self._collate, only_labels=dataset.tensors if is_stacked else ())
+        self._torch_loader = self._fetch(
+            Samples(dataset, seed=around.seed, stacked=is_stacked),
+            settings,
+            batch_sampler=cast(Any, self._requests),
+            collate_fn=as_it_is if is_stacked and collate is None else collate,
+        )
+
+    def __len__(self) -> int:
+        if not self._divided.batch_size:
+            return len(self._divided.sampler)
+        return len(EvenBatches(self.num_samples, self._divided.batch_size, self._divided.last))
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch, or batches if the sampler yields batches."""
+        return len(self._dataset if self._divided.sampler is None else self._divided.sampler)
+
+    def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
+        world = self._around.world
+        order, batches = self._order(epoch, start)
+        shard = Shard(batches, world.rank, world.world_size, self._around.accumulate)
+        self._requests.begin(epoch, order, shard)
+        # The batches first, so that torch's iterator sees its end and lets its workers go.
+        pairs = zip(self._torch_loader, shard.rows(), strict=False)
+        if self._units.is_counted:
+            see = self._units.see
+            return (lambda _: shard), ((rows, batch, see(unit, rows.of_rank)) for (batch, unit), rows in pairs)
+        return (lambda _: shard), ((rows, batch, "") for batch, rows in pairs)
+
+    def _order(self, epoch: int, start: int) -> tuple[Order, EvenBatches | GivenBatches]:
+        divided = self._divided
+        if divided.sampler is None:
+            length = len(self._dataset)
+            batches = EvenBatches(length, divided.batch_size, divided.last, start)
+            if divided.shuffle:
+                return shuffled(length, seed=self._around.seed, epoch=epoch), batches
+            return StoredOrder(range(length)), batches
+        drawn = self._draws.of_epoch(epoch)
+        self._likeness.check_drawn(drawn, divided.sampler)
+        if divided.batch_size:
+            return StoredOrder(drawn), EvenBatches(len(drawn), divided.batch_size, divided.last, start)
+        bounds = list(itertools.accumulate(map(len, drawn), initial=0))
+        left = bounds[bisect.bisect_left(bounds, start) :] or bounds[-1:]
+        return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(left)
+
+
+class _Requests:
+    """The batch sampler handed to torch: for each batch the epoch and the indices of this rank's share."""
+
+    def __init__(self) -> None:
+        self._requests: Iterator[Request] = iter(())
+
+    def begin(self, epoch: int, order: Order, shard: Shard) -> None:
+        """Set what the next iteration yields."""
+        self._requests = ((epoch, indices) for indices in blocks(order, shard.read()))
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._requests
+
+
+class StreamBatches(Source):
+    """Batches of a stream, which all ranks read alike, or each its own.
+
+    Args:
+        dataset: The user's stream of samples.
+        around: The loader's surroundings.
+        divided: How samples are divided into batches.
+        settings: Those of torch's DataLoader.
+        sharded: Whether each rank's stream is another one; None if the user has not said so.
+        **common: As for ``Source``.
+
+    Raises:
+        UsageError: The stream seems to share itself out, or the batch size does not divide by the
+            ranks.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        around: Surroundings,
+        divided: Division,
+        *,
+        settings: dict[str, Any],
+        sharded: bool | None,
+        **common: Any,
+    ) -> None:
+        super().__init__(dataset, around, divided, **common)
+        if sharded is None:
+            check_stream(dataset)
+            check_library(dataset, world_size=around.world.world_size)
+        self.has_position = not sharded
+        self._stream = self._stream_of_own() if sharded else self._whole_stream()
+        self._torch_loader = self._fetch(self._stream, settings, batch_size=None, collate_fn=as_it_is)
+
+    def __len__(self) -> int:
+        raise TypeError(f"the length of {type(self._dataset).__name__} is not known before it is read")
+
+    @property
+    def num_samples(self) -> int:
+        """Unknown."""
+        return -1
+
+    def _whole_stream(self) -> Stream:
+        size, world = self._divided.batch_size, self._around.world
+        ranks = world.world_size
+        return self._stream_of(batch_size=size, is_compared=ranks > 1, rank=world.rank, world_size=ranks)
+
+    def _stream_of_own(self) -> Stream:
+        world = self._around.world
+        size, extra = divmod(self._divided.batch_size, world.world_size)
+        if extra:
+            raise contradiction(
+                f"batch_size={self._divided.batch_size} does not divide by {world.world_size} ranks, "
+                "whose streams are read side by side"
+            )
+        return self._stream_of(batch_size=size, rank=0, world_size=1, share_of_seed=world.rank)
+
+    def _stream_of(self, **shares: Any) -> Stream:
+        collate = self._units.counted(self._collate) or default_collate
+        return Stream(
+            self._dataset,
+            seed=self._around.seed,
+            last=self._divided.last,
+            collate=collate,
+            is_counted=self._units.is_counted,
+            **shares,
+        )
+
+    def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
+        self._stream.at[0], self._stream.at[1] = epoch, start
+        pieces: Iterator[Piece] = iter(self._torch_loader)
+        if not self.has_position:
+            return None, self._met(pieces)
+        world, size = self._around.world, self._divided.batch_size
+
+        def served(end: int) -> Shard:  # all batches up to there but the last are whole
+            return Shard(EvenBatches(end, size, start=start), world.rank, world.world_size)
+
+        return served, self._whole(pieces, f"{epoch}/{start}")
+
+    def _whole(self, pieces: Iterator[Piece], place: str) -> Iterator[Served]:
+        for number, piece in enumerate(pieces):
+            if piece.mark is not None:
+                self._likeness.see_stream(f"{place}/{number}", piece.mark)
+            yield self._served(piece, number)
+
+    def _met(self, pieces: Iterator[Piece]) -> Iterator[Served]:
+        for number, (piece, total, is_last) in enumerate(met_pieces(pieces, self._around.total)):
+            yield self._served(piece._replace(of_batch=total, is_last=is_last), number)
+
+    def _served(self, piece: Piece, number: int) -> Served:
+        rows = whole_rows(piece, number, self._around.accumulate)
+        return rows, piece.batch, self._units.see(piece.unit, rows.of_rank)

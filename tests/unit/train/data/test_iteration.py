@@ -1,0 +1,78 @@
+"""What a loop over a loader is doing: idle, evaluating, resuming, training."""
+
+import pytest
+import torch
+
+from paceline.train.data import Iteration, Loader, Rows, Surroundings, Tally
+from paceline.train.data.iteration import LoopState
+from paceline.world import World
+
+ALONE = World(rank=0, world_size=1, local_rank=0, local_world_size=1)
+
+
+def make(tally, length=9):
+    return Loader(list(range(length)), Surroundings(ALONE, torch.device("cpu"), tally), batch_size=3)
+
+
+CASES = [
+    ({}, False, LoopState.TRAINING),
+    ({}, True, LoopState.EVALUATING),
+    ({"trained": True}, True, LoopState.TRAINING),
+    ({"trained_before": True}, True, LoopState.TRAINING),
+    ({"resumes": True}, True, LoopState.RESUMING),
+    ({"resumes": True, "trained": True}, True, LoopState.TRAINING),
+    ({"resumes": True, "with_grad": False}, False, LoopState.EVALUATING),
+    ({"trained": True, "with_grad": False}, True, LoopState.EVALUATING),
+    ({"trained": True, "live": False}, True, LoopState.IDLE),
+]
+
+
+@pytest.mark.parametrize(("facts", "others_trained", "state"), CASES)
+def test_the_state_of_a_loop(facts, others_trained, state):
+    tally = Tally()
+    if others_trained:
+        other = Iteration()
+        tally.open(other)
+        tally.yields(other, Rows(3, 3), with_grad=True)
+        tally.take()
+        tally.close(other)
+    iteration = Iteration(**facts)
+    tally.open(iteration)
+    assert tally.state_of(iteration) is state
+    assert state.trains is (state in (LoopState.TRAINING, LoopState.RESUMING))
+
+
+def test_a_loop_that_resumes_trains_from_its_second_batch_on():
+    tally, seen = Tally(), []
+    loader = make(tally)
+    loader.load_state_dict({"epoch": 1, "done": 3, "length": 9})
+    for _ in loader:
+        seen.append(tally.state_of(loader.iteration))
+    assert seen == [LoopState.RESUMING, LoopState.TRAINING]
+    assert tally.state_of(loader.iteration) is LoopState.IDLE
+    assert loader.state_dict() == {"epoch": 2, "done": 0, "length": 9}
+
+
+def test_a_look_at_the_first_batch_leaves_the_position_alone():
+    tally = Tally()
+    loader = make(tally)
+    position = {"epoch": 1, "done": 3, "length": 9}
+    loader.load_state_dict(position)
+    for batch in loader:
+        assert batch.tolist() == [3, 4, 5]
+        break
+    assert loader.state_dict() == position
+
+
+def test_a_second_loader_that_resumes_keeps_its_position_before_its_first_backward():
+    """Its position shows that it is one of training, whichever loader was trained on first."""
+    tally = Tally()
+    for _ in make(tally):
+        tally.take()
+    second = make(tally)
+    position = {"epoch": 1, "done": 3, "length": 9}
+    second.load_state_dict(position)
+    for _ in second:
+        assert second.under_way
+        assert second.state_dict() == position
+        break
