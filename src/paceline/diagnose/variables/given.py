@@ -1,4 +1,4 @@
-"""All settings at once, for judges who look at several of them."""
+"""All settings together, for checks that compare several of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Given:
     """The settings of a script, a shell or a machine.
 
     Attributes:
-        settings: Them, by name.
-        versions: The versions of libraries, as far as they are known.
-        num_nodes: The number of nodes of the job, None if it is not known.
+        settings: The settings by name.
+        versions: The known versions of libraries.
+        num_nodes: The number of nodes of the job, None if unknown.
     """
 
     settings: Mapping[str, Setting]
@@ -39,23 +39,23 @@ class Given:
         return number(self.text(name))
 
     def is_one(self, name: str) -> bool:
-        """Whether NCCL takes a flag for set."""
+        """Return whether NCCL reads a flag as set."""
         return leading_number(self.text(name)) == 1
 
     def is_zero(self, name: str) -> bool:
-        """Whether NCCL takes a flag for off: set, and 0 or a word."""
+        """Return whether NCCL reads a flag as off: set to 0 or to a word."""
         return bool(self.text(name)) and leading_number(self.text(name)) == 0
 
     def is_true(self, *names: str) -> bool:
-        """Whether torch takes one of these for true."""
+        """Return whether torch reads one of these as true."""
         return any(self.text(name).lower() in TORCH_TRUE for name in names)
 
     def is_false(self, *names: str) -> bool:
-        """Whether torch takes one of these for false."""
+        """Return whether torch reads one of these as false."""
         return any(self.has(name) and bool(self.text(name)) and not self.is_true(name) for name in names)
 
     def at_least(self, library: str, minimum: str) -> bool | None:
-        """Return whether the library is that new, None if its version is not known."""
+        """Return whether the library is that new, None if its version is unknown."""
         return at_least(self.versions, library, minimum)
 
     def where(self, names: Iterable[str]) -> str:
@@ -70,12 +70,12 @@ class Given:
 def contradicted(
     given: Given, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "warning"
 ) -> Finding:
-    """Return the finding of settings of which one overrides the others."""
+    """Return the finding that one setting overrides the others."""
     names = [name for name in names if given.has(name)]
     return Finding("variable-contradicted", what, given.where(names), given.lines(names), why, fix, severity)
 
 
 def harmful(given: Given, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "hint") -> Finding:
-    """Return the finding of settings that cost more than they give."""
+    """Return the finding that settings do more harm than good."""
     names = [name for name in names if given.has(name)]
     return Finding("variable-harmful", what, given.where(names), given.lines(names), why, fix, severity)

@@ -1,4 +1,4 @@
-"""Settings that do what they say, at a price: failures, speed, correctness, or a hang that nobody can explain."""
+"""Check for harmful settings: those that work, but cost stability, speed, correctness or diagnosability."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.diagnose.variables.lists import ALGORITHMS, STRICT_SINCE, parse_ch
 from paceline.diagnose.variables.torch_pairs import BLOCKING, BUFFER, HANDLING
 from paceline.errors import Finding
 
-# From the EFA cheat sheet of AWS: name, the value that is told, and what has made it needless.
+# From the EFA cheat sheet of AWS: name, the recommended value, and why it is no longer needed.
 EFA = {
     "FI_EFA_USE_DEVICE_RDMA": ("1", "is for libfabric before 1.18 or aws-ofi-nccl before 1.7"),
     "FI_EFA_FORK_SAFE": ("1", "has no effect with Linux 5.15 or newer"),
@@ -20,19 +20,21 @@ OLD_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS"}
 
 
 def judge_harm(given: Given) -> Iterator[Finding]:
-    """Yield what is to be said of settings that cost more than they give."""
-    for judge in _JUDGES:
-        yield from judge(given)
+    """Yield the findings about settings that do more harm than good."""
+    for check in _CHECKS:
+        yield from check(given)
 
 
 def _no_ring(given: Given) -> Iterator[Finding]:
     strict = given.at_least("nccl", STRICT_SINCE)
     choices = {choice.function: choice for choice in parse_choices(given.text("NCCL_ALGO"))}
     choice = choices.get("broadcast", choices.get(""))
-    if choice is None or strict is False or not choice.names or ("ring" in choice.names) != choice.excluded:
+    if choice is None or strict is False or not choice.names:
         return
-    if not set(choice.names) <= set(ALGORITHMS):
-        return  # that is told already
+    allows_ring = ("ring" in choice.names) != choice.excluded
+    has_unknown_names = not set(choice.names) <= set(ALGORITHMS)  # which have their own finding
+    if allows_ring or has_unknown_names:
+        return
     yield harmful(
         given,
         ("NCCL_ALGO",),
@@ -50,7 +52,7 @@ def _forced_ll128(given: Given) -> Iterator[Finding]:
                 given,
                 ("NCCL_PROTO",),
                 f"NCCL_PROTO={given.text('NCCL_PROTO')} forces LL128 on, also where the hardware does not support it",
-                why="then data can be corrupted without a word; unset, NCCL uses LL128 only where it is safe",
+                why="then data can be silently corrupted; unset, NCCL uses LL128 only where it is safe",
                 fix="unset NCCL_PROTO" if not choice.excluded else "NCCL_PROTO=^LL,LL128, or unset it",
             )
             return
@@ -88,7 +90,7 @@ def _blocking(given: Given) -> Iterator[Finding]:
             given,
             (name,),
             f"{name}=1 makes the CPU wait for each collective and starts no watchdog thread",
-            why="it costs speed, and after a timeout there is no flight recorder to tell who was missing",
+            why="it costs speed, and after a timeout no flight recorder shows which rank was missing",
             fix=f"unset {name}: a timeout ends the job without it too",
         )
 
@@ -112,7 +114,7 @@ def _no_flight_recorder(given: Given) -> Iterator[Finding]:
             given,
             (name,),
             f"{name}=0 switches the flight recorder off",
-            why="after a timeout nothing tells which rank was missing in which collective",
+            why="after a timeout nothing shows which rank was missing in which collective",
             fix=f"unset {name} (2000 entries, a few MB)",
         )
 
@@ -201,7 +203,7 @@ def _shared_dumps(given: Given) -> Iterator[Finding]:
             )
 
 
-_JUDGES = (
+_CHECKS = (
     *(_no_ring, _forced_ll128, _loopback, _through_the_network, _blocking, _no_handling, _no_flight_recorder),
     *(_launch_blocking, _old_levels, _efa, _fork_safe, _needless, _shared_dumps),
 )

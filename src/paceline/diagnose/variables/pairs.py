@@ -1,4 +1,4 @@
-"""Settings of NCCL of which one overrides or excludes another."""
+"""Check settings of NCCL that override or exclude each other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MOST_NAMED = 4
 
 
 def judge_pairs(given: Given) -> Iterator[Finding]:
-    """Yield what is to be said of settings of NCCL that contradict one another."""
-    for judge in _JUDGES:
-        yield from judge(given)
+    """Yield the findings about settings of NCCL that contradict each other."""
+    for check in _CHECKS:
+        yield from check(given)
 
 
 def _p2p(given: Given) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def _p2p(given: Given) -> Iterator[Finding]:
         yield contradicted(
             given,
             ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
-            f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: there is no peer-to-peer transfer at all",
+            f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: all peer-to-peer transfers are off",
             why="disabling means level LOC, and the other level is not read",
             fix="unset NCCL_P2P_DISABLE to have the level, or NCCL_P2P_LEVEL to have none",
         )
@@ -187,7 +187,7 @@ def _out_of_band(given: Given) -> Iterator[Finding]:
 
 
 def _switched_off(given: Given) -> Iterator[Finding]:
-    """NCCL_ALGO leaves one algorithm, and another variable takes that one away."""
+    """Check whether NCCL_ALGO allows only algorithms that another variable disables."""
     named = {
         name
         for choice in parse_choices(given.text("NCCL_ALGO"))
@@ -202,12 +202,12 @@ def _switched_off(given: Given) -> Iterator[Finding]:
         ({"pat"}, "NCCL_PAT_ENABLE", given.is_zero("NCCL_PAT_ENABLE")),
     ):
         if named <= names and off:
-            shown = " and ".join(SHOWN[name] for name in sorted(named))
+            algorithms = " and ".join(SHOWN[name] for name in sorted(named))
             state = f"{variable}={given.text(variable)}" if given.text(variable) else f"{variable} is not 1"
             yield contradicted(
                 given,
                 ("NCCL_ALGO", variable),
-                f"NCCL_ALGO leaves {shown} alone, and {state}",
+                f"NCCL_ALGO leaves {algorithms} alone, and {state}",
                 why=f"no algorithm is left: since {STRICT_SINCE} NCCL fails, before it another one is taken",
                 fix="unset NCCL_ALGO",
                 severity="error" if given.at_least("nccl", STRICT_SINCE) else "warning",
@@ -215,9 +215,9 @@ def _switched_off(given: Given) -> Iterator[Finding]:
 
 
 def _list(names: list[str]) -> str:
-    shown = names[:MOST_NAMED]
-    more = len(names) - len(shown)
-    words = [*shown, f"{more} more"] if more else shown
+    listed = names[:MOST_NAMED]
+    more = len(names) - len(listed)
+    words = [*listed, f"{more} more"] if more else listed
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -225,4 +225,4 @@ def _have(names: list[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
-_JUDGES = (_p2p, _infiniband, _sockets, _efa, _limits, _shared_memory, _gid, _log, _out_of_band, _switched_off)
+_CHECKS = (_p2p, _infiniband, _sockets, _efa, _limits, _shared_memory, _gid, _log, _out_of_band, _switched_off)

@@ -1,4 +1,4 @@
-"""Settings of torch's process group of which one overrides another, and names that stand beside their old ones."""
+"""Check settings of torch's process group that override each other, and old names that are set beside new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRICTER = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL
 
 
 def judge_torch_pairs(given: Given) -> Iterator[Finding]:
-    """Yield what is to be said of settings of torch that contradict one another."""
+    """Yield the findings about settings of torch that contradict each other."""
     yield from _blocking_wait(given)
     yield from _monitoring(given)
     yield from _flight_recorder(given)
@@ -29,8 +29,8 @@ def _blocking_wait(given: Given) -> Iterator[Finding]:
     if not given.is_true(*BLOCKING):
         return
     idle = [name for name in HANDLING if given.has(name) and given.number(name) not in (0, None)]
-    wanted = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_MONITORING")
-    idle += [name for name in wanted if given.is_true(name)]
+    watchdog_flags = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_MONITORING")
+    idle += [name for name in watchdog_flags if given.is_true(name)]
     idle += [name for name in ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "NCCL_DESYNC_DEBUG") if given.has(name)]
     if idle:
         cause = next(name for name in BLOCKING if given.is_true(name))
@@ -78,7 +78,7 @@ def _nonblocking(given: Given) -> Iterator[Finding]:
             given,
             names,
             f"{names[1]} is read with {names[0]}=1 only, which is not set",
-            why="torch says that it has no effect, and goes on",
+            why="torch warns that it has no effect, and continues",
             fix=f"{names[0]}=1, or unset {names[1]}",
             severity="hint",
         )
@@ -96,6 +96,6 @@ def _both_names(given: Given) -> Iterator[Finding]:
             given,
             (old, change.new),
             f"{old} and {change.new} are one setting with two values: {text}",
-            why="whoever changes the other sees nothing happen",
+            why="changing the other one has no effect",
             fix=f"unset {old}" if old != wins else f"unset {change.new}, or move all options there and unset {old}",
         )
