@@ -75,7 +75,7 @@ class RunDir:
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.crash"
 
     def stacks(self, rank: int, attempt: int = 0) -> Path:
-        """Python stacks of a rank that its launcher has asked for."""
+        """Python stacks of a rank that its launcher has requested."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.stacks"
 
     def parameters(self, rank: int, attempt: int = 0) -> Path:

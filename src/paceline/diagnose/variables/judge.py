@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from paceline.diagnose.variables.families import is_relevant
-from paceline.diagnose.variables.given import Given
+from paceline.diagnose.variables.given import Settings
 from paceline.diagnose.variables.harm import judge_harm
 from paceline.diagnose.variables.names import judge_name
 from paceline.diagnose.variables.pairs import judge_pairs
@@ -43,7 +43,7 @@ def judge_settings(
         if is_relevant(name.strip().rpartition(" ")[2]) or name.startswith("SLURM_")
     }
     findings = list(_single(relevant, known_versions))
-    together = Given(relevant, known_versions, num_nodes)
+    together = Settings(relevant, known_versions, num_nodes)
     findings += [*judge_pairs(together), *judge_torch_pairs(together), *judge_harm(together)]
     return gravest_first(findings)
 
