@@ -1,6 +1,6 @@
 """The run folder: the name of every file in it, and how to write a file whole.
 
-Everything that a report shows is read from here. Standard library only.
+Reports read everything that they show from the run folder. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import IO, Any
 
 _SECRET_MODE = 0o600
 _SECRET_BYTES = 4096
-_LEAST_BYTES = 65536  # what a plan, logs of a few lines and the last events need
-# Not "runs": scripts use that name themselves, as TensorBoard's writer does without an argument.
+_LEAST_BYTES = 65536  # space for a plan, short logs and the last events
+# Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
-EARLIER_RUNS = Path("runs")  # until paceline 0.1; what is there is still found
-MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last, so that it vouches for the other files
+EARLIER_RUNS = Path("runs")  # until paceline 0.1; still searched
+MANIFEST = "manifest.json"  # in the folder of a checkpoint; written last: it proves that the other files are complete
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RunDir:
     root: Path
 
     def plan(self, attempt: int = 0) -> Path:
-        """What was decided before a start, with reasons (JSON); with the number of its first attempt."""
+        """The decisions before a start, with reasons (JSON); numbered by its first attempt."""
         return self.root / f"plan{_attempt(attempt)}.json"
 
     def events(self, node_rank: int) -> Path:
@@ -49,7 +49,7 @@ class RunDir:
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.out"
 
     def launcher_log(self, node_rank: int, attempt: int = 0) -> Path:
-        """What libraries printed inside a node's launcher; with the number of its start's first attempt."""
+        """Output of libraries inside a node's launcher; numbered by the first attempt of its start."""
         return self.root / "logs" / f"launcher-{node_rank:03d}{_attempt(attempt)}.out"
 
     def filtered(self, stream: str, attempt: int = 0) -> Path:
@@ -65,7 +65,7 @@ class RunDir:
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.crash"
 
     def stacks(self, rank: int, attempt: int = 0) -> Path:
-        """Python stacks of a rank that its launcher has asked for."""
+        """Python stacks of a rank that its launcher has requested."""
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.stacks"
 
     def parameters(self, rank: int, attempt: int = 0) -> Path:
@@ -73,12 +73,12 @@ class RunDir:
         return self.root / "ranks" / f"rank-{rank:03d}{_attempt(attempt)}.parameters.json"
 
     def nccl(self, rank: int, attempt: int = 0) -> Path:
-        """What NCCL logged, with ``--nccl-debug``."""
+        """NCCL's log, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"
 
     @property
     def nccl_ras(self) -> Path:
-        """What NCCL said of its communicators when the ranks hung."""
+        """NCCL's report on its communicators when the ranks hung."""
         return self.root / "logs" / "nccl-ras.txt"
 
     @property
@@ -88,57 +88,57 @@ class RunDir:
 
     @property
     def metrics(self) -> Path:
-        """What the script logged (CSV)."""
+        """Metrics that the script logged (CSV)."""
         return self.root / "metrics.csv"
 
     @property
     def tensorboard(self) -> Path:
-        """What the script logged (TensorBoard)."""
+        """Metrics that the script logged (TensorBoard)."""
         return self.root / "tensorboard"
 
     @property
     def training(self) -> Path:
-        """Which training the folder belongs to (JSON): script, arguments, array element."""
+        """The training that the folder belongs to (JSON): script, arguments, array element."""
         return self.root / "training.json"
 
     @property
     def lease(self) -> Path:
-        """Which living run owns the folder (JSON)."""
+        """The living run that owns the folder (JSON)."""
         return self.root / "lease.json"
 
     @property
     def job_script(self) -> Path:
-        """The script that ``paceline submit`` handed to sbatch."""
+        """The script that ``paceline submit`` passed to sbatch."""
         return self.root / "job.sh"
 
     @property
     def job(self) -> Path:
-        """What is known of the run's Slurm job (JSON): its id, its name, how often it was queued again."""
+        """The run's Slurm job (JSON): its id, its name, how often it was queued again."""
         return self.root / "job.json"
 
     @property
     def job_output(self) -> Path:
-        """What the job printed: the console of its launchers."""
+        """Output of the job: the console of its launchers."""
         return self.root / "slurm.out"
 
     def next_attempt(self) -> int:
-        """Return the number that no attempt has had yet: a run that goes on in this folder counts on.
+        """Return the first unused attempt number: a run that resumes in this folder continues the numbering.
 
-        So the files of an earlier start are neither written over nor taken for those of a later one.
+        So the files of an earlier start are neither overwritten nor mistaken for those of a later one.
         """
         names = [path.name for pattern in ("plan*", "logs/*", "ranks/*") for path in self.root.glob(pattern)]
-        found = [re.match(r"(?:rank-\d+|launcher-\d+|plan)(?:\.attempt-(\d+))?\.", name) for name in names]
-        return max((int(match[1] or 0) + 1 for match in found if match), default=0)
+        matches = [re.match(r"(?:rank-\d+|launcher-\d+|plan)(?:\.attempt-(\d+))?\.", name) for name in names]
+        return max((int(match[1] or 0) + 1 for match in matches if match), default=0)
 
     def create(self, *, new: bool = False) -> None:
-        """Make the folders.
+        """Create the folders.
 
         Args:
-            new: Whether the folder must not exist yet. Of two runs that choose the same name, one gets it.
+            new: Whether the folder must not exist yet, so that only one of two runs gets the same name.
 
         Raises:
             FileExistsError: The folder must be new, and exists.
-            OSError: The folder cannot be made or written to.
+            OSError: The folder cannot be created or written.
         """
         if new:
             self.root.parent.mkdir(parents=True, exist_ok=True)
@@ -149,14 +149,14 @@ class RunDir:
 
 
 def require_space(folder: Path) -> None:
-    """Make a folder, and try whether it takes a file with some content.
+    """Create a folder, and check that a file with some content can be written there.
 
     Raises:
-        OSError: It cannot be made or written to, or its disk is full.
+        OSError: The folder cannot be created or written, or its disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        if file.write(b"\0" * _LEAST_BYTES) < _LEAST_BYTES:  # a disk with a little space takes a part of it
+        if file.write(b"\0" * _LEAST_BYTES) < _LEAST_BYTES:  # an almost full disk writes a part of it
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
@@ -177,8 +177,8 @@ def new_run_id(script: str, *, now_s: float, salt: str, job: str = "") -> str:
 
     Args:
         script: The script, or the name of a function.
-        now_s: Seconds of the clock.
-        salt: What makes ids of the same second differ.
+        now_s: The time, in seconds since the epoch.
+        salt: Makes ids of the same second differ.
         job: The Slurm job, ``4711`` or ``4711_2`` for an array element; empty outside of Slurm.
     """
     of_job = f"-job-{job}" if job else ""
@@ -191,15 +191,15 @@ def script_stem(script: str) -> str:
 
 
 def run_folders() -> list[Path]:
-    """Return the folders that runs are in by default and that exist, today's first."""
+    """Return the existing default folders of runs, the current one first."""
     return [folder for folder in (RUNS, EARLIER_RUNS) if folder.is_dir()]
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading: a FIFO of that name would wait for a writer, and a device has no end.
+    """Open a regular file for reading: a FIFO would wait for a writer, and a device may have no end.
 
     Raises:
-        OSError: It cannot be opened, or is something else.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -209,11 +209,11 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
-    """Return what a file of a run folder holds, which anybody may have written.
+    """Return the JSON content of a file of a run folder, which is not trusted.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not JSON, longer than ``most_bytes``, or nested too deeply.
+        OSError: The file cannot be read.
+        ValueError: The content is not JSON, longer than ``most_bytes``, or nested too deeply.
     """
     content = read_bytes(path, most_bytes=most_bytes)
     try:
@@ -237,10 +237,10 @@ def read_bytes(path: Path, *, most_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or the one before: temporary name, fsync, rename."""
+    """Write a file atomically: a reader sees the old or the new content (temporary name, fsync, rename)."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:  # not by tempfile, whose files only their owner can read
+        with temporary.open("x", encoding="utf-8") as file:  # not with tempfile, whose files only their owner can read
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -254,7 +254,7 @@ def write_secret(path: Path, text: str) -> None:
     """Write a new file that only this user can read.
 
     Raises:
-        OSError: It exists, or cannot be written.
+        OSError: The file exists, or cannot be written.
     """
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _SECRET_MODE)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -267,8 +267,8 @@ def read_secret(path: Path) -> str:
     """Return the content of a file that only this user can read.
 
     Raises:
-        PermissionError: It is another user's, or others may read or write it.
-        OSError: It cannot be read.
+        PermissionError: The file belongs to another user, or others may read or write it.
+        OSError: The file cannot be read.
     """
     with path.open(encoding="utf-8") as file:
         facts = os.fstat(file.fileno())

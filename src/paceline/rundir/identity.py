@@ -1,7 +1,7 @@
-"""Which training a run folder belongs to: what is recorded in it, the default name, what differs.
+"""Identify the training that a run folder belongs to: its record, its default name, and differences.
 
-A default folder is named by script, arguments, array element and number of the Session in the process, so that two
-trainings share a folder only if somebody says so.
+The name of a default folder is made of script, arguments, array element and number of the Session in the process, so
+that two trainings share a folder only on request.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from paceline.errors import Finding
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, script_stem, write_whole
 
 VERSION = 1
-# A number of five digits that equals the job's own id is that id; a shorter one may be a batch size.
+# A number of five digits that equals the job's id is that id; a shorter one may be a batch size.
 _SURE_DIGITS = 5
-# Flags that ask to continue: `train.py --resume` is the training of `train.py`.
+# Flags that request a resume: `train.py --resume` is the same training as `train.py`.
 _CONTINUES = re.compile(
     r"--?(auto[-_]?)?(resume|restore|continue)([-_]training)?(=(1|yes|true|auto|latest|last))?$", re.I
 )
@@ -33,15 +33,15 @@ _NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 @dataclass(frozen=True)
 class Training:
-    """What tells one training from another.
+    """The identity of a training.
 
     Attributes:
         script: The script, relative to the working folder.
-        arguments: Its arguments. The job's own id and flags that ask to continue are left out.
-        array_job: The Slurm array that it is an element of; empty if it is not.
-        array_task: Which element.
+        arguments: Its arguments, without the job's id and flags that request a resume.
+        array_job: The Slurm array of which it is an element; empty if there is none.
+        array_task: The element.
         session: Number of the Session in its process, from 1.
-        job: The Slurm job that trained here last. It does not tell trainings apart.
+        job: The last Slurm job of the training. It is not part of the identity.
     """
 
     script: str
@@ -53,18 +53,19 @@ class Training:
 
     @property
     def line(self) -> str:
-        """The script and its arguments, for people."""
+        """The script and its arguments, for messages."""
         return " ".join((self.script, *self.arguments))
 
     @property
     def element(self) -> str:
-        """The array element for people; empty if it is not one."""
+        """The array element, for messages; empty if there is none."""
         return f"element {self.array_task} of array {self.array_job}" if self.array_task else ""
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but the script tells it from others."""
-        return not self.arguments and not self.array_task and self.session == 1 and os.sep not in self.script
+        """Whether the script's name alone identifies the training."""
+        is_first = not self.array_task and self.session == 1
+        return is_first and not self.arguments and os.sep not in self.script
 
     def same_as(self, other: Training) -> bool:
         """Whether this is the same training, perhaps under another job."""
@@ -91,7 +92,7 @@ def of_command(
     array_task = environ.get(env.ARRAY_TASK_ID, "") if job else ""
     array_job = environ.get(env.ARRAY_JOB_ID, "") if array_task else ""
     if Path(script).stem in _NOTEBOOKS:
-        arguments = ()  # the name of a file that the notebook's server makes for each kernel
+        arguments = ()  # a file name that the notebook server creates for each kernel
     return Training(
         script=os.path.relpath(script, folder) if os.path.isabs(script) else os.path.normpath(script or "session"),
         arguments=tuple(meaningful(arguments, [job, array_job])),
@@ -103,7 +104,7 @@ def of_command(
 
 
 def working_folder() -> str:
-    """Return the working folder; the root where somebody has deleted it."""
+    """Return the working folder; the root if it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -111,16 +112,16 @@ def working_folder() -> str:
 
 
 def meaningful(arguments: Sequence[str], job_ids: Sequence[str]) -> list[str]:
-    """Return arguments without what differs between two starts of one training: job ids, flags that continue. Pure."""
-    kept: list[str] = []
+    """Return arguments without those that differ between starts of one training: job ids, resume flags. Pure."""
+    remaining: list[str] = []
     was_flag = False
     for word in arguments:
         is_flag = bool(_CONTINUES.match(word))
         is_its_value = was_flag and bool(_CONTINUES_FROM.match(word))
         was_flag = is_flag and "=" not in word
         if not is_flag and not is_its_value:
-            kept.append(_without_job(word, job_ids))
-    return kept
+            remaining.append(_without_job(word, job_ids))
+    return remaining
 
 
 def _without_job(word: str, job_ids: Sequence[str]) -> str:
@@ -132,7 +133,7 @@ def _without_job(word: str, job_ids: Sequence[str]) -> str:
 
 
 def default_folder(training: Training) -> Path:
-    """Return the run folder of a training that was given none. Pure."""
+    """Return the default run folder of a training. Pure."""
     name = script_stem(training.script) if training.script.strip("-c") else "session"
     if training.arguments or os.sep in training.script:
         words = re.sub(r"[^A-Za-z0-9._=+]+", "-", "-".join(training.arguments)).strip("-.")[:32].strip("-.")
@@ -144,12 +145,12 @@ def default_folder(training: Training) -> Path:
 
 
 def of_session(number: int) -> str:
-    """Return what the name of a folder ends with; empty for the first Session of a process."""
+    """Return the suffix of a folder's name; empty for the first Session of a process."""
     return f"-session-{number}" if number > 1 else ""
 
 
 def choose_folder(training: Training) -> Path:
-    """Return the run folder of a training that was given none, or the one that an earlier version made for it."""
+    """Return the default run folder of a training, or the folder that an earlier version created for it."""
     folder = default_folder(training)
     if training.is_plain and not folder.exists():
         earlier = EARLIER_RUNS / folder.name
@@ -168,7 +169,7 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def differences(recorded: Training, mine: Training) -> list[str]:
-    """Return in what a training differs from the one that a folder belongs to, for people. Pure."""
+    """Return a line for each difference between a folder's training and this one. Pure."""
     lines = []
     if recorded.script != mine.script:
         lines.append(f"script {recorded.script}, now {mine.script}")
@@ -184,28 +185,32 @@ def _without_common(before: Sequence[str], now: Sequence[str]) -> tuple[str, str
     """Return the words that differ, each option together with its value."""
     first, second = _options(before), _options(now)
     return (
-        " ".join(each for each in first if each not in second),
-        " ".join(each for each in second if each not in first),
+        " ".join(option for option in first if option not in second),
+        " ".join(option for option in second if option not in first),
     )
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    options: list[str] = []
     for word in words:
-        takes_value = bool(found) and found[-1].startswith("-") and " " not in found[-1] and "=" not in found[-1]
-        if takes_value and not (word.startswith("-") and not re.match(r"-[\d.]", word)):
-            found[-1] += f" {word}"
+        last = options[-1] if options else ""
+        takes_value = last.startswith("-") and " " not in last and "=" not in last
+        is_flag = word.startswith("-") and not re.match(r"-[\d.]", word)
+        if takes_value and not is_flag:
+            options[-1] += f" {word}"
         else:
-            found.append(word)
-    return found
+            options.append(word)
+    return options
 
 
 def conflict(folder: Path, recorded: Training | None, mine: Training) -> Finding | None:
-    """Return why a training must not use a folder that was named for it; None if it may. Pure.
+    """Return why a training must not use the folder that the user chose; None if it may. Pure.
 
-    Changed arguments are no reason: somebody who names a folder wants to continue there.
+    Changed arguments are not a conflict: a user who chooses a folder wants to continue there.
     """
-    if recorded is None or not recorded.array_task or not mine.array_task or recorded.array_task == mine.array_task:
+    if recorded is None or not recorded.array_task or not mine.array_task:
+        return None
+    if recorded.array_task == mine.array_task:
         return None
     return Finding(
         "run-folder-of-other-training",
@@ -220,13 +225,13 @@ def conflict(folder: Path, recorded: Training | None, mine: Training) -> Finding
 def siblings(training: Training) -> list[tuple[Path, Training | None]]:
     """Return other folders of the same script that have checkpoints, the most similar and newest first."""
     stem = default_folder(Training(training.script)).name.partition("-")[0]
-    found = []
+    folders = []
     for runs in (RUNS, EARLIER_RUNS):
         for path in sorted(runs.glob(f"{stem}*")):
             owner = read(RunDir(path))
             if _is_sibling(path, owner, training) and has_checkpoints(path):
-                found.append((path, owner))
-    return sorted(found, key=lambda each: _rank(each[0], each[1], training))
+                folders.append((path, owner))
+    return sorted(folders, key=lambda entry: _rank(entry[0], entry[1], training))
 
 
 def _is_sibling(path: Path, owner: Training | None, mine: Training) -> bool:
@@ -257,7 +262,7 @@ def read(run_dir: RunDir) -> Training | None:
 
 
 def record(run_dir: RunDir, training: Training) -> None:
-    """Write down which training a folder belongs to. A folder that takes no file must not end a training."""
+    """Record the training that a folder belongs to. A folder that cannot be written must not end the run."""
     if read(run_dir) == training:
         return
     with contextlib.suppress(OSError):

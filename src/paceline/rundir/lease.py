@@ -1,8 +1,8 @@
-"""One living run per folder: a lease file whose counter the owner raises. Standard library only.
+"""Lease of a run folder: a file whose counter the owner increments, so that a folder has one living run.
 
-Time stamps of a file server and clocks of other machines prove nothing. A newcomer therefore watches the counter by its
-own clock. It takes the folder over when the counter has stood still for long enough, or at once where the owner's
-process has ended on this machine. docs/design/0014-run-folders.md has the reasons.
+Time stamps of a file server and clocks of other machines are not reliable. A newcomer therefore watches the counter by
+its own clock. It takes over the folder when the counter has not changed for long enough, or at once if the owner's
+process has ended on this machine. Standard library only. docs/design/0014-run-folders.md has the reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.deadlines import LEASE_EXPIRY, LEASE_HEARTBEAT, LEASE_LIVING, LEAS
 from paceline.errors import Finding, UsageError
 from paceline.rundir.files import RunDir
 
-_SIZE = 1024  # always the same, so that raising the counter needs no space on a full disk
+_SIZE = 1024  # constant, so that incrementing the counter needs no space on a full disk
 _LOOK_S = 0.5  # between two looks of a newcomer
 
 Say = Callable[[str], None]
@@ -36,15 +36,15 @@ class Owner:
     """The run that a folder belongs to while it lives.
 
     Attributes:
-        token: Tells it from all other runs.
-        host: Name of its machine, for people.
-        machine: The boot of a machine and its process namespace, in which process ids mean something; empty if unknown.
-        pid: Its process; 0 for a job that has reserved the folder for a process to come.
-        started: When that process started, in ticks since the boot: another process may have the same id later.
+        token: Random id of the run.
+        host: Name of its machine, for messages.
+        machine: Boot id of its machine and its process namespace, in which process ids are valid; empty if unknown.
+        pid: Its process; 0 for a job that has reserved the folder for a later process.
+        started: When that process started, in ticks since the boot, because process ids are used again.
         job: Its Slurm job; empty outside of Slurm.
-        element: Its array element, for people.
+        element: Its array element, for messages.
         restarts: How often Slurm had queued the job again.
-        count: Raised by every heartbeat.
+        count: Incremented by every heartbeat.
     """
 
     token: str
@@ -59,7 +59,7 @@ class Owner:
 
     @property
     def words(self) -> str:
-        """Who it is, for people."""
+        """The owner in words, for messages."""
         element = f" ({self.element})" if self.element else ""
         job = f"job {self.job}{element}" if self.job else ""
         process = f"process {self.pid} on {self.host}" if self.pid else ""
@@ -70,8 +70,8 @@ def this_process(token: str = "", *, element: str = "") -> Owner:
     """Return this process as the owner of a folder.
 
     Args:
-        token: Of its run; a new one if empty.
-        element: The array element, for people.
+        token: Token of its run; a new one if empty.
+        element: The array element, for messages.
     """
     return replace(
         this_job(element=element),
@@ -101,12 +101,12 @@ FREE, LIVING, UNKNOWN = "free", "living", "unknown"
 
 
 def judge(owner: Owner, mine: Owner, *, alive: bool | None) -> str:
-    """Return what is known of an owner at the first look. Pure.
+    """Return whether an owner lives, as far as known at the first look. Pure.
 
     Args:
-        owner: Who has the folder.
-        mine: Who wants it.
-        alive: Whether the owner's process is there; None if it cannot be seen from here.
+        owner: The owner of the folder.
+        mine: The newcomer.
+        alive: Whether the owner's process exists; None if it is not visible from here.
     """
     if alive is not None:
         return LIVING if alive else FREE
@@ -118,11 +118,11 @@ def judge(owner: Owner, mine: Owner, *, alive: bool | None) -> str:
 
 @dataclass
 class Watch:
-    """Watches an owner's counter by the newcomer's own clock. Pure.
+    """Watch an owner's counter by the newcomer's own clock. Pure.
 
     Attributes:
-        expiry_s: After so long without a change the owner is gone.
-        patience_s: So long a newcomer waits for an owner that lives, because it may be ending.
+        expiry_s: Time without a change after which the owner is gone.
+        patience_s: Time that a newcomer waits for a living owner, which may be ending.
     """
 
     expiry_s: float
@@ -136,9 +136,9 @@ class Watch:
         """Return ``LIVING`` or ``FREE`` once that is known, until then ``UNKNOWN``.
 
         Args:
-            owner: What the lease says now.
+            owner: The current content of the lease.
             now_s: The time.
-            alive: Whether the owner's process is there; None if it cannot be seen from here.
+            alive: Whether the owner's process exists; None if it is not visible from here.
         """
         mark = (owner.token, owner.count)
         if self._mark is None:
@@ -152,7 +152,7 @@ class Watch:
 
 
 def in_use(folder: Path, owner: Owner) -> Finding:
-    """Return that a living run has the folder."""
+    """Return the finding that a living run owns the folder."""
     stop = f"scancel {owner.job}" if owner.job else f"kill {owner.pid}, on {owner.host}"
     return Finding(
         "run-folder-in-use",
@@ -164,7 +164,7 @@ def in_use(folder: Path, owner: Owner) -> Finding:
 
 
 def taken_over(folder: Path, owner: Owner) -> Finding:
-    """Return that another run has taken the folder while this one gave no sign."""
+    """Return the finding that another run has taken over the folder while this one sent no heartbeat."""
     return Finding(
         "run-folder-taken-over",
         f"the run folder {folder} now belongs to {owner.words}: nothing more is saved there by this run",
@@ -181,7 +181,7 @@ class Lease:
     """A folder that this process owns, until ``release`` has been called as often as ``take``.
 
     Attributes:
-        lost: Who has taken the folder over; None as long as it is ours.
+        lost: The run that has taken over the folder; None as long as it is ours.
     """
 
     def __init__(self, folder: Path, owner: Owner, say: Say) -> None:
@@ -195,7 +195,7 @@ class Lease:
         self._lock = threading.Lock()  # the heartbeat must not write again what was just released
 
     def beat(self) -> None:
-        """Raise the counter. What goes wrong costs a warning and never the training."""
+        """Increment the counter. An error causes a warning and never ends the training."""
         with self._lock:
             if self.users == 0:
                 return
@@ -222,14 +222,14 @@ class Lease:
             self._say(text)
 
     def release_soon(self) -> None:
-        """Give the folder back at the next heartbeat or ``take``; for callbacks of the garbage collector.
+        """Release the folder at the next heartbeat or ``take``; for callbacks of the garbage collector.
 
-        The collector may run in this module, in a thread that holds one of its locks: ``release`` would wait for ever.
+        The collector may run in a thread that holds one of this module's locks, where ``release`` would deadlock.
         """
         _heart.given_back.put(self)
 
     def release(self) -> None:
-        """Give the folder back, after the last of its users."""
+        """Release the folder, when its last user has called this."""
         if os.getpid() != self._pid:
             return  # a forked child does not own what its parent does
         with self._lock:
@@ -244,7 +244,7 @@ class Lease:
 
 
 def take(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None) -> Lease:
-    """Make this process the owner of a folder, and keep telling so from a thread.
+    """Make this process the owner of a folder, and send heartbeats from a thread.
 
     Args:
         folder: The run folder; it exists.
@@ -253,14 +253,14 @@ def take(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | 
         ended: Returns whether a Slurm job has certainly ended.
 
     Raises:
-        UsageError: A living run has it.
+        UsageError: A living run owns the folder.
         OSError: The folder cannot be written.
     """
     _heart.take_back()
-    known = _heart.lease_of(folder)
-    if known is not None:
-        known.users += 1
-        return known
+    own_lease = _heart.lease_of(folder)
+    if own_lease is not None:
+        own_lease.users += 1
+        return own_lease
     acquire(folder, mine, say=say, ended=ended)
     lease = Lease(folder, mine, say)
     _heart.keep(lease)
@@ -268,7 +268,7 @@ def take(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | 
 
 
 def acquire(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool] | None = None) -> None:
-    """Write an owner into a folder, as soon as no other one lives; see ``take``."""
+    """Write an owner to a folder as soon as no other owner lives; see ``take``."""
     watch: Watch | None = None
     next_question_s = 0.0
     while True:
@@ -286,7 +286,8 @@ def acquire(folder: Path, mine: Owner, *, say: Say, ended: Callable[[str], bool]
             verdict = watch.sees(other, time.monotonic(), alive=alive)
         if verdict == LIVING:
             raise UsageError(in_use(folder, other))
-        if verdict == UNKNOWN and ended is not None and other.job and time.monotonic() >= next_question_s:
+        is_due = time.monotonic() >= next_question_s
+        if verdict == UNKNOWN and ended is not None and other.job and is_due:
             verdict = FREE if ended(other.job) else UNKNOWN
             next_question_s = time.monotonic() + LEASE_HEARTBEAT
         if verdict == FREE and _replace(folder, other, mine):
@@ -311,12 +312,12 @@ def _say_wait(folder: Path, other: Owner, verdict: str, say: Say) -> None:
 
 
 def prepare() -> None:
-    """Give all leases of this process back at its end, after what is registered with ``atexit`` from now on."""
+    """Release all leases of this process at its end, after functions that are registered with ``atexit`` later."""
     _heart.prepare()
 
 
 def is_held_by(folder: Path, token: str) -> Owner | None:
-    """Return who has taken a folder from the run of this token; None if nobody has, as far as can be seen."""
+    """Return the run that has taken over a folder from the run with this token; None if none is visible."""
     try:
         now = read(folder)
     except OSError:
@@ -325,7 +326,7 @@ def is_held_by(folder: Path, token: str) -> Owner | None:
 
 
 def read(folder: Path) -> Owner | None:
-    """Return the owner of a folder, None if there is none; one without a token if it cannot be read.
+    """Return the owner of a folder, None if there is none; an owner without a token if the lease is not readable.
 
     Raises:
         OSError: The folder cannot be read.
@@ -340,11 +341,11 @@ def read(folder: Path) -> Owner | None:
         values = json.loads(text)
         return Owner(**{key: value for key, value in values.items() if key in Owner.__dataclass_fields__})
     except (ValueError, TypeError, AttributeError):
-        return Owner("")  # cut off by a full disk, or of another version
+        return Owner("")  # truncated by a full disk, or of another version
 
 
 def _create(folder: Path, owner: Owner) -> bool:
-    """Write a lease where none is; return whether no one was faster."""
+    """Create a lease; return False if another process was faster."""
     try:
         _write(RunDir(folder).lease, owner, flags=os.O_CREAT | os.O_EXCL)
     except FileExistsError:
@@ -353,15 +354,15 @@ def _create(folder: Path, owner: Owner) -> bool:
 
 
 def _replace(folder: Path, judged: Owner, mine: Owner) -> bool:
-    """Overwrite the lease of an owner that is gone; return whether it was still that one.
+    """Overwrite the lease of an owner that is gone; return whether it was still that owner's.
 
-    A file that is created exclusively lets one newcomer at a time do so, on network file systems too.
+    A lock file that is created exclusively admits one newcomer at a time, on network file systems too.
     """
-    door = RunDir(folder).lease.with_suffix(".next")
+    lock = RunDir(folder).lease.with_suffix(".next")
     try:
-        os.close(os.open(door, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except FileExistsError:
-        _open_door(door)
+        _remove_stale_lock(lock)
         return False
     try:
         now = read(folder)
@@ -370,20 +371,20 @@ def _replace(folder: Path, judged: Owner, mine: Owner) -> bool:
         _write(RunDir(folder).lease, mine, flags=os.O_CREAT)
         return True
     finally:
-        door.unlink(missing_ok=True)
+        lock.unlink(missing_ok=True)
 
 
-def _open_door(door: Path) -> None:
-    """Remove what a newcomer that was killed has left; it is there for milliseconds otherwise."""
+def _remove_stale_lock(lock: Path) -> None:
+    """Remove the lock of a newcomer that was killed; others exist for milliseconds only."""
     with contextlib.suppress(FileNotFoundError):
-        before = door.stat().st_ino
+        before = lock.stat().st_ino
         time.sleep(scaled(LEASE_LIVING) / 2)
-        if door.stat().st_ino == before:
-            door.unlink()
+        if lock.stat().st_ino == before:
+            lock.unlink()
 
 
 def _write(path: Path, owner: Owner, *, flags: int) -> None:
-    # In place and not by a rename: a client of NFS that has the file open sees the change when it opens it again.
+    # In place and not with a rename, so that an NFS client that has the file open sees the change when it reopens it.
     handle = os.open(path, os.O_WRONLY | flags, 0o666)
     try:
         os.pwrite(handle, json.dumps(asdict(owner)).ljust(_SIZE - 1).encode() + b"\n", 0)
@@ -392,7 +393,7 @@ def _write(path: Path, owner: Owner, *, flags: int) -> None:
 
 
 def _machine() -> str:
-    """Return where this process's id means something: a boot of a machine, and a process namespace of it."""
+    """Return the scope in which process ids are valid: the boot id of the machine, and the process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -401,7 +402,7 @@ def _machine() -> str:
 
 
 def _is_alive(owner: Owner) -> bool | None:
-    """Return whether the owner's process is there; None if it cannot be seen from here."""
+    """Return whether the owner's process exists; None if it is not visible from here."""
     if not owner.pid or not owner.machine or owner.machine != _machine():
         return None
     started = _start_of(owner.pid)
@@ -409,7 +410,7 @@ def _is_alive(owner: Owner) -> bool | None:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return when a process started, in ticks since the boot; None if it is not there or has ended."""
+    """Return when a process started, in ticks since the boot; None if it does not exist or has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -418,7 +419,7 @@ def _start_of(pid: int) -> int | None:
 
 
 class _Heart:
-    """The thread that raises the counters of all leases of this process; there is none without a lease."""
+    """The thread that increments the counters of all leases of this process; it runs only while there are leases."""
 
     def __init__(self) -> None:
         self._leases: dict[Path, Lease] = {}
@@ -434,7 +435,7 @@ class _Heart:
         if not self._is_registered:
             self._is_registered = True
             atexit.register(self._release_all)
-            # A child has neither the thread nor the folder: it must not give back what its parent owns.
+            # A child has neither the thread nor the folder: it must not release its parent's leases.
             os.register_at_fork(after_in_child=self._forget_all)
 
     def keep(self, lease: Lease) -> None:
@@ -446,7 +447,7 @@ class _Heart:
                 self._thread.start()
 
     def take_back(self) -> None:
-        """Release what callbacks of the garbage collector have left."""
+        """Release the leases that callbacks of the garbage collector have queued."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.given_back.get_nowait().release()

@@ -1,14 +1,14 @@
-"""Words for bash, for ``#SBATCH`` lines and for addresses, so that what was typed arrives as it was typed. Pure."""
+"""Quote words for bash, ``#SBATCH`` lines and addresses, so that text arrives as it was typed. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-# With surrogates: bytes of the command line that are no text.
+# With surrogates, which stand for bytes of the command line that are not text.
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-# What a terminal would obey or hide: control characters, turns of the direction of writing, bytes that are no text.
+# Characters that a terminal interprets or hides: control and bidirectional characters, bytes that are not text.
 _UNSHOWN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN = re.compile(r"[\w@%+=:,./^-]+")
 
@@ -16,8 +16,8 @@ _PLAIN = re.compile(r"[\w@%+=:,./^-]+")
 def word(text: str) -> str:
     """Return a text as one word of bash.
 
-    Control characters are spelled out, since sbatch refuses a script with some of them, and a line of its own would
-    hide where the command goes on.
+    Control characters are escaped, because sbatch refuses scripts with some of them, and a line feed would hide where
+    the command continues.
     """
     if not _ODD.search(text):
         return shlex.quote(text)
@@ -35,15 +35,15 @@ def _spell(byte: int) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return a text of a file or of Slurm as one line that a terminal shows and does not obey."""
+    """Return untrusted text as one line that a terminal shows and does not interpret."""
     return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def directive(name: str, value: str | None = None) -> str:
     """Return the ``#SBATCH`` line of an option.
 
-    No shell reads it: sbatch groups by double quotes, in which a backslash makes any character a plain one, and has a
-    comment begin at ``#``.
+    No shell reads it. In sbatch's own syntax double quotes group words, a backslash inside them escapes any character,
+    and ``#`` begins a comment.
     """
     if value is None:
         return f"#SBATCH --{name}"
@@ -58,11 +58,11 @@ def bracketed(host: str) -> str:
 
 
 def pattern(path: str) -> str:
-    """Return a path so that Slurm takes it for a file's name and not for a pattern with ``%j``."""
+    """Return a path that Slurm does not expand as a pattern with ``%j``."""
     return path.replace("%", "%%")
 
 
 def comment(text: str) -> list[str]:
-    """Return a text as comment lines; nothing in it can end them, or become a directive."""
+    """Return a text as comment lines, which it cannot end or turn into a directive."""
     lines = [CONTROL.sub(" ", line).strip() for line in text.splitlines()]
     return [f"# {line}" for line in lines if line]

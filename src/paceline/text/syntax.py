@@ -1,4 +1,4 @@
-"""Syntax trees of other people's scripts. Standard library only."""
+"""Parse scripts of users into syntax trees. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 def tree_of(source: str) -> ast.Module | None:
     """Return the syntax tree of a script; None if it is not Python, or nested deeper than Python can read.
 
-    Warnings about its text, such as those of an unknown escape sequence, are not shown: its author sees them when it
-    runs.
+    Warnings about its text, such as unknown escape sequences, are not shown: its author sees them when it runs.
 
     Args:
         source: The text of the script.

@@ -1,6 +1,6 @@
-"""How the lines of paceline look on a terminal: wrapped at words, with severities in colour. Standard library only.
+"""Format paceline's messages for a terminal: wrap lines, colour severities. Standard library only.
 
-Where the output is a file or a pipe, nothing is changed: programs such as ``grep`` find one message on one line.
+Output to a file or a pipe stays unchanged: programs such as ``grep`` find one message on one line.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TextIO
 
 from paceline import env
 
-_LEAST_COLUMNS = 40  # a narrower terminal wraps by itself
+_LEAST_COLUMNS = 40  # a narrower terminal does its own wrapping
 _RESET = "\x1b[0m"
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "notice": "\x1b[1;36m", "hint": "\x1b[36m"}
 _HEAD = re.compile(r"^((?:paceline: )?)(error|warning|hint|notice|cause|likely cause|hang)(?=[ :])", re.MULTILINE)
 _LABEL = re.compile(r"^(  )(fix|resume|auto-resume|traceback)(?=: )", re.MULTILINE)
 _BOLD = "\x1b[1m"
-# What follows a label and is pasted into a shell stays on one line: a line feed inside would end the command.
+# A command that is pasted into a shell stays on one line: a line feed would end it.
 _COMMAND = re.compile(
     r"^[^:]*: *(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df|ssh|git) )"
 )
 
 
 def say(text: str) -> None:
-    """Print a line of paceline's own to stderr."""
+    """Print a message of paceline to stderr."""
     show(f"paceline: {text}", sys.stderr)
 
 
@@ -35,7 +35,7 @@ def show(text: str, stream: TextIO | None = None) -> None:
 
     Args:
         text: One line or several.
-        stream: Where to; stdout if None.
+        stream: The output; stdout if None.
     """
     stream = sys.stdout if stream is None else stream
     print(fitted(text, columns_of(stream)), file=stream, flush=True)

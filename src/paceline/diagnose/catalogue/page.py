@@ -1,7 +1,6 @@
-"""A page: what a finding means, why it matters, what to do, and when it is wrong. Pure: text in, page out.
+"""Parse and render the page of a finding: meaning, consequences, fix, and false alarms. Pure: text in, page out.
 
-The form is fixed, and a text that does not keep it is refused: the terminal, the JSON and the documentation are all
-made from the same sections.
+The form is fixed, and other texts are refused: the terminal, the JSON and the documentation use the same sections.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ class PageError(ValueError):
 
 @dataclass(frozen=True)
 class Page:
-    """What is known about one finding; the sections are Markdown without headings.
+    """The page of one finding; the sections are Markdown without headings.
 
     Attributes:
-        name: Of the finding, ``port-in-use``.
-        code: Of the finding, ``NET001``.
-        what: The state of things that the name stands for.
-        why: What goes wrong, and what it looks like.
+        name: Name of the finding, ``port-in-use``.
+        code: Code of the finding, ``NET001``.
+        what: The state that the name describes.
+        why: Consequences and symptoms.
         fix: What to do, the likeliest first.
-        wrong: When the finding is a false alarm or only a consequence, and how to tell.
-        references: Where the facts come from.
+        wrong: When the finding is a false alarm or only a consequence, and how to find out.
+        references: Sources of the facts.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Page:
     references: tuple[str, ...]
 
     def sections(self) -> tuple[tuple[str, str], ...]:
-        """Return titles and texts in the order in which they are read."""
+        """Return titles and texts of the sections, in order."""
         listed = "\n".join(f"- {reference}" for reference in self.references)
         return tuple(zip(SECTIONS, (self.what, self.why, self.fix, self.wrong, listed), strict=True))
 
@@ -72,14 +71,14 @@ class Page:
 
 
 def parse(text: str, name: str) -> Page:
-    """Return the page that a text holds.
+    """Return the page in a text.
 
     Args:
-        text: The page as written.
-        name: Of the finding that it must be about.
+        text: The text of the page.
+        name: Name of the finding that it must describe.
 
     Raises:
-        PageError: The text does not keep the form.
+        PageError: The text does not have the form of a page.
     """
     if name not in CODES:
         raise PageError(f"{name}: no finding has this name")
@@ -98,14 +97,14 @@ def parse(text: str, name: str) -> Page:
 
 
 def _split(text: str, name: str) -> list[str]:
-    """Return the title and the sections, each from behind its ``## ``; in fenced blocks # is a comment."""
+    """Return the title and the sections without their ``## ``; in fenced blocks # is a comment."""
     parts, fenced = [""], False
     for line in text.splitlines():
         fenced ^= line.startswith("```")
         if line.startswith("## ") and not fenced:
             parts.append(line[3:])
         elif re.match(r"#+ ", line) and not fenced and parts != [""]:
-            raise PageError(f"{name}: a heading that is no section: {line!r}")
+            raise PageError(f"{name}: a heading that is not a section: {line!r}")
         else:
             parts[-1] += ("\n" if parts[-1] else "") + line.rstrip()
     if fenced:

@@ -1,4 +1,4 @@
-"""Finds the page that a word asks for, and reads that one file only."""
+"""Look up the page of a finding by code or name, and read only that file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ TEXTS = Path(__file__).with_name("texts")
 
 
 def find(word: str) -> Page | None:
-    """Return the page that a word asks for, None if it is no code and no name.
+    """Return the page of a code or name, None if the word is neither.
 
     Args:
-        word: A code or a name as it was copied from somewhere: ``net001``, ``[NET001 port-in-use]``.
+        word: A code or a name, as copied from a message: ``net001``, ``[NET001 port-in-use]``.
     """
     names = {code.lower(): name for name, code in CODES.items()} | {name: name for name in CODES}
-    found = {names.get(part.strip("-")) for part in re.findall(r"[\w-]+", word.lower().replace("_", "-"))}
-    (name,) = found if len(found) == 1 else (None,)
+    matches = {names.get(part.strip("-")) for part in re.findall(r"[\w-]+", word.lower().replace("_", "-"))}
+    (name,) = matches if len(matches) == 1 else (None,)
     return page(name) if name else None
 
 
@@ -27,7 +27,7 @@ def page(name: str) -> Page:
     """Return the page of a finding.
 
     Raises:
-        KeyError: No finding has this name.
+        KeyError: There is no finding with this name.
     """
     if name not in CODES:
         raise KeyError(name)

@@ -1,4 +1,4 @@
-"""Options of torch's allocator (PYTORCH_ALLOC_CONF), which are read when the first GPU is used, and then strictly."""
+"""Check the options of torch's allocator (PYTORCH_ALLOC_CONF), parsed strictly when it first uses a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAST_SPLIT_MB = 20
 
 
 def allocator(setting: Setting) -> Fault | None:
-    """Judge the options of torch's allocator, ``option:value,option:value``."""
+    """Return the first fault in options of torch's allocator, ``option:value,option:value``."""
     return next(_faults(setting), None)
 
 
@@ -49,12 +49,16 @@ def _faults(setting: Setting) -> Iterator[Fault]:
 
 def _value(option: str, value: str) -> Iterator[Fault]:
     if option in SWITCHES and value not in ("True", "False"):
-        meant = "False" if value.lower() in ("false", "0", "off", "no") else "True"
-        yield _fault(f"{option} is True or False, written so", f"{option}:{meant}")
+        boolean = "False" if value.lower() in ("false", "0", "off", "no") else "True"
+        yield _fault(f"{option} is True or False, written so", f"{option}:{boolean}")
     elif option == "max_split_size_mb" and value.isdecimal() and int(value) < LEAST_SPLIT_MB:
         yield _fault(f"max_split_size_mb is {LEAST_SPLIT_MB} at least", "max_split_size_mb:128")
-    elif option == "garbage_collection_threshold" and re.fullmatch(r"[\d.]+", value) and not re.match(r"0?\.\d", value):
+    elif option == "garbage_collection_threshold" and _is_number(value) and not re.match(r"0?\.\d", value):
         yield _fault("garbage_collection_threshold lies between 0 and 1", "garbage_collection_threshold:0.8")
+
+
+def _is_number(value: str) -> bool:
+    return re.fullmatch(r"[\d.]+", value) is not None
 
 
 def _fault(text: str, fix: str) -> Fault:

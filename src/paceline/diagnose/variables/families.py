@@ -1,8 +1,8 @@
-"""Which names are meant for NCCL, torch and what they stand on, and which real name is nearest to a given one.
+"""Recognise variables of NCCL, torch and the libraries below them, and find the real name closest to a wrong one.
 
-In a *closed* family nobody but the library and its known plug-ins reads a name, so one that we do not know is a
-mistake. In an *open* one (libfabric, UCX, CUDA, OpenMP and so on) we know the usual names only, and speak of those that
-are one or two letters away from one of them.
+In a *closed* family only the library and its known plug-ins read names, so an unknown name is a mistake. In an *open*
+family (libfabric, UCX, CUDA, OpenMP and so on) only the usual names are known, and only names one or two letters away
+from one of them are reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLUGINS = re.compile(
     r"NCCL_(FASTRAK|GPUDIRECTTCPX?O?|SHIMNET|INSPECTOR|PROFILE|TUNER|UCX|SHARP|TESTS|OFI|GIB|TELEMETRY|RCCL|MSCCL|"
     r"DOCA|NMX)_\w+|NCCL_DYNAMIC_CHUNK_SIZE"
 )
-# Where NCCL lies or is built: read by setup scripts, not by NCCL.
+# Where NCCL is installed or built: read by setup scripts, not by NCCL.
 LOCAL_NAMES = re.compile(
     r"(TORCH_)?NCCL_(\w+_)?(HOME|ROOT|DIRS?|PATHS?|PREFIX|LIB|LIBS|LIBRARY|LIBRARIES|INC|INCLUDES?|VERSION|VER|MAJOR|"
     r"MINOR|SRC|SOURCE|BIN|BUILD|PKG|MODULE|TAG|BRANCH|COMMIT|REPO|URL|ARGS|OPTS|FLAGS|CFLAGS|LDFLAGS|VARS|ENVS?|"
@@ -32,17 +32,17 @@ LOCAL_NAMES = re.compile(
 )
 PREFIXES_MISSPELT = re.compile(r"(NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|TORCH_NCLL|TROCH_NCCL|PYTORCH_NCCL|GOO|GLLO)_(?=\w)")
 NEAR = 2
-# What a name that stops short is completed with, most likely first.
+# Endings that complete a truncated name, most likely first.
 ENDINGS = ("ENABLE", "DISABLE", "LEVEL", "INDEX", "SIZE", "PLUGIN")
 
 
 def is_relevant(name: str) -> bool:
-    """Return whether a variable is meant for NCCL, torch's distributed parts, or what they stand on."""
+    """Return whether a variable is meant for NCCL, torch's distributed parts, or the libraries below them."""
     return name in known() or name.startswith((*CLOSED, *OPEN)) or bool(PREFIXES_MISSPELT.match(name))
 
 
 def is_closed(name: str) -> bool:
-    """Return whether a name that is not known is a mistake."""
+    """Return whether an unknown name is a mistake."""
     return bool(PREFIXES_MISSPELT.match(name)) or (
         name.startswith(CLOSED) and not PLUGINS.fullmatch(name) and not LOCAL_NAMES.fullmatch(name)
     )
@@ -54,9 +54,10 @@ def closest_real(name: str) -> str:
         return name
     story = folklore(name)
     if story:
-        meant = re.match(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", story.instead)
-        return meant[0] if meant and meant[0] in known() else ""
-    return _other_order(name) or _other_prefix(name) or _near(name) or _longer(name)
+        real = re.match(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", story.instead)
+        return real[0] if real and real[0] in known() else ""
+    same_words = _other_order(name) or _other_prefix(name)
+    return same_words or _near(name) or _longer(name)
 
 
 @cache
@@ -71,28 +72,28 @@ def _near(name: str) -> str:
 
 
 def _longer(name: str) -> str:
-    """A name that stops short: ``NCCL_IB_GID`` is ``NCCL_IB_GID_INDEX``."""
+    """Complete a truncated name: ``NCCL_IB_GID`` is ``NCCL_IB_GID_INDEX``."""
     if not is_closed(name):
         return ""
     return next((f"{name}_{ending}" for ending in ENDINGS if f"{name}_{ending}" in _living()), "")
 
 
 def _alike(name: str) -> str:
-    """Longer words for the same thing: ``NCCL_SOCKET_INTERFACE_NAME``, ``NCCL_DEBUG_SUBSYSTEM``."""
+    """Match longer words for the same thing: ``NCCL_SOCKET_INTERFACE_NAME``, ``NCCL_DEBUG_SUBSYSTEM``."""
     family, _, rest = name.partition("_")
     rests = {real.partition("_")[2]: real for real in _living() if real.startswith(f"{family}_")}
-    found = difflib.get_close_matches(rest, list(rests), n=1, cutoff=0.8)
-    return rests[found[0]] if found else ""
+    matches = difflib.get_close_matches(rest, list(rests), n=1, cutoff=0.8)
+    return rests[matches[0]] if matches else ""
 
 
 def _other_order(name: str) -> str:
-    """The same words in another order: ``NCCL_DISABLE_P2P`` is ``NCCL_P2P_DISABLE``."""
+    """Match the same words in another order: ``NCCL_DISABLE_P2P`` is ``NCCL_P2P_DISABLE``."""
     words = sorted(_stem(word) for word in name.split("_"))
     return next((real for real in _living() if sorted(_stem(word) for word in real.split("_")) == words), "")
 
 
 def _other_prefix(name: str) -> str:
-    """The right words after another prefix: ``TORCH_NCCL_DEBUG``, ``NCLL_DEBUG``, ``NCCL_HEARTBEAT_TIMEOUT_SEC``."""
+    """Match the words after another prefix: ``TORCH_NCCL_DEBUG``, ``NCLL_DEBUG``, ``NCCL_HEARTBEAT_TIMEOUT_SEC``."""
     rest = re.sub(r"^(TORCH_|PYTORCH_)?(NCCL|NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|FR)_", "", name)
     if rest == name:
         return ""
@@ -110,16 +111,17 @@ def _living() -> tuple[str, ...]:
 
 
 def distance(one: str, other: str, limit: int) -> int:
-    """Return how many letters are to be added, left out, changed or swapped; more than ``limit`` counts alike."""
+    """Return the edit distance of two names; a swap of two letters counts as one edit."""
     if abs(len(one) - len(other)) > limit:
         return limit + 1
     before: list[int] = []
     row = list(range(len(other) + 1))
     for index, letter in enumerate(one, 1):
         before, last, row = row, before, [index]
-        for place, wanted in enumerate(other, 1):
-            cost = min(before[place] + 1, row[-1] + 1, before[place - 1] + (letter != wanted))
-            if last and place > 1 and letter == other[place - 2] and one[index - 2] == wanted:
+        for place, other_letter in enumerate(other, 1):
+            cost = min(before[place] + 1, row[-1] + 1, before[place - 1] + (letter != other_letter))
+            is_swap = place > 1 and letter == other[place - 2] and one[index - 2] == other_letter
+            if last and is_swap:
                 cost = min(cost, last[place - 2] + 1)
             row.append(cost)
         if min(row) > limit:

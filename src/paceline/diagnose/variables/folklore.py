@@ -1,4 +1,4 @@
-"""Names that go round and that no library reads, and what to do instead."""
+"""Names of variables that circulate although no library reads them, and what to do instead."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Folklore:
     """A name that is often set in vain.
 
     Attributes:
-        names: The names as they are met most.
-        pattern: All of them, as a regular expression for the whole of one.
-        instead: What does what the name promises: a line to paste or to do.
-        why: What happens with it.
+        names: The most frequent names.
+        pattern: Regular expression that matches all such names in full.
+        instead: A line to paste, or an action, with the effect that the name promises.
+        why: What happens to the variable.
     """
 
     names: tuple[str, ...]
     pattern: str
     instead: str
-    why: str = "it is ignored without a word"
+    why: str = "it is silently ignored"
 
 
 TIMEOUT = "dist.init_process_group(timeout=datetime.timedelta(minutes=30)), or paceline run --hang-timeout 1800"
@@ -132,5 +132,5 @@ FOLKLORE = (
 
 @cache
 def folklore(name: str) -> Folklore | None:
-    """Return what is known of a name that nobody reads, None if we have not met it."""
+    """Return the entry for a name that no library reads, None if there is none."""
     return next((entry for entry in FOLKLORE if re.fullmatch(entry.pattern, name)), None)

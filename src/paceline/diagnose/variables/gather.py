@@ -1,4 +1,4 @@
-"""The hand: what this process would hand to NCCL and torch, from the environment and NCCL's files."""
+"""Collect the settings that NCCL and torch would read in this process: the environment and NCCL's files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def gather_settings(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the relevant variables and the places that set them.
 
-    NCCL sets a variable from a file only if it is not set yet: the environment wins over the user's file, and that over
-    the system's. The user's file is the one of NCCL_CONF_FILE, or else ``~/.nccl.conf``.
+    NCCL sets a variable from a file only if it is not set yet: the environment wins over the user's file, which wins
+    over the system's. The user's file is that of NCCL_CONF_FILE, or else ``~/.nccl.conf``.
 
     Args:
         system_file: The system's file.
@@ -46,7 +46,7 @@ def gather_settings(
 def parse_file(text: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, name and value of a file of NCCL, as NCCL reads it.
 
-    A line that begins with ``#`` is a comment, one without ``=`` is passed over, and nothing is trimmed: blanks, quotes
+    A line that begins with ``#`` is a comment, a line without ``=`` is ignored, and nothing is trimmed: blanks, quotes
     and a comment behind the value belong to the name or the value.
     """
     for number, line in enumerate(text.splitlines(), 1):
@@ -56,7 +56,7 @@ def parse_file(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _home() -> Path:
-    """The home of the password file, where NCCL looks: not that of $HOME."""
+    """Return the home from the password file, which NCCL uses instead of $HOME."""
     try:
         import pwd  # not on Windows
 

@@ -1,4 +1,4 @@
-"""All settings at once, for judges who look at several of them."""
+"""All settings together, for checks that compare several of them."""
 
 from __future__ import annotations
 
@@ -13,69 +13,71 @@ TORCH_TRUE = ("1", "y", "yes", "t", "true")
 
 
 @dataclass(frozen=True)
-class Given:
+class Settings:
     """The settings of a script, a shell or a machine.
 
     Attributes:
-        settings: Them, by name.
-        versions: The versions of libraries, as far as they are known.
-        num_nodes: The number of nodes of the job, None if it is not known.
+        by_name: The settings.
+        versions: The known versions of libraries.
+        num_nodes: The number of nodes of the job, None if unknown.
     """
 
-    settings: Mapping[str, Setting]
+    by_name: Mapping[str, Setting]
     versions: Mapping[str, str]
     num_nodes: int | None = None
 
     def has(self, name: str) -> bool:
         """Whether a variable has a value."""
-        return name in self.settings and bool(self.settings[name].text)
+        return name in self.by_name and bool(self.by_name[name].text)
 
     def text(self, name: str) -> str:
         """Return the value, empty if there is none or a shell has yet to fill it in."""
-        return self.settings[name].text if self.has(name) and self.settings[name].is_plain else ""
+        return self.by_name[name].text if self.has(name) and self.by_name[name].is_plain else ""
 
     def number(self, name: str) -> int | None:
         """Return the value if it is a number."""
         return number(self.text(name))
 
     def is_one(self, name: str) -> bool:
-        """Whether NCCL takes a flag for set."""
+        """Return whether NCCL reads a flag as set."""
         return leading_number(self.text(name)) == 1
 
     def is_zero(self, name: str) -> bool:
-        """Whether NCCL takes a flag for off: set, and 0 or a word."""
+        """Return whether NCCL reads a flag as off: set to 0 or to a word."""
         return bool(self.text(name)) and leading_number(self.text(name)) == 0
 
     def is_true(self, *names: str) -> bool:
-        """Whether torch takes one of these for true."""
+        """Return whether torch reads one of these as true."""
         return any(self.text(name).lower() in TORCH_TRUE for name in names)
 
     def is_false(self, *names: str) -> bool:
-        """Whether torch takes one of these for false."""
+        """Return whether torch reads one of these as false."""
         return any(self.has(name) and bool(self.text(name)) and not self.is_true(name) for name in names)
 
     def at_least(self, library: str, minimum: str) -> bool | None:
-        """Return whether the library is that new, None if its version is not known."""
+        """Return whether the library is that new, None if its version is unknown."""
         return at_least(self.versions, library, minimum)
 
     def where(self, names: Iterable[str]) -> str:
         """Return the places of settings."""
-        return ", ".join(dict.fromkeys(self.settings[name].where for name in names))
+        return ", ".join(dict.fromkeys(self.by_name[name].where for name in names))
 
     def lines(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return settings as evidence."""
-        return tuple(self.settings[name].line for name in names)
+        return tuple(self.by_name[name].line for name in names)
 
 
 def contradicted(
-    given: Given, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "warning"
+    settings: Settings, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "warning"
 ) -> Finding:
-    """Return the finding of settings of which one overrides the others."""
-    names = [name for name in names if given.has(name)]
-    return Finding("variable-contradicted", what, given.where(names), given.lines(names), why, fix, severity)
+    """Return the finding that one setting overrides the others."""
+    names = [name for name in names if settings.has(name)]
+    return Finding("variable-contradicted", what, settings.where(names), settings.lines(names), why, fix, severity)
 
 
-def harmful(given: Given, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "hint") -> Finding:
-    """Return the finding of settings that cost more than they give."""
-    names = [name for name in names if given.has(name)]
-    return Finding("variable-harmful", what, given.where(names), given.lines(names), why, fix, severity)
+def harmful(
+    settings: Settings, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "hint"
+) -> Finding:
+    """Return the finding that settings do more harm than good."""
+    names = [name for name in names if settings.has(name)]
+    return Finding("variable-harmful", what, settings.where(names), settings.lines(names), why, fix, severity)

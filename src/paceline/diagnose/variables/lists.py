@@ -1,4 +1,4 @@
-"""Values that are lists with a grammar of their own: algorithms, interfaces, subsystems, allocator options."""
+"""Check values that are lists: algorithms, protocols, interfaces, cards and subsystems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUNCTIONS: tuple[str, ...] = (
     "recv",
 )
 FUNCTIONS += ("alltoall", "gather", "scatter", "allgatherv")
-# Before 2.14 there was one of that name. Others come from forks of NCCL, of which we know nothing.
+# Before 2.14 there was one of that name. FORKED are names of NCCL's forks, which are not checked.
 OLD_ALGORITHMS = ("collnet",)
 FORKED = ("msccl", "mscclpp", "rccl")
 STRICT_SINCE = "2.24"
@@ -54,8 +54,8 @@ class Choice:
     """One entry of NCCL_ALGO or NCCL_PROTO, such as ``allreduce:tree,ring`` or ``^tree``.
 
     Attributes:
-        function: The collective that it is for; empty for all.
-        excluded: The names are those that may not be used.
+        function: The collective to which it applies; empty for all.
+        excluded: Whether the names are excluded.
         names: The algorithms or protocols, in lower case.
     """
 
@@ -65,26 +65,26 @@ class Choice:
 
 
 def parse_choices(value: str) -> list[Choice]:
-    """Return the entries of a value of NCCL_ALGO or NCCL_PROTO, as NCCL reads them since 2.24."""
-    found = []
+    """Return the entries of a value of NCCL_ALGO or NCCL_PROTO, as NCCL 2.24 and newer parse them."""
+    choices = []
     for entry in filter(None, value.strip().lower().split(";")):
         function, colon, names = entry.partition(":")
         listed = names.partition(":")[0] if colon else function
         excluded = listed.startswith("^")
         tokens = tuple(filter(None, listed.removeprefix("^").split(",")))
-        found.append(Choice(function if colon else "", excluded, tokens))
-    return found
+        choices.append(Choice(function if colon else "", excluded, tokens))
+    return choices
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a value.
+    """A fault in a value.
 
     Attributes:
-        text: What, as the end of a sentence that begins with the setting.
+        text: The fault, as the end of a sentence that begins with the setting.
         fix: What to write instead.
-        why: What happens with it.
-        severity: How bad that is.
+        why: The consequence.
+        severity: Its severity.
     """
 
     text: str
@@ -94,7 +94,7 @@ class Fault:
 
 
 def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
-    """Judge the words of NCCL_ALGO and NCCL_PROTO."""
+    """Return the first fault in a value of NCCL_ALGO or NCCL_PROTO."""
     words = ALGORITHMS if setting.name == "NCCL_ALGO" else PROTOCOLS
     strict = at_least(versions, "nccl", STRICT_SINCE)
     for index, choice in enumerate(parse_choices(setting.value)):
@@ -136,8 +136,10 @@ def _unknown_word(
     word: str, words: Mapping[str, str] | tuple[str, ...], setting: Setting, strict: bool | None
 ) -> Fault:
     near = closest(word.strip(), words)
-    shown = SHOWN.get(near, near)
-    kinds = "function" if words is FUNCTIONS else "algorithm" if setting.name == "NCCL_ALGO" else "protocol"
+    spelling = SHOWN.get(near, near)
+    kinds = "algorithm" if setting.name == "NCCL_ALGO" else "protocol"
+    if words is FUNCTIONS:
+        kinds = "function"
     why = {
         True: "communicators cannot be made: Unrecognized element token",
         False: "the word is ignored, and what is left of the list limits the choice",
@@ -147,26 +149,26 @@ def _unknown_word(
     if word.strip() in words:
         fix = f"{setting.name}={setting.text.replace(' ', '')}: blanks are part of a word"
         return Fault(f"NCCL has no {kinds} {word!r}", fix, why, "error" if strict else "warning")
-    fix = f"{word} -> {shown}" if near else f"unset {setting.name}, or choose from {listed}"
+    fix = f"{word} -> {spelling}" if near else f"unset {setting.name}, or choose from {listed}"
     return Fault(f"NCCL has no {kinds} {word!r}", fix, why, "error" if strict else "warning")
 
 
 def interfaces(setting: Setting) -> Fault | None:
-    """Judge NCCL_SOCKET_IFNAME: prefixes, with one ``^`` or ``=`` before the whole list."""
+    """Return the first fault in NCCL_SOCKET_IFNAME: a list of prefixes, with one ``^`` or ``=`` before it."""
     value = setting.text
     names = [entry.prefix for entry in nccl_lists.parse(value).entries]
     marks = [name[0] for name in names[1:] if name.startswith(("^", "="))]
     if marks:
         mark = marks[0]
         head = re.match(r"[\^=]*", value)
-        kept = ",".join(name.strip().lstrip("^=") for name in names)
+        plain_names = ",".join(name.strip().lstrip("^=") for name in names)
         return Fault(
             f"{mark} counts before the whole list only, and stands within it",
-            f"{setting.name}={head[0] if head and head[0] else mark}{kept}",
+            f"{setting.name}={head[0] if head and head[0] else mark}{plain_names}",
             f"NCCL looks for an interface whose name begins with {mark}",
         )
     if value.startswith("=^"):
-        return Fault("the marks stand in the wrong order", f"{setting.name}=^={value[2:]}", "nothing is excluded")
+        return Fault("the marks are in the wrong order", f"{setting.name}=^={value[2:]}", "nothing is excluded")
     if names and all("*" in name for name in names):
         return Fault(
             "NCCL knows no wildcards: a name is the beginning of one anyway",
@@ -175,15 +177,17 @@ def interfaces(setting: Setting) -> Fault | None:
             "error" if not value.startswith("^") else "warning",
         )
     if re.search(r"[;\s]", value):
-        kept = ",".join(filter(None, re.split(r"[;,\s]+", value)))
-        return Fault("names are separated by commas", f"{setting.name}={kept}", "the rest is taken as part of the name")
+        names = ",".join(filter(None, re.split(r"[;,\s]+", value)))
+        return Fault(
+            "names are separated by commas", f"{setting.name}={names}", "the rest is taken as part of the name"
+        )
     if re.fullmatch(r"\d+(\.\d+){3}(/\d+)?", value):
         return Fault("an address is not the name of an interface", "ip -br address: its first column is the name", "")
     return None
 
 
 def cards(setting: Setting) -> Fault | None:
-    """Judge NCCL_IB_HCA, which takes cards (``mlx5_0``) and not the network interfaces that they carry (``ib0``)."""
+    """Return a fault if NCCL_IB_HCA has network interfaces (``ib0``) instead of cards (``mlx5_0``)."""
     cards = nccl_lists.parse(setting.text)
     names = [entry.prefix.strip() for entry in cards.entries]
     if cards.excluded or not names or not all(INTERFACE.fullmatch(name) for name in names):
@@ -191,12 +195,12 @@ def cards(setting: Setting) -> Fault | None:
     return Fault(
         "this looks like a network interface, and NCCL takes the names of cards here",
         f"{setting.name}=mlx5, or the names that ibstat -l or ls /sys/class/infiniband shows",
-        "no card has this name: NCCL goes over TCP, without a word",
+        "no card has this name: NCCL silently uses TCP",
     )
 
 
 def exact_interfaces(setting: Setting) -> Fault | None:
-    """Judge GLOO_SOCKET_IFNAME, which takes whole names and none of NCCL's marks."""
+    """Return a fault if GLOO_SOCKET_IFNAME has NCCL's marks: gloo takes whole names."""
     value = setting.text
     if value[0] not in "^=" and "*" not in value:
         return None
@@ -208,7 +212,7 @@ def exact_interfaces(setting: Setting) -> Fault | None:
 
 
 def subsystems(setting: Setting) -> Fault | None:
-    """Judge the names of NCCL_DEBUG_SUBSYS."""
+    """Return a fault if NCCL_DEBUG_SUBSYS has an unknown name."""
     names = setting.text.lstrip("^").upper().split(",")
     wrong = next((name for name in names if name.strip() and name not in SUBSYSTEMS), None)
     if wrong is None:

@@ -1,4 +1,4 @@
-"""Names that nobody reads: unknown, of another version, or only told of."""
+"""Check names that no library reads: unknown, of another version, or folklore."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _blanks(setting: Setting) -> Finding:
     )
 
 
-def _unknown(setting: Setting, text: str, *, fix: str, why: str = "it is ignored without a word") -> Finding:
+def _unknown(setting: Setting, text: str, *, fix: str, why: str = "it is silently ignored") -> Finding:
     return Finding(
         "variable-unknown",
         text,

@@ -1,10 +1,10 @@
-"""Settings of NCCL of which one overrides or excludes another."""
+"""Check settings of NCCL that override or exclude each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.diagnose.variables.given import Given, contradicted
+from paceline.diagnose.variables.given import Settings, contradicted
 from paceline.diagnose.variables.lists import SHOWN, STRICT_SINCE, parse_choices
 from paceline.errors import Finding
 
@@ -12,82 +12,82 @@ MOST_SOCKETS = 64
 MOST_NAMED = 4
 
 
-def judge_pairs(given: Given) -> Iterator[Finding]:
-    """Yield what is to be said of settings of NCCL that contradict one another."""
-    for judge in _JUDGES:
-        yield from judge(given)
+def judge_pairs(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings about settings of NCCL that contradict each other."""
+    for check in _CHECKS:
+        yield from check(settings)
 
 
-def _p2p(given: Given) -> Iterator[Finding]:
-    level = given.text("NCCL_P2P_LEVEL")
-    if given.is_one("NCCL_P2P_DISABLE") and level not in ("", "LOC", "0"):
+def _p2p(settings: Settings) -> Iterator[Finding]:
+    level = settings.text("NCCL_P2P_LEVEL")
+    if settings.is_one("NCCL_P2P_DISABLE") and level not in ("", "LOC", "0"):
         yield contradicted(
-            given,
+            settings,
             ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
-            f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: there is no peer-to-peer transfer at all",
+            f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: all peer-to-peer transfers are off",
             why="disabling means level LOC, and the other level is not read",
             fix="unset NCCL_P2P_DISABLE to have the level, or NCCL_P2P_LEVEL to have none",
         )
 
 
-def _infiniband(given: Given) -> Iterator[Finding]:
-    disabled = given.is_one("NCCL_IB_DISABLE")
-    network = given.text("NCCL_NET").lower()
+def _infiniband(settings: Settings) -> Iterator[Finding]:
+    disabled = settings.is_one("NCCL_IB_DISABLE")
+    network = settings.text("NCCL_NET").lower()
     if disabled and network == "ib":
         yield contradicted(
-            given,
+            settings,
             ("NCCL_IB_DISABLE", "NCCL_NET"),
             "NCCL_NET=IB asks for InfiniBand and NCCL_IB_DISABLE=1 switches it off",
             why="no communicator can be made: Failed to initialize any NET plugin",
             fix="unset one of the two",
             severity="error",
         )
-    plugin = given.text("NCCL_NET_PLUGIN").lower() not in ("", "none") or given.has("FI_PROVIDER")
+    plugin = settings.text("NCCL_NET_PLUGIN").lower() not in ("", "none") or settings.has("FI_PROVIDER")
     if plugin or not (disabled or network == "socket"):
         return
     cause = "NCCL_IB_DISABLE" if disabled else "NCCL_NET"
-    idle = [name for name in given.settings if name.startswith("NCCL_IB_") and name != "NCCL_IB_DISABLE"]
-    idle = [name for name in idle if given.has(name)]
+    idle = [name for name in settings.by_name if name.startswith("NCCL_IB_") and name != "NCCL_IB_DISABLE"]
+    idle = [name for name in idle if settings.has(name)]
     if idle:
         yield contradicted(
-            given,
+            settings,
             (cause, *idle),
-            f"{cause}={given.text(cause)} leaves InfiniBand unused, and {_list(idle)} {_have(idle)} no effect",
+            f"{cause}={settings.text(cause)} leaves InfiniBand unused, and {_list(idle)} {_have(idle)} no effect",
             why="NCCL talks over TCP, which is several times slower where there is InfiniBand",
             fix=f"unset {cause} to use InfiniBand, or {_list(idle)} to stay with TCP",
         )
 
 
-def _sockets(given: Given) -> Iterator[Finding]:
+def _sockets(settings: Settings) -> Iterator[Finding]:
     names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
-    threads, sockets = (given.number(name) for name in names)
+    threads, sockets = (settings.number(name) for name in names)
     if threads and sockets and threads * sockets > MOST_SOCKETS:
         yield contradicted(
-            given,
+            settings,
             names,
             f"{threads} threads with {sockets} sockets each are {threads * sockets}, and NCCL opens {MOST_SOCKETS}",
             why=f"NCCL lowers NCCL_NSOCKS_PERTHREAD to {max(MOST_SOCKETS // threads, 1)} with a warning",
             fix=f"NCCL_NSOCKS_PERTHREAD={max(MOST_SOCKETS // threads, 1)}, or 4 and 4 as NCCL suggests for 100 Gb/s",
         )
-    network = given.text("NCCL_NET").lower()
-    efa = given.text("FI_PROVIDER").lower() == "efa"
-    idle = [name for name in names if given.has(name)]
+    network = settings.text("NCCL_NET").lower()
+    efa = settings.text("FI_PROVIDER").lower() == "efa"
+    idle = [name for name in names if settings.has(name)]
     if idle and (network == "ib" or efa) and network != "socket":
         cause = "FI_PROVIDER" if efa else "NCCL_NET"
         yield contradicted(
-            given,
+            settings,
             (cause, *idle),
-            f"{_list(idle)} {'is' if len(idle) == 1 else 'are'} for TCP, and {cause}={given.text(cause)}",
+            f"{_list(idle)} {'is' if len(idle) == 1 else 'are'} for TCP, and {cause}={settings.text(cause)}",
             why="they have no effect on another network",
             fix=f"unset {_list(idle)}",
             severity="hint",
         )
 
 
-def _efa(given: Given) -> Iterator[Finding]:
-    if given.text("FI_PROVIDER").lower() == "efa" and given.text("NCCL_NET").lower() == "socket":
+def _efa(settings: Settings) -> Iterator[Finding]:
+    if settings.text("FI_PROVIDER").lower() == "efa" and settings.text("NCCL_NET").lower() == "socket":
         yield contradicted(
-            given,
+            settings,
             ("FI_PROVIDER", "NCCL_NET"),
             "FI_PROVIDER=efa is for EFA, and NCCL_NET=Socket makes NCCL use TCP",
             why="libfabric is not used at all, and TCP is several times slower than EFA",
@@ -95,13 +95,13 @@ def _efa(given: Given) -> Iterator[Finding]:
         )
 
 
-def _limits(given: Given) -> Iterator[Finding]:
+def _limits(settings: Settings) -> Iterator[Finding]:
     for kind in ("CTAS", "NCHANNELS", "P2P_NCHANNELS"):
         names = (f"NCCL_MIN_{kind}", f"NCCL_MAX_{kind}")
-        least, most = (given.number(name) for name in names)
+        least, most = (settings.number(name) for name in names)
         if least is not None and most is not None and least > most > 0:
             yield contradicted(
-                given,
+                settings,
                 names,
                 f"{names[0]}={least} is more than {names[1]}={most}",
                 why="NCCL takes the smaller for both",
@@ -109,19 +109,19 @@ def _limits(given: Given) -> Iterator[Finding]:
             )
 
 
-def _shared_memory(given: Given) -> Iterator[Finding]:
-    if given.is_one("NCCL_SHM_DISABLE") and given.is_one("NCCL_CUMEM_HOST_ENABLE"):
+def _shared_memory(settings: Settings) -> Iterator[Finding]:
+    if settings.is_one("NCCL_SHM_DISABLE") and settings.is_one("NCCL_CUMEM_HOST_ENABLE"):
         yield contradicted(
-            given,
+            settings,
             ("NCCL_SHM_DISABLE", "NCCL_CUMEM_HOST_ENABLE"),
             "NCCL_CUMEM_HOST_ENABLE=1 says how shared memory is allocated, and NCCL_SHM_DISABLE=1 leaves it unused",
             why="GPUs without peer-to-peer talk through the network, even within a node",
             fix="unset NCCL_SHM_DISABLE",
             severity="hint",
         )
-    if given.is_zero("NCCL_CUMEM_ENABLE") and given.number("NCCL_MNNVL_ENABLE") == 1:
+    if settings.is_zero("NCCL_CUMEM_ENABLE") and settings.number("NCCL_MNNVL_ENABLE") == 1:
         yield contradicted(
-            given,
+            settings,
             ("NCCL_CUMEM_ENABLE", "NCCL_MNNVL_ENABLE"),
             "NCCL_MNNVL_ENABLE=1 needs cuMem, which NCCL_CUMEM_ENABLE=0 switches off",
             why="1 means: fail where NVLink between nodes cannot be used",
@@ -129,21 +129,25 @@ def _shared_memory(given: Given) -> Iterator[Finding]:
         )
 
 
-def _gid(given: Given) -> Iterator[Finding]:
-    index = given.number("NCCL_IB_GID_INDEX")
+def _gid(settings: Settings) -> Iterator[Finding]:
+    index = settings.number("NCCL_IB_GID_INDEX")
     ways = ("NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM")
-    idle = [name for name in ways if given.has(name)]
+    idle = [name for name in ways if settings.has(name)]
     if index is not None and index >= 0 and idle:
         yield contradicted(
-            given,
+            settings,
             ("NCCL_IB_GID_INDEX", *idle),
             f"NCCL_IB_GID_INDEX={index} names the GID, and {_list(idle)} would choose one",
             why="they are read only where the index is not set",
             fix="unset NCCL_IB_GID_INDEX to let NCCL choose (2.21 or newer)",
         )
-    if given.has("NCCL_IB_PKEY_VALUE") and given.number("NCCL_IB_PKEY_VALUE") != -1 and given.has("NCCL_IB_PKEY"):
+    if (
+        settings.has("NCCL_IB_PKEY_VALUE")
+        and settings.number("NCCL_IB_PKEY_VALUE") != -1
+        and settings.has("NCCL_IB_PKEY")
+    ):
         yield contradicted(
-            given,
+            settings,
             ("NCCL_IB_PKEY", "NCCL_IB_PKEY_VALUE"),
             "NCCL_IB_PKEY_VALUE wins over NCCL_IB_PKEY",
             why="the key itself is looked for, and the index is not read",
@@ -151,22 +155,22 @@ def _gid(given: Given) -> Iterator[Finding]:
         )
 
 
-def _log(given: Given) -> Iterator[Finding]:
-    level = given.text("NCCL_DEBUG").upper()
-    if given.has("NCCL_DEBUG") and not level:
+def _log(settings: Settings) -> Iterator[Finding]:
+    level = settings.text("NCCL_DEBUG").upper()
+    if settings.has("NCCL_DEBUG") and not level:
         return  # a shell has yet to fill it in
-    if given.has("NCCL_DEBUG_SUBSYS") and level in ("", "VERSION", "WARN"):
+    if settings.has("NCCL_DEBUG_SUBSYS") and level in ("", "VERSION", "WARN"):
         yield contradicted(
-            given,
+            settings,
             ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"),
             f"NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG {f'is {level}' if level else 'is not set'}",
             why="no INFO line is written",
             fix="NCCL_DEBUG=INFO, or unset NCCL_DEBUG_SUBSYS",
             severity="hint",
         )
-    if given.has("NCCL_DEBUG_FILE") and level in ("", "VERSION"):
+    if settings.has("NCCL_DEBUG_FILE") and level in ("", "VERSION"):
         yield contradicted(
-            given,
+            settings,
             ("NCCL_DEBUG", "NCCL_DEBUG_FILE"),
             f"NCCL_DEBUG_FILE is set, and NCCL_DEBUG {f'is {level}' if level else 'is not set'}",
             why="nothing is written to the file",
@@ -175,10 +179,10 @@ def _log(given: Given) -> Iterator[Finding]:
         )
 
 
-def _out_of_band(given: Given) -> Iterator[Finding]:
-    if given.has("NCCL_OOB_NET_IFNAME") and not given.is_one("NCCL_OOB_NET_ENABLE"):
+def _out_of_band(settings: Settings) -> Iterator[Finding]:
+    if settings.has("NCCL_OOB_NET_IFNAME") and not settings.is_one("NCCL_OOB_NET_ENABLE"):
         yield contradicted(
-            given,
+            settings,
             ("NCCL_OOB_NET_ENABLE", "NCCL_OOB_NET_IFNAME"),
             "NCCL_OOB_NET_IFNAME is read with NCCL_OOB_NET_ENABLE=1 only, which is not set",
             why="ranks meet over the interface of NCCL_SOCKET_IFNAME",
@@ -186,38 +190,38 @@ def _out_of_band(given: Given) -> Iterator[Finding]:
         )
 
 
-def _switched_off(given: Given) -> Iterator[Finding]:
-    """NCCL_ALGO leaves one algorithm, and another variable takes that one away."""
+def _switched_off(settings: Settings) -> Iterator[Finding]:
+    """Check whether NCCL_ALGO allows only algorithms that another variable disables."""
     named = {
         name
-        for choice in parse_choices(given.text("NCCL_ALGO"))
+        for choice in parse_choices(settings.text("NCCL_ALGO"))
         if not choice.function and not choice.excluded
         for name in choice.names
     }
     if not named:
         return
     for names, variable, off in (
-        ({"nvls", "nvlstree"}, "NCCL_NVLS_ENABLE", given.is_zero("NCCL_NVLS_ENABLE")),
-        ({"collnetchain", "collnetdirect"}, "NCCL_COLLNET_ENABLE", not given.is_one("NCCL_COLLNET_ENABLE")),
-        ({"pat"}, "NCCL_PAT_ENABLE", given.is_zero("NCCL_PAT_ENABLE")),
+        ({"nvls", "nvlstree"}, "NCCL_NVLS_ENABLE", settings.is_zero("NCCL_NVLS_ENABLE")),
+        ({"collnetchain", "collnetdirect"}, "NCCL_COLLNET_ENABLE", not settings.is_one("NCCL_COLLNET_ENABLE")),
+        ({"pat"}, "NCCL_PAT_ENABLE", settings.is_zero("NCCL_PAT_ENABLE")),
     ):
         if named <= names and off:
-            shown = " and ".join(SHOWN[name] for name in sorted(named))
-            state = f"{variable}={given.text(variable)}" if given.text(variable) else f"{variable} is not 1"
+            algorithms = " and ".join(SHOWN[name] for name in sorted(named))
+            state = f"{variable}={settings.text(variable)}" if settings.text(variable) else f"{variable} is not 1"
             yield contradicted(
-                given,
+                settings,
                 ("NCCL_ALGO", variable),
-                f"NCCL_ALGO leaves {shown} alone, and {state}",
+                f"NCCL_ALGO leaves {algorithms} alone, and {state}",
                 why=f"no algorithm is left: since {STRICT_SINCE} NCCL fails, before it another one is taken",
                 fix="unset NCCL_ALGO",
-                severity="error" if given.at_least("nccl", STRICT_SINCE) else "warning",
+                severity="error" if settings.at_least("nccl", STRICT_SINCE) else "warning",
             )
 
 
 def _list(names: list[str]) -> str:
-    shown = names[:MOST_NAMED]
-    more = len(names) - len(shown)
-    words = [*shown, f"{more} more"] if more else shown
+    listed = names[:MOST_NAMED]
+    more = len(names) - len(listed)
+    words = [*listed, f"{more} more"] if more else listed
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -225,4 +229,4 @@ def _have(names: list[str]) -> str:
     return "has" if len(names) == 1 else "have"
 
 
-_JUDGES = (_p2p, _infiniband, _sockets, _efa, _limits, _shared_memory, _gid, _log, _out_of_band, _switched_off)
+_CHECKS = (_p2p, _infiniband, _sockets, _efa, _limits, _shared_memory, _gid, _log, _out_of_band, _switched_off)

@@ -1,4 +1,4 @@
-"""Variables whose name has changed: which names still work, which don't, and from which version the new one is read."""
+"""Check variables whose name has changed: which old names still work, and which versions read the new one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LIBRARIES = {"nccl": "NCCL", "torch": "torch"}
 
 @dataclass(frozen=True)
 class Renamed:
-    """A variable that has another name now.
+    """A variable that has a new name.
 
     Attributes:
-        new: The name now.
-        library: Whose variable it is, ``"nccl"`` or ``"torch"``.
-        since: The version from which the new name is read.
-        works: The old name is still read.
-        remark: What else has changed.
-        announced: Both names are common, so it is told only where the version is known to have the new one.
+        new: The new name.
+        library: The library that reads it, ``"nccl"`` or ``"torch"``.
+        since: The first version that reads the new name.
+        works: Whether the old name is still read.
+        remark: Other changes.
+        announced: Whether the old name is reported for an unknown version too; not where both names are common.
     """
 
     new: str

@@ -1,4 +1,4 @@
-"""One variable with its value and the place that sets it."""
+"""A setting: one variable with its value and the place that sets it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ LONGEST = 120
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable as somebody set it.
+    """A variable with a value.
 
     Attributes:
         name: Its name.
-        value: Its value, or the text of a script that will be its value (``$PORT``).
+        value: Its value, or the text of a script that becomes its value (``$PORT``).
         where: The place: a file and line, or the variable's own name.
     """
 
@@ -30,7 +30,7 @@ class Setting:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the value is what the library will see: not empty, and nothing that a shell still replaces."""
+        """Whether the library sees exactly this value: it is not empty, and no shell expands it."""
         return bool(self.text) and not re.search(r"[$`]", self.value)
 
     @property
@@ -38,20 +38,25 @@ class Setting:
         """The setting as evidence."""
         if SECRET.search(self.name):
             return f"{self.name}=..."
-        shown = f"{self.name}={self.value}"
-        return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
+        line = f"{self.name}={self.value}"
+        return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
 def number(text: str) -> int | None:
     """Return what C's ``strtoll(text, NULL, 0)`` reads if all of the text is a number, None otherwise."""
     match = re.fullmatch(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\s*", text)
-    return (-1 if match[1] == "-" else 1) * _unsigned(match[2]) if match else None
+    return _signed(match) if match else None
 
 
 def leading_number(text: str) -> int:
-    """Return what C's ``strtoll(text, NULL, 0)`` makes of any text: the number that it begins with, or 0."""
+    """Return what C's ``strtoll(text, NULL, 0)`` reads from any text: the number at its start, or 0."""
     match = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", text)
-    return (-1 if match[1] == "-" else 1) * _unsigned(match[2]) if match else 0
+    return _signed(match) if match else 0
+
+
+def _signed(match: re.Match[str]) -> int:
+    value = _unsigned(match[2])
+    return -value if match[1] == "-" else value
 
 
 def _unsigned(digits: str) -> int:

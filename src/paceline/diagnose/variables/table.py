@@ -1,7 +1,7 @@
-"""The variables that exist: who reads them, since when and until when, and what their values mean.
+"""The table of known variables: the library and versions that read them, and the meaning of their values.
 
-The facts lie beside this file as JSON, one variable in each line. ``nccl.json`` is written by
-``scripts/nccl_variables.py`` from the libraries themselves; its meanings and limits, and the other files, by hand.
+The facts are in JSON files beside this one, one variable in each line. ``scripts/nccl_variables.py`` generates
+``nccl.json`` from the libraries; its meanings and limits, and the other files, are written manually.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Variable:
 
     Attributes:
         name: Its name.
-        library: Who reads it: ``"nccl"``, ``"torch"`` or the name of another library.
-        since: The first version that is known to read it; empty if older than what was looked at.
+        library: The library that reads it: ``"nccl"``, ``"torch"`` or another name.
+        since: The first version that is known to read it; empty if older than the versions of the table.
         until: The last version that read it; empty if the newest still does.
-        kind: What its value is: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and so on; empty if
+        kind: Type of its value: ``flag``, ``number``, ``size``, ``level``, ``choice``, ``bool`` and so on; empty if
             any value may be right.
-        default: What holds without it.
+        default: Its default.
         meaning: One line.
-        values: The words that it takes, of a ``choice``.
-        low: The least number that has a meaning, None without a limit.
-        high: The greatest.
-        fatal: A value that is not understood ends the program.
+        values: The valid words, for a ``choice``.
+        low: The least valid number, None without a limit.
+        high: The greatest valid number, None without a limit.
+        fatal: Whether an invalid value ends the program.
     """
 
     name: str
@@ -60,7 +60,7 @@ def _read(file: str, library: str) -> dict[str, Variable]:
 
 
 def newest_version(library: str) -> str:
-    """Return the newest version of NCCL or torch that the table was made from."""
+    """Return the newest version of NCCL or torch in the table."""
     return newest(_load(library)["versions"])
 
 

@@ -1,10 +1,10 @@
-"""Settings of torch's process group of which one overrides another, and names that stand beside their old ones."""
+"""Check settings of torch's process group that override each other, and old names that are set beside new ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.diagnose.variables.given import Given, contradicted
+from paceline.diagnose.variables.given import Settings, contradicted
 from paceline.diagnose.variables.renamed import RENAMED
 from paceline.errors import Finding
 
@@ -16,26 +16,26 @@ STACKS = ("TORCH_FR_CPP_STACK", "TORCH_NCCL_TRACE_CPP_STACK", "TORCH_FR_DUMP_DYN
 STRICTER = ("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_CHECK_POINTERS")
 
 
-def judge_torch_pairs(given: Given) -> Iterator[Finding]:
-    """Yield what is to be said of settings of torch that contradict one another."""
-    yield from _blocking_wait(given)
-    yield from _monitoring(given)
-    yield from _flight_recorder(given)
-    yield from _nonblocking(given)
-    yield from _both_names(given)
+def judge_torch_pairs(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings about settings of torch that contradict each other."""
+    yield from _blocking_wait(settings)
+    yield from _monitoring(settings)
+    yield from _flight_recorder(settings)
+    yield from _nonblocking(settings)
+    yield from _both_names(settings)
 
 
-def _blocking_wait(given: Given) -> Iterator[Finding]:
-    if not given.is_true(*BLOCKING):
+def _blocking_wait(settings: Settings) -> Iterator[Finding]:
+    if not settings.is_true(*BLOCKING):
         return
-    idle = [name for name in HANDLING if given.has(name) and given.number(name) not in (0, None)]
-    wanted = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_MONITORING")
-    idle += [name for name in wanted if given.is_true(name)]
-    idle += [name for name in ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "NCCL_DESYNC_DEBUG") if given.has(name)]
+    idle = [name for name in HANDLING if settings.has(name) and settings.number(name) not in (0, None)]
+    watchdog_flags = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DESYNC_DEBUG", "TORCH_NCCL_ENABLE_MONITORING")
+    idle += [name for name in watchdog_flags if settings.is_true(name)]
+    idle += [name for name in ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "NCCL_DESYNC_DEBUG") if settings.has(name)]
     if idle:
-        cause = next(name for name in BLOCKING if given.is_true(name))
+        cause = next(name for name in BLOCKING if settings.is_true(name))
         yield contradicted(
-            given,
+            settings,
             (cause, *idle),
             f"{cause}=1 starts no watchdog thread, and {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} for it",
             why="a timeout raises an error in wait() alone: nothing is torn down and no flight recorder is written",
@@ -43,10 +43,10 @@ def _blocking_wait(given: Given) -> Iterator[Finding]:
         )
 
 
-def _monitoring(given: Given) -> Iterator[Finding]:
-    if given.is_false("TORCH_NCCL_ENABLE_MONITORING") and given.has("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"):
+def _monitoring(settings: Settings) -> Iterator[Finding]:
+    if settings.is_false("TORCH_NCCL_ENABLE_MONITORING") and settings.has("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"):
         yield contradicted(
-            given,
+            settings,
             ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
             "TORCH_NCCL_ENABLE_MONITORING=0 starts no monitor, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is its patience",
             why="a watchdog that hangs is never noticed, and neither is the time that was given to it",
@@ -54,15 +54,15 @@ def _monitoring(given: Given) -> Iterator[Finding]:
         )
 
 
-def _flight_recorder(given: Given) -> Iterator[Finding]:
-    cause = next((name for name in BUFFER if given.number(name) == 0), None)
+def _flight_recorder(settings: Settings) -> Iterator[Finding]:
+    cause = next((name for name in BUFFER if settings.number(name) == 0), None)
     if cause is None:
         return
-    idle = [name for name in DUMPS[1:] if given.has(name)]
-    idle += [name for name in (DUMPS[0], *STACKS) if given.is_true(name)]
+    idle = [name for name in DUMPS[1:] if settings.has(name)]
+    idle += [name for name in (DUMPS[0], *STACKS) if settings.is_true(name)]
     if idle:
         yield contradicted(
-            given,
+            settings,
             (cause, *idle),
             f"{cause}=0 switches the flight recorder off, and {', '.join(idle)} {'is' if len(idle) == 1 else 'are'} "
             "for it",
@@ -71,31 +71,31 @@ def _flight_recorder(given: Given) -> Iterator[Finding]:
         )
 
 
-def _nonblocking(given: Given) -> Iterator[Finding]:
+def _nonblocking(settings: Settings) -> Iterator[Finding]:
     names = ("TORCH_NCCL_USE_COMM_NONBLOCKING", "TORCH_NCCL_NONBLOCKING_TIMEOUT")
-    if given.has(names[1]) and not given.has(names[0]):
+    if settings.has(names[1]) and not settings.has(names[0]):
         yield contradicted(
-            given,
+            settings,
             names,
             f"{names[1]} is read with {names[0]}=1 only, which is not set",
-            why="torch says that it has no effect, and goes on",
+            why="torch warns that it has no effect, and continues",
             fix=f"{names[0]}=1, or unset {names[1]}",
             severity="hint",
         )
 
 
-def _both_names(given: Given) -> Iterator[Finding]:
+def _both_names(settings: Settings) -> Iterator[Finding]:
     for old, change in RENAMED.items():
-        if not change.works or not (given.has(old) and given.has(change.new)):
+        if not change.works or not (settings.has(old) and settings.has(change.new)):
             continue
-        if given.text(old) == given.text(change.new) or old == "NCCL_CHECK_POINTERS":
+        if settings.text(old) == settings.text(change.new) or old == "NCCL_CHECK_POINTERS":
             continue
         wins = old if old == "PYTORCH_CUDA_ALLOC_CONF" else change.new
         text = "the stricter of the two counts" if old in STRICTER else f"{wins} wins"
         yield contradicted(
-            given,
+            settings,
             (old, change.new),
             f"{old} and {change.new} are one setting with two values: {text}",
-            why="whoever changes the other sees nothing happen",
+            why="changing the other one has no effect",
             fix=f"unset {old}" if old != wins else f"unset {change.new}, or move all options there and unset {old}",
         )

@@ -1,7 +1,7 @@
-"""Values that a library does not understand, and what it makes of them.
+"""Check values that a library does not understand, and report how it reads them.
 
-NCCL reads numbers as C does: ``4M`` is 4 and ``true`` is 0, without a word. torch is strict: a value that is not a
-boolean or a number ends the program when the process group is made.
+NCCL reads numbers as C does: ``4M`` is silently 4, and ``true`` is 0. torch is strict: a value that is not a boolean or
+a number ends the program when the process group is created.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.errors import Finding, closest
 TRUE, FALSE = ("true", "yes", "on", "y", "t", "enable", "enabled"), ("false", "no", "off", "n", "f", "disable")
 TORCH_TRUE, TORCH_FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")  # what strcmp is made with
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")  # the words that NCCL compares with
 COMMON_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 NO_NETWORKS = re.compile(
     r"(sockets|tcp|tcp/ip|eth(ernet)?\d*|infiniband|ib\d+|ibv?erbs|verbs|roce|rdma|efa|mlx5\w*)", re.I
@@ -30,7 +30,7 @@ DEBUG_WORDS |= {"0": "", "off": "", "none": "", "false": "", "verbose": "INFO", 
 
 
 def judge_value(setting: Setting, versions: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what is to be said of a value that its library does not understand."""
+    """Yield the finding about a value that its library does not understand."""
     variable = known().get(setting.name)
     if variable is None or not setting.is_plain:
         return
@@ -52,8 +52,8 @@ def _fault(setting: Setting, variable: Variable, versions: Mapping[str, str]) ->
         return lists.algorithms(setting, versions)
     if setting.name == "NCCL_DEBUG":
         return _debug(setting, versions)
-    judge = _KINDS.get(variable.kind)
-    return judge(setting, variable) if judge else None
+    check = _KINDS.get(variable.kind)
+    return check(setting, variable) if check else None
 
 
 def _flag(setting: Setting, variable: Variable) -> Fault | None:
@@ -66,7 +66,7 @@ def _flag(setting: Setting, variable: Variable) -> Fault | None:
 
 
 def _read_as(setting: Setting, meant: str) -> Fault:
-    """What C's strtoll makes of a word: the number that it begins with, or 0."""
+    """Return the fault that C's strtoll reads only the number at the start of a word, or 0."""
     read = leading_number(setting.text)
     same = str(read) == meant
     return Fault(
@@ -100,10 +100,13 @@ def _meant(setting: Setting) -> str:
 
 def _outside(setting: Setting, variable: Variable, value: int) -> Fault | None:
     low, high = variable.low, variable.high
-    if (low is None or value >= low) and (high is None or value <= high):
+    is_below = low is not None and value < low
+    is_above = high is not None and value > high
+    if not is_below and not is_above:
         return None
-    span = " ".join([f"from {low}" if low is not None else "", f"to {high}" if high is not None else ""]).strip()
-    nearest = low if low is not None and value < low else high
+    limits = (("from", low), ("to", high))
+    span = " ".join(f"{word} {limit}" for word, limit in limits if limit is not None)
+    nearest = low if is_below else high
     return Fault(
         f"its values go {span}",
         f"{setting.name}={nearest}, or unset it{f': the default is {variable.default}' if variable.default else ''}",
@@ -122,10 +125,12 @@ def _size(setting: Setting, variable: Variable) -> Fault | None:
     if value is not None:
         return None if value >= 0 else _outside(setting, variable, value)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)i?b?(?:ytes?)?", setting.text.lower())
-    meant = int(float(match[1]) * UNITS[match[2]]) if match else None
+    num_bytes = int(float(match[1]) * UNITS[match[2]]) if match else None
     return Fault(
         f"NCCL takes bytes without a unit here and reads {leading_number(setting.text)}",
-        f"{setting.name}={meant}" if meant else f"{setting.name}=NUMBER, in bytes, or unset it ({variable.default})",
+        f"{setting.name}={num_bytes}"
+        if num_bytes
+        else f"{setting.name}=NUMBER, in bytes, or unset it ({variable.default})",
         "a buffer of a few bytes is slow or fails",
     )
 
@@ -148,7 +153,7 @@ def _level(setting: Setting, variable: Variable) -> Fault | None:
     return Fault(
         f"NCCL takes {', '.join(COMMON_LEVELS)} here, in capitals and nothing else",
         f"{setting.name}={near}" if near else f"unset {setting.name}, or choose one of them",
-        "a value that it does not know is ignored without a word",
+        "a value that it does not know is silently ignored",
     )
 
 
@@ -172,22 +177,24 @@ def _debug(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
     levels = known()["NCCL_DEBUG"].values
     if level in levels:
         return None
-    meant = DEBUG_WORDS.get(setting.text.lower(), closest(level, levels) or "INFO")
+    level_name = DEBUG_WORDS.get(setting.text.lower(), closest(level, levels) or "INFO")
     return Fault(
         "NCCL has the levels VERSION, WARN, INFO and TRACE",
-        f"NCCL_DEBUG={meant}" if meant else "unset NCCL_DEBUG",
-        "nothing is logged, not even warnings" if meant else "which is the same: nothing is logged",
-        "warning" if meant else "hint",
+        f"NCCL_DEBUG={level_name}" if level_name else "unset NCCL_DEBUG",
+        "nothing is logged, not even warnings" if level_name else "which is the same: nothing is logged",
+        "warning" if level_name else "hint",
     )
 
 
 def _network(setting: Setting, variable: Variable) -> Fault | None:
     if not NO_NETWORKS.fullmatch(setting.text):
         return None
-    tcp = re.match(r"sockets|tcp|eth", setting.text, re.I)
+    fix = "unset NCCL_NET" if setting.text.lower() == "efa" else "NCCL_NET=IB"
+    if re.match(r"sockets|tcp|eth", setting.text, re.I):
+        fix = "NCCL_NET=Socket"
     return Fault(
         "NCCL's own networks are IB and Socket; any other name is that of a plug-in",
-        "NCCL_NET=Socket" if tcp else "unset NCCL_NET" if setting.text.lower() == "efa" else "NCCL_NET=IB",
+        fix,
         "without a plug-in of this name no communicator can be made: Failed to initialize any NET plugin",
     )
 
@@ -196,10 +203,13 @@ def _bool(setting: Setting, variable: Variable) -> Fault | None:
     value = setting.value.lower()
     if value in (*TORCH_TRUE, *TORCH_FALSE):
         return None
-    meant = "1" if setting.text.lower() in (*TRUE, *TORCH_TRUE) else "0" if setting.text.lower() in FALSE else ""
+    word = setting.text.lower()
+    boolean = "0" if word in FALSE else ""
+    if word in (*TRUE, *TORCH_TRUE):
+        boolean = "1"
     return Fault(
         "torch takes 1, true, yes or 0, false, no here",
-        f"{setting.name}={meant}" if meant else f"{setting.name}=1 or {setting.name}=0",
+        f"{setting.name}={boolean}" if boolean else f"{setting.name}=1 or {setting.name}=0",
         f"the process group cannot be made: Invalid value for environment variable: {setting.name}",
         "error",
     )

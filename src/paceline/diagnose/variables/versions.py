@@ -1,4 +1,4 @@
-"""Versions of libraries, compared by their first two parts: a patch release neither adds nor removes a variable."""
+"""Compare versions of libraries by their first two parts: a patch release neither adds nor removes a variable."""
 
 from __future__ import annotations
 

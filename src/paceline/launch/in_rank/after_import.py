@@ -1,4 +1,4 @@
-"""Do something as soon as a module has been imported, without importing it."""
+"""Call a function as soon as a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import ModuleType
 
 
 def when_imported(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` once the top-level module ``name`` has been imported; at once if it has been.
+    """Call ``action`` once the top-level module ``name`` has been imported; at once if it already has been.
 
-    A script may set variables that the module reads while it is imported, so nobody else may be first.
+    A script may set variables that the module reads while it is imported, so nothing else may import it first.
     """
     if name in sys.modules:
         action()

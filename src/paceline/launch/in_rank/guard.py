@@ -1,8 +1,8 @@
-"""The guard at the store: a rank that reaches the store of another run says so and ends.
+"""Check the store's token: a rank that connects to the store of another run reports it and ends.
 
-Every run has a token. The launcher of the head writes it, with the run's name, into the store that the
-ranks meet at; each rank knows the token of its own run. Whatever the ranks then write goes under that
-token, so the keys of two runs never mix.
+Every run has a token. The launcher of the head writes it, with the run's name, to the store of the rendezvous; each
+rank knows the token of its own run. The token is the prefix of all keys that ranks write, so the keys of two runs never
+mix.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from paceline import env
 from paceline.errors import Finding, RunError
 
-# Raw key, outside every prefix: the first thing that anybody who connects can read.
+# Raw key without a prefix, so that every client can read it.
 IDENTITY_KEY = "paceline/run"
-# The head names the run in a store right after it has opened it; another node's rank may be as quick.
+# The head writes the token right after it has opened the store; a rank of another node may connect before that.
 _PATIENCE_S = 5.0
 _FIELDS = {"token", "run_id", "script", "user", "host", "pid"}
 
 
 def install() -> None:
     """Check the token whenever this rank connects to the store of ``env://`` rendezvous."""
-    # by its full name: `torch.distributed.rendezvous` as an attribute is a function
+    # by its full name, because the attribute `torch.distributed.rendezvous` is a function
     rendezvous: Any = import_module("torch.distributed.rendezvous")
     create = getattr(rendezvous, "_create_c10d_store", None)
     if create is None or hasattr(create, "__wrapped__"):
@@ -40,8 +40,8 @@ def install() -> None:
 
         store = create(hostname, port, rank, *args, **kwargs)
         _require_token(store, token, place=f"{hostname}:{port}")
-        # The attempt is part of the prefix because the store outlives a restart, and with it the addresses
-        # that ranks of the attempt before have left there.
+        # The attempt is part of the prefix because the store outlives a restart, and still holds the addresses
+        # of the ranks of the previous attempt.
         return PrefixStore(f"paceline/{token}/{env.read(env.RESTART_COUNT) or 0}", store)
 
     rendezvous._create_c10d_store = checked
@@ -52,18 +52,18 @@ def _require_token(store: Any, token: str, *, place: str) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not raw.check([IDENTITY_KEY]) and time.monotonic() < deadline:
         time.sleep(0.02)
-    found = parse(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
-    if found is None or found["token"] != token:
-        raise RunError(foreign(found, place=place))
+    identity = parse(raw.get(IDENTITY_KEY)) if raw.check([IDENTITY_KEY]) else None
+    if identity is None or identity["token"] != token:
+        raise RunError(foreign(identity, place=place))
 
 
 def parse(content: bytes) -> dict[str, Any] | None:
-    """Return the identity of a run as it was read from a store; None if that is no run's."""
+    """Return the identity of the run that a store belongs to; None if it is not a run of paceline."""
     try:
-        found = json.loads(content)
+        identity = json.loads(content)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.keys() >= _FIELDS else None
+    return identity if isinstance(identity, dict) and identity.keys() >= _FIELDS else None
 
 
 def _underlying(store: Any) -> Any:
@@ -72,17 +72,17 @@ def _underlying(store: Any) -> Any:
     return store
 
 
-def foreign(found: dict[str, Any] | None, *, place: str) -> Finding:
-    """Return the finding that names the run that answers at a place where ours was expected.
+def foreign(identity: dict[str, Any] | None, *, place: str) -> Finding:
+    """Return the finding that names the run to which a store belongs, instead of ours.
 
     Args:
-        found: The identity in the store there, None if it has none.
+        identity: The identity in the store, None if it has none.
         place: ``HOST:PORT``.
     """
-    who = "something that is not a run of paceline" if found is None else f"the run {describe(found)}"
+    holder = "something that is not a run of paceline" if identity is None else f"the run {describe(identity)}"
     return Finding(
         "port-held-by-other",
-        f"{place} is held by {who}, not by this run",
+        f"{place} is held by {holder}, not by this run",
         where=place,
         why="ranks of two runs in one store would break each other",
         fix="give this run another port, or do not set MASTER_ADDR and MASTER_PORT in the script",
@@ -90,7 +90,7 @@ def foreign(found: dict[str, Any] | None, *, place: str) -> Finding:
 
 
 def describe(identity: dict[str, Any]) -> str:
-    """Return who a run is, in words: its script, id, user, host and process."""
+    """Return the identity of a run in words: its script, id, user, host and process."""
     return (
         f"of {identity['script']} (id {identity['run_id']}, user {identity['user']}, host {identity['host']}, "
         f"launcher pid {identity['pid']})"

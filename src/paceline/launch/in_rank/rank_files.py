@@ -1,7 +1,7 @@
-"""What a rank leaves for its launcher: files in memory, which a full disk or a deleted folder cannot take away.
+"""Files in memory through which a rank reports to its launcher, also with a full disk or a deleted folder.
 
-The launcher opens them and hands them to the rank. They are copied into the run folder when the ranks have ended, where
-that is possible.
+The launcher creates them and passes the descriptors to the rank. When the ranks have ended, it copies them into the run
+folder if it can.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class RankFiles:
 
     @property
     def handles(self) -> tuple[int, int, int]:
-        """All descriptors, in the order in which they travel to the rank."""
+        """All descriptors, in the order in which they are passed to the rank."""
         return self.crash, self.stacks, self.report
 
     @property
     def crash_path(self) -> Path:
-        """Where this process can read the stacks of a crash."""
+        """Path at which this process can read the stacks of a crash."""
         return _path(self.crash)
 
     @property
     def stacks_path(self) -> Path:
-        """Where this process can read the stacks that were asked for."""
+        """Path at which this process can read the stacks that the launcher has requested."""
         return _path(self.stacks)
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
-        """Return what the rank has recorded of a kind."""
+        """Return the content of the rank's entries of a kind."""
         return [entry["content"] for entry in self._read_report() if entry["kind"] == kind]
 
     def keep(self, *, crash: Path, stacks: Path) -> None:
@@ -72,14 +72,14 @@ class RankFiles:
             os.close(handle)
 
     def _read_report(self) -> Iterator[dict[str, Any]]:
-        *lines, _ = _content(self.report).split(b"\n")  # what follows the last line feed is still being written
+        *lines, _ = _content(self.report).split(b"\n")  # the text after the last line feed is still being written
         for line in lines:
             with contextlib.suppress(ValueError):
                 yield json.loads(line)
 
 
 def append(report: int, kind: str, content: dict[str, Any]) -> None:
-    """Add an entry to a rank's report; in the rank."""
+    """Append an entry to a rank's report; called in the rank."""
     if report >= 0:
         line = json.dumps({"kind": kind, "content": content}).encode() + b"\n"
         with contextlib.suppress(OSError):

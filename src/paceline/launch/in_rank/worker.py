@@ -1,10 +1,10 @@
-"""The worker entry: what runs in a rank around the user's script.
+"""The worker entry: run the user's script in a rank, and record how it ends.
 
-The script becomes ``__main__`` exactly as ``python -u script.py`` would have it. Around it: its uncaught
-exception is recorded with traceback, rank, host and nanosecond time, faulthandler is on, the probe counts,
-and the store is checked to be that of this run.
+The script becomes ``__main__`` exactly as with ``python -u script.py``. The entry records an uncaught exception with
+traceback, rank, host and time in nanoseconds, enables faulthandler, installs the probe, and checks that the store
+belongs to this run.
 
-Together with ``paceline.env`` the only place that touches ``os.environ``: a rank's environment is set here.
+Only this module and ``paceline.env`` touch ``os.environ``: a rank's environment is set here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from paceline.launch.probe import awaited_worker, probe, witness
 from paceline.machine import system
 from paceline.rundir.files import write_whole
 
-# Of exceptions in threads, so many are recorded: a pool of them may fail in the same way again and again.
+# Exceptions in threads that are recorded: the threads of a pool may all fail in the same way.
 _MOST_THREADS = 3
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 _OWN = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
@@ -98,7 +98,7 @@ def _become(task: RankTask) -> NoReturn:
 
 
 def execute(task: RankTask) -> NoReturn:
-    """In a rank that is not to be forked from warm memory: become the fresh process.
+    """Replace this process with a fresh interpreter, for start methods other than ``fork``.
 
     ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
 
@@ -139,12 +139,12 @@ def _open_streams() -> None:
 
 
 def _prepare(task: RankTask) -> memoryview[int]:
-    """Switch on what sees inside; returns the rank's pulse."""
+    """Install the probe and the stack responder; return the rank's counters."""
     if task.crash >= 0:
         faulthandler.enable(file=task.crash)
     if task.stacks >= 0:
         witness.install(task.stacks)
-    _hear_threads(task)
+    _record_threads(task)
     if task.pulse >= 0:
         pulse.board = pulse.PulseBoard(task.pulse, task.num_local_ranks)
         slot = pulse.board.slot(task.local_rank)
@@ -163,10 +163,10 @@ def _prepare(task: RankTask) -> memoryview[int]:
 
 
 def _renew() -> None:
-    """Bring up to date what a rank has inherited from the warm process."""
+    """Update the state that a rank has inherited from the fork server."""
     import torch
 
-    # Python's own `random` draws a new seed after a fork by itself.
+    # Python's `random` is seeded again automatically after a fork.
     torch.default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
@@ -205,7 +205,7 @@ def _bind(task: RankTask) -> None:
 
 
 def _phase(ended: int) -> int:
-    """RETURNED and LEFT say that nothing of the user's is left to run; other threads may still be at work."""
+    """Return ``ended``, or RUNNING while other threads of the script still run."""
     others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     return pulse.RUNNING if others else ended
 
@@ -240,7 +240,7 @@ def _execute(task: RankTask, function: Callable[[], None] | None) -> None:
 
 
 def _fresh_main() -> types.ModuleType:
-    """Return a ``__main__`` with what this version of Python puts into an empty one."""
+    """Return a ``__main__`` module with the attributes that this version of Python gives an empty one."""
     has_annotations = "__annotations__" in vars(sys.modules["__main__"])
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -273,7 +273,7 @@ def _is_archive(path: str) -> bool:
 
 
 def _replace_path_entry(folder: str) -> None:
-    """Put the script's folder where the launcher's own was: first in ``sys.path``."""
+    """Replace the launcher's folder, first in ``sys.path``, with the script's."""
     if sys.flags.safe_path if hasattr(sys.flags, "safe_path") else False:
         return
     sys.path[0:1] = [folder]
@@ -311,12 +311,12 @@ def record(task: RankTask, error: BaseException) -> None:
         "paceline": ours,
     }
     with contextlib.suppress(OSError):  # the disk may be full, or the folder deleted; the report is in memory
-        # whole or not at all: this rank may be told to stop in the middle of it
+        # all or nothing, since a signal may stop this rank in the middle of it
         write_whole(Path(task.error_file), json.dumps(content))
 
 
 def _behind_torchs_handler(error: BaseException) -> BaseException:
-    """Return the script's own exception if what was raised is that torch's ``@record`` could not write it to a file."""
+    """Return the script's exception if torch's ``@record`` has raised another because it could not write the file."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -327,7 +327,7 @@ def _behind_torchs_handler(error: BaseException) -> BaseException:
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
-    """Return what the launcher needs to know of an exception."""
+    """Return an exception as plain data for the launcher."""
     trace = _users_part(error.__traceback__)
     return {
         "type": type(error).__name__,
@@ -352,24 +352,26 @@ def _describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _hear_threads(task: RankTask) -> None:
+def _record_threads(task: RankTask) -> None:
     """Record exceptions that end a thread of this rank; Python only prints them, into this rank's log."""
-    shown, rank, room = threading.excepthook, os.getpid(), [_MOST_THREADS]
+    print_exception, rank, remaining = threading.excepthook, os.getpid(), _MOST_THREADS
 
-    def heard(args: threading.ExceptHookArgs) -> None:
+    def record_and_print(args: threading.ExceptHookArgs) -> None:
+        nonlocal remaining
         error = args.exc_value
-        if os.getpid() == rank and room[0] and error is not None and not isinstance(error, SystemExit):
-            room[0] -= 1
+        is_recorded = remaining > 0 and not isinstance(error, SystemExit) and os.getpid() == rank
+        if error is not None and is_recorded:
+            remaining -= 1
             name = args.thread.name if args.thread is not None else "unnamed"
             with contextlib.suppress(Exception):  # a message that cannot be formatted must not hide the exception
                 rank_files.append(task.report, rank_files.THREAD, {**_describe(error), "thread": name})
-        shown(args)
+        print_exception(args)
 
-    threading.excepthook = heard
+    threading.excepthook = record_and_print
 
 
 def _syntax_place(error: BaseException) -> list[dict[str, Any]]:
-    """A syntax error's place is in the error, not in a frame."""
+    """Return the place of a syntax error as a frame: it is in the error, not in the traceback."""
     if not isinstance(error, SyntaxError) or not error.filename:
         return []
     return [
@@ -398,7 +400,7 @@ def is_users(file: str) -> bool:
 
 
 def leave(code: int) -> NoReturn:
-    """End a rank that runs a function inside another program's memory, as ``multiprocessing`` does."""
+    """End a rank that is a fork of the user's program, as ``multiprocessing`` does."""
     from multiprocessing import util
 
     threading._shutdown()  # type: ignore[attr-defined]  # waits for non-daemon threads
@@ -414,7 +416,7 @@ def main() -> None:
     """Entry of a rank that starts in a fresh interpreter (``--start-method spawn``)."""
     text = os.environ.pop(env.TASK)
     task = RankTask.from_json(text)
-    values = {**task.__dict__, "method": "fork"}  # the interpreter is fresh now: run in it
+    values = {**task.__dict__, "method": "fork"}  # this interpreter is already fresh
     run(RankTask(**values))
 
 

@@ -32,9 +32,9 @@ class WorkerLook:
         rank: Global rank.
         host: Its host.
         waits_s: How long the rank has waited for the worker's batch.
-        process: The rank's own process.
-        worker: The worker's.
-        at_s: When, by the monotonic clock.
+        process: The rank's process.
+        worker: The worker's process.
+        at_s: Time of the look, on the monotonic clock.
     """
 
     rank: int

@@ -54,22 +54,22 @@ class Position:
         rank: Global rank.
         host: Its host.
         idle_s: Seconds since its last sign of progress.
-        late: That is longer than it may be while others are waiting.
-        late_alone: That is longer than it may be if nobody waits for anybody.
+        late: ``idle_s`` exceeds the limit for a rank that others wait for.
+        late_alone: ``idle_s`` exceeds the limit where no rank waits for another.
         still: It uses no CPU and its stack has not changed between two looks.
-        ended: Its script has come to its end.
+        ended: Its script has ended.
         frames: Its main thread's stack, outermost first; empty if it is not visible.
-        worker: Place of the user's code in a DataLoader worker that it waits for, as text.
+        worker: Place of the user's code in the DataLoader worker that it waits for, as text.
         guard: The ``if`` around its place that chooses ranks, as text; empty if there is none.
-        call: The collective that it has begun last, by torch's Flight Recorder.
-        seq: Number of that in its process group; -1 if it is not known.
-        group: That process group.
-        timeout_s: Timeout of that collective, as the script has chosen it; 0 if it is not known.
-        flying: Whether that collective has not come back.
-        steps: Optimizer steps.
-        batches: Batches taken.
-        pid: Its process, 0 if it is not known.
-        state: The kernel's letter for it: T if it is stopped, D if it waits for a device.
+        call: The last collective that it has begun, from torch's Flight Recorder.
+        seq: Sequence number of that collective in its process group; -1 if unknown.
+        group: The process group of that collective.
+        timeout_s: Timeout of that collective, as set by the script; 0 if unknown.
+        flying: Whether that collective has not returned.
+        steps: Number of optimizer steps.
+        batches: Number of batches taken.
+        pid: Its process, 0 if unknown.
+        state: State of the process in the kernel: T if it is stopped, D if it waits for a device.
         moving: Bytes have moved on its sockets between two looks.
     """
 

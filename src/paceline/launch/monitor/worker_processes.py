@@ -69,17 +69,17 @@ class ChildProcess:
 
     Attributes:
         pid: Its process id.
-        parent: That of its parent.
-        name: What ``ps -o comm`` shows.
-        state: The kernel's letter: R, S, D, T, t, Z or I.
+        parent: Process id of its parent.
+        name: Its name, as ``ps -o comm`` shows it.
+        state: Its state in the kernel: R, S, D, T, t, Z or I.
         threads: Number of its threads.
-        command: Its command line, words separated by blanks: a fork has that of its parent until it runs a program.
-        wait: The kernel's function that it waits in, empty if it does not wait or that cannot be read.
-        syscall: Number of the system call that it is in, as text; empty if it cannot be read.
-        cpu_s: CPU seconds that it has used itself.
+        command: Its command line, words separated by blanks; a fork has its parent's until it executes a program.
+        wait: The kernel function in which it waits, empty if it does not wait or the function cannot be read.
+        syscall: Number of its current system call, as text; empty if it cannot be read.
+        cpu_s: CPU seconds of the process, without its children.
         age_s: Seconds since it was started.
-        switches: How often its main thread has been given a CPU and has left it again: the same number in two looks
-            means that it has not run in between, not even for a microsecond. -1 if that is not known.
+        switches: Context switches of its main thread: the same number in two looks proves that it has not run in
+            between, not even for a microsecond. -1 if it is not known.
         ended_by: Number of the signal that ended it, 0 if none did or it lives.
         exit_code: Its exit status if it has ended.
     """

@@ -1,6 +1,6 @@
-"""A command line of torchrun in the words that click reads: abbreviations in full, ``-t=3``, ``script.py -- x``.
+"""Rewrite a torchrun command line for click: expand abbreviations, ``-t=3`` and ``script.py -- x``.
 
-torchrun reads its command line with argparse. Pure: words in, words out. Standard library only.
+torchrun parses its command line with argparse. Pure: words in, words out. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _FORMS = {form: option for option in OPTIONS for form in (option.long, f"--{opti
 
 
 def in_full(words: Sequence[str]) -> list[str]:
-    """Return a command line without what only argparse understands.
+    """Return a command line without the forms that only argparse understands.
 
     Args:
-        words: What follows ``paceline run``.
+        words: The words after ``paceline run``.
     """
     options: list[str] = []
     rest = list(words)
@@ -25,7 +25,7 @@ def in_full(words: Sequence[str]) -> list[str]:
         form, value = _split(rest[0])
         option = _FORMS.get(form) or abbreviated(form)
         if option is None:
-            return options + rest  # click says what is wrong with it
+            return options + rest  # click reports what is wrong with it
         if form not in _FORMS:
             form = f"--{option.name}" if "_" in form else option.long
         num_words = 1 if option.flag or value is not None else 2
@@ -36,9 +36,9 @@ def in_full(words: Sequence[str]) -> list[str]:
 
 
 def abbreviated(form: str) -> Option | None:
-    """Return the option of torchrun that a beginning stands for; None if there is none, or more than one."""
-    begun = {option.name: option for option in abbreviated_by(form)}
-    return next(iter(begun.values())) if len(begun) == 1 else None
+    """Return the torchrun option that a prefix abbreviates; None if there is none, or more than one."""
+    matches = {option.name: option for option in abbreviated_by(form)}
+    return next(iter(matches.values())) if len(matches) == 1 else None
 
 
 def abbreviated_by(form: str) -> list[Option]:
@@ -61,9 +61,9 @@ def _split(word: str) -> tuple[str, str | None]:
 
 
 def _without_separator(words: list[str]) -> list[str]:
-    """Return the script and its arguments as argparse hands them over.
+    """Return the script and its arguments as argparse passes them on.
 
-    Some versions of Python remove ``--`` where it follows the script, others don't; scripts see what theirs does.
+    Some versions of Python remove ``--`` after the script, others do not; the result is that of this version.
     """
     if "--" not in words or words == ["--"]:
         return words
@@ -72,5 +72,5 @@ def _without_separator(words: list[str]) -> list[str]:
     parser = ArgumentParser(add_help=False)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=REMAINDER)
-    found = parser.parse_args(words)
-    return ["--", found.script, *found.arguments]
+    namespace = parser.parse_args(words)
+    return ["--", namespace.script, *namespace.arguments]

@@ -1,8 +1,8 @@
-"""Variables that torch, or a library under it, reads once, while it is imported.
+"""Find environment variables that are set too late: torch, or a library below it, reads them only at import.
 
-A rank that is forked from a process with torch in memory is too late for them. Where the script's own text sets one,
-the ranks start by ``spawn`` (``set_in``); where a module that it imports does, the rank reports it (``Lateness``) and
-the launcher prints it (``LateVariables``). Standard library only.
+A rank that is forked from a process with torch in memory cannot set them any more. If the script's own text sets one,
+the ranks start with ``spawn`` (``set_in``). If a module that the script imports does, the rank reports it
+(``Lateness``) and the launcher prints it (``LateVariables``). Standard library only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from paceline.errors import Notice
 from paceline.text.syntax import tree_of
 
-# By family, from the reads of `import torch, torch._dynamo` (torch 2.13): those of the libraries that compute, and all
-# of torch's own. Excepted is what is read when it is needed: as a process group is made, or a model loaded.
+# Families of variables that `import torch, torch._dynamo` reads (torch 2.13): those of math libraries, and torch's own.
+# _LATE has the exceptions, which are read when they are needed: for a process group, or to load a model.
 _EARLY = re.compile(
     r"(OMP|MKL|KMP|GOMP|GOTO|OPENBLAS|BLIS|MKLDNN|DNNL|ONEDNN|NPY|NUMPY|ATEN|KINETO|TRITON|AOTI?_?INDUCTOR|INDUCTOR)_\w+"
     r"|(PY)?TORCH[A-Z]*_\w+"
@@ -30,7 +30,7 @@ _LATE = re.compile(
 )
 _MODULES_OF_OS = ("os", "_collections_abc", "contextlib", "unittest.mock")
 _EVERY_S = 1.0
-_MOST = 3  # variables that a rank reports
+_MOST = 3  # variables that a rank reports at most
 
 
 def is_early(name: str) -> bool:
@@ -39,7 +39,7 @@ def is_early(name: str) -> bool:
 
 
 def set_in(source: str) -> list[str]:
-    """Return the variables that a script sets or removes, as far as their names stand there in full."""
+    """Return the variables that a script sets or removes, if their names are string literals."""
     tree = tree_of(source)
     if tree is None:
         return []
@@ -69,9 +69,9 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 class Lateness:
-    """In a forked rank: notices that the script sets such a variable, although torch is in memory.
+    """In a forked rank: detect that the script sets such a variable, although torch is in memory.
 
-    It would have been in time under torchrun if nothing that the script has imported so far holds torch.
+    Under torchrun it would be in time, unless a module that the script has imported so far uses torch.
 
     Args:
         report: Called with the variable's name, its value and the place, once for each variable.
@@ -85,10 +85,12 @@ class Lateness:
         self._reported: set[str] = set()
 
     def hear(self, name: str, before: str | None, value: str) -> None:
-        """Take notice of a variable that is set."""
-        if not is_early(name) or value == before or name in self._reported or len(self._reported) == _MOST:
+        """Check a variable that is set, and report it if it is too late."""
+        if not is_early(name) or value == before:
             return
-        if os.getpid() != self._rank:  # a child may set it for a program that it becomes
+        if name in self._reported or len(self._reported) == _MOST:
+            return
+        if os.getpid() != self._rank:  # a child may set it for a program that it executes
             return
         place = self._place(sys._getframe(1))
         if place and not self._script_has_torch():
@@ -96,7 +98,7 @@ class Lateness:
             self._report({"name": name, "value": value, "place": place})
 
     def _place(self, frame: types.FrameType | None) -> str:
-        """Return the line that sets it, empty if it is not the user's."""
+        """Return the line of the user's code that sets it, empty if it is not the user's."""
         while frame is not None:
             module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
             if module not in _MODULES_OF_OS and module != "paceline.env":
@@ -115,7 +117,7 @@ def _holds_torch(module: types.ModuleType) -> bool:
 
 
 def _home_of(value: Any) -> str:
-    """Return the module that something comes from; asks nothing of objects that answer by code of their own."""
+    """Return the module that defines a value; runs no code of the value's own class."""
     if isinstance(value, types.ModuleType):
         home = value.__dict__.get("__name__")
     elif isinstance(value, type | types.FunctionType):
@@ -126,10 +128,10 @@ def _home_of(value: Any) -> str:
 
 
 class LateVariables:
-    """In the launcher: prints what ranks report, once for each variable.
+    """In the launcher: print what ranks report, once for each variable.
 
     Args:
-        entries: Returns what the ranks of this node have reported so far.
+        entries: Returns the reports of the ranks of this node so far.
         inform: Prints a notice.
     """
 
@@ -139,7 +141,7 @@ class LateVariables:
         self._next_s = 0.0
 
     def tick(self, *, at_once: bool = False) -> None:
-        """Print what is new; reads nothing between two looks unless it is to be ``at_once``."""
+        """Print new reports; read them at intervals, or at once if ``at_once``."""
         now_s = time.monotonic()
         if now_s < self._next_s and not at_once:
             return

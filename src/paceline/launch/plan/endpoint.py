@@ -1,4 +1,4 @@
-"""Where the nodes of a job can meet: an address of this host and a port that is free here."""
+"""Choose the rendezvous endpoint of a job: an address of this host and a free port."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from paceline.machine import host, interfaces, nodeaddr
 from paceline.machine.deadline import within
 from paceline.text.quoting import bracketed
 
-# Below Linux's ephemeral ports (32768 and up), which outgoing connections take without asking.
+# Below Linux's ephemeral ports (32768 and up), which the kernel gives to outgoing connections.
 _PORTS = range(15000, 32000)
 _TRIES = 64
 _PATIENCE_S = 5.0
 
 
 def find(node_name: str) -> str:
-    """Return ``HOST:PORT``, the address numeric, for other nodes to reach this one by.
+    """Return ``HOST:PORT`` at which other nodes reach this one, with a numeric address.
 
     Args:
-        node_name: This node's name in Slurm; empty where that is not known.
+        node_name: This node's name in Slurm; empty if unknown.
 
     Raises:
-        SetupError: No port could be listened on.
+        SetupError: No port is free.
     """
     name = node_name or socket.gethostname()
     mine = [address for _, address in interfaces.addresses()]
@@ -35,12 +35,13 @@ def find(node_name: str) -> str:
 
 
 def choose(candidates: Sequence[str], mine: Sequence[str]) -> str:
-    """Return the first address that is this host's and leads to it from elsewhere; empty if none does."""
-    return next((each for each in candidates if each in mine and not interfaces.is_loopback(each)), "")
+    """Return the first address that belongs to this host and is not a loopback address; empty if there is none."""
+    own = (address for address in candidates if address in mine)
+    return next((address for address in own if not interfaces.is_loopback(address)), "")
 
 
 def _numeric(name: str) -> str:
-    """Slurm's own word is taken even where it is a loopback address: all its nodes are this machine then."""
+    """Resolve a name of Slurm's; a loopback address is valid here, as all nodes are then this machine."""
     return next(iter(_resolve(name)), "") if name else ""
 
 
@@ -61,6 +62,6 @@ def _free_port(address: str) -> int:
             "port-in-use",
             f"none of {_TRIES} ports between {_PORTS.start} and {_PORTS.stop} can be listened on",
             where=socket.gethostname(),
-            fix="ss -ltnp tells who holds them",
+            fix="ss -ltnp shows which processes hold them",
         )
     )

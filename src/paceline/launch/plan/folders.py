@@ -1,4 +1,4 @@
-"""Why a folder cannot take the files of a run."""
+"""Explain why a folder cannot be used for the files of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.errors import Finding
 
 
 def unusable(folder: Path, error: OSError, *, option: str, severity: str = "error") -> Finding:
-    """Return why a folder for the files of a run cannot be used.
+    """Return the finding that a folder cannot be used for the files of a run.
 
     Args:
         folder: The folder.
-        error: What the system said.
+        error: The error of the system call.
         option: The option that names another folder.
-        severity: Of the finding.
+        severity: Severity of the finding.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Finding(

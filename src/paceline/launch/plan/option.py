@@ -1,4 +1,4 @@
-"""One option of a command line: name, help, default, parser and group, in one place.
+"""Declare an option of a command line: name, help, default, parser and group, in one place.
 
 Standard library only.
 """
@@ -21,18 +21,18 @@ class Option:
     Attributes:
         name: With underscores, as in ``PET_<NAME>``; the command line takes dashes and underscores.
         help: One line.
-        default: Text of the default, as typed; None if the help says it, or there is none.
+        default: Text of the default, as typed; None if there is none or the help has it.
         short: A short form, such as ``-t``.
         flag: True for an option without a value.
-        ours: True for what torchrun does not have.
-        metavar: Stands for the value in the help.
+        ours: True for an option that torchrun does not have.
+        metavar: Placeholder of the value in the help.
         many: True for an option that may be given several times.
-        newer: Only torchrun of torch 2.15 or newer has it: abbreviations of older ones must not become ambiguous.
-        group: Its heading in the help; empty for the last one.
+        newer: True if only torchrun of torch 2.15 or newer has it, so that abbreviations of older options stay unique.
+        group: Its heading in the help; empty for the last group.
         parse: Returns the value of a text, or None to keep the default; raises UsageError if the text is wrong.
-        is_text: True if blanks around the value belong to it.
-        same_as: The option of which this is another name; empty if it is its own.
-        needs_probe: True if it rests on what the probe counts.
+        is_text: True if blanks around the value are part of it.
+        same_as: The option for which this is another name; empty if there is none.
+        needs_probe: True if it uses the probe's counters.
         preference: Environment variable that sets it for all runs, and the type of its value in the configuration
             file; None if neither does.
     """
@@ -73,12 +73,12 @@ def option(
     also: str = "",
     **attributes: Any,
 ) -> Any:
-    """Declare a field of a dataclass that is an option; its name is the field's.
+    """Declare a field of a dataclass that is an option with the name of the field.
 
     Args:
         text: Help.
         value: Default of the field.
-        parse: Parser of what is typed.
+        parse: Parser of the typed text.
         shown: Default as typed, if it differs from ``str(value)``; ``""`` if the help says it.
         also: Another name of the option.
         **attributes: Further attributes of ``Option``.
@@ -94,7 +94,7 @@ def flag(text: str, **attributes: Any) -> Any:
 
 
 def options_of(cls: Any) -> Iterator[Option]:
-    """Return the options that a dataclass declares, in its order; another name comes before what it stands for."""
+    """Return the options that a dataclass declares, in its order; another name comes before the option itself."""
     for declared in fields(cls):
         if "option" not in declared.metadata:
             continue
@@ -123,8 +123,8 @@ def _default_text(value: Any) -> str:
 def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that an option does not take."""
     form = long_form(name)
-    shown = f"{form} {value}".rstrip()
-    return UsageError(Finding("option-invalid", f"{shown}: {form} {rule}", where="command line", fix=fix))
+    typed = f"{form} {value}".rstrip()
+    return UsageError(Finding("option-invalid", f"{typed}: {form} {rule}", where="command line", fix=fix))
 
 
 def contradiction(one: str, other: str, why: str) -> UsageError:

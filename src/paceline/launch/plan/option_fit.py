@@ -1,6 +1,7 @@
-"""Do the options of ``paceline run`` fit together?
+"""Check that the options of ``paceline run`` fit together, and drop those without effect.
 
-A command that torchrun runs is run: an option that it passes over gets a warning. What cannot work is refused.
+Every command that torchrun accepts is accepted: an option that torchrun ignores gets a warning. Options that cannot
+work together are an error.
 Pure. Standard library only.
 """
 
@@ -17,7 +18,7 @@ from paceline.launch.plan.options import DEFAULT_C10D_PORT, OPTIONS, RDZV_BACKEN
 
 NEEDS_PROBE = {option.name for option in OPTIONS if option.needs_probe}
 
-# Settings of --rdzv-conf that torch reads as whole numbers, and those that it takes as they are.
+# Settings of --rdzv-conf that torch reads as integers, and those that it does not convert.
 _NUMBERS = {
     "static": {"timeout"},
     "c10d": {"join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"}
@@ -28,14 +29,14 @@ _TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 
 def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> None:
-    """Refuse what was asked for twice over, in options of paceline itself.
+    """Refuse paceline's own options that contradict each other.
 
     Args:
-        raw: ``{name: text}`` of all options, wherever they come from.
+        raw: ``{name: text}`` of all options, from all sources.
         typed: Options of the command line.
 
     Raises:
-        UsageError: Two of them exclude each other.
+        UsageError: Two options exclude each other.
     """
     if is_true(raw.get("check")) and is_true(raw.get("no_check")):
         raise contradiction("--check", "--no-check", "one asks for the roll call, the other leaves it out")
@@ -48,21 +49,21 @@ def refuse_contradictions(raw: Mapping[str, Any], typed: Collection[str]) -> Non
         if needs_probe:
             raise contradiction(long_form(min(needs_probe)), "--no-probe", "it rests on what the probe counts")
     if "grace_s" in typed and "shutdown_timeout" in typed and raw["grace_s"] != raw["shutdown_timeout"]:
-        raise contradiction("--grace-s", "--shutdown-timeout", "they are two names of one time")
+        raise contradiction("--grace-s", "--shutdown-timeout", "both set the same timeout")
 
 
 def settle(options: Options, *, typed: Collection[str], given: Collection[str]) -> Options:
-    """Return the options that hold, with a warning for each typed one that has no effect.
+    """Return the options that take effect, with a warning for each typed option that has none.
 
-    Variables that have none are passed over without a word: clusters export them for everybody.
+    Variables without effect are ignored silently: clusters export them for all users.
 
     Args:
-        options: What was asked for, each option checked by itself.
+        options: The options, each already valid alone.
         typed: Options of the command line.
-        given: Those, and the options that variables or Slurm give.
+        given: Options of the command line, of variables and of Slurm.
 
     Raises:
-        UsageError: They cannot work together.
+        UsageError: The options cannot work together.
     """
     fit = _Fit(options, typed)
     _settle_program(fit)
@@ -83,7 +84,7 @@ def settle(options: Options, *, typed: Collection[str], given: Collection[str]) 
 
 
 class _Fit:
-    """The options as far as they are settled."""
+    """The options during the check, and the warnings so far."""
 
     def __init__(self, options: Options, typed: Collection[str]) -> None:
         self.options = options
@@ -91,7 +92,7 @@ class _Fit:
         self._typed = typed
 
     def ignore(self, name: str, why: str, *, fix: str = "") -> None:
-        """Put an option back to its default, with a warning where it was typed."""
+        """Reset an option to its default, with a warning if it was typed."""
         default = getattr(type(self.options), name)
         if getattr(self.options, name) == default:
             return
@@ -99,7 +100,7 @@ class _Fit:
         self.warn(name, why, fix=fix)
 
     def warn(self, name: str, why: str, *, fix: str = "") -> None:
-        """Add a warning that an option has no effect, where it was typed."""
+        """Add a warning that an option has no effect, if it was typed."""
         if name in self._typed:
             self.warnings.append(
                 _warning(f"{long_form(name)} has no effect: {why}", fix or f"remove {long_form(name)}")
@@ -178,7 +179,7 @@ def _without_endpoint(options: Options) -> Finding:
 
 
 def _agrees(options: Options, name: str) -> bool:
-    """Return whether an option that is not used says what holds anyway."""
+    """Return whether an option that is not used agrees with the value that is used."""
     host, _, port = options.rdzv_endpoint.rpartition(":")
     if name == "node_rank":
         return options.node_rank == 0
@@ -188,22 +189,22 @@ def _agrees(options: Options, name: str) -> bool:
 
 
 def _settle_settings(fit: _Fit) -> None:
-    """Check the settings of the rendezvous that torch reads, and leave out those that it does not."""
+    """Check the rendezvous settings that torch reads, and drop those that it does not read."""
     options = fit.options
     is_local = options.one_node and not options.rdzv_endpoint and options.master_port is None
     backend = "c10d" if is_local else options.rdzv_backend
-    kept = []
+    settings = []
     for key, value in options.rdzv_conf:
         if key in _NUMBERS[backend] and not re.fullmatch("0*[1-9][0-9]*", value):
             raise invalid("rdzv_conf", f"{key}={value}", f"takes a whole number from 1 for {key}", _setting(key))
         if key == "is_host" and backend == "c10d" and value.lower() not in _TRUTHS:
             raise invalid("rdzv_conf", f"{key}={value}", f"takes 1 or 0 for {key}", "--rdzv-conf is_host=1")
-        is_ours = key == "join_timeout" and value.isdecimal()  # how long the roll call waits, with either backend
+        is_ours = key == "join_timeout" and value.isdecimal()  # the time limit of the roll call, with either backend
         if key in _NUMBERS[backend] | _OTHERS[backend] or is_ours:
-            kept.append((key, value))
+            settings.append((key, value))
         elif not is_local:
             fit.warnings.append(_unread(key, value, backend))
-    fit.options = replace(options, rdzv_conf=tuple(kept))
+    fit.options = replace(options, rdzv_conf=tuple(settings))
 
 
 def _setting(key: str) -> str:
@@ -211,9 +212,9 @@ def _setting(key: str) -> str:
 
 
 def _unread(key: str, value: str, backend: str) -> Finding:
-    known = _NUMBERS[backend] | _OTHERS[backend]
+    names = _NUMBERS[backend] | _OTHERS[backend]
     bare_key, bare_value = key.strip("'\""), value.strip("'\"")
-    near = bare_key if bare_key in known else closest(bare_key, sorted(known))
+    near = bare_key if bare_key in names else closest(bare_key, sorted(names))
     if bare_key == "timeout":
         near = "join_timeout"
     what = f"--rdzv-conf {key}={value} has no effect: {backend} has no setting {key}"

@@ -1,4 +1,4 @@
-"""Parsers for the values of options: a text in, a value or a Finding out. Pure. Standard library only."""
+"""Parse the values of options: a text in, a value or a Finding out. Pure. Standard library only."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def node_range(option: Option, text: str) -> tuple[int, int]:
 
 
 def ranks_per_node(option: Option, text: str) -> str:
-    """Return a number of ranks, or the word that says which devices are counted."""
+    """Return a number of ranks, or the kind of device that is counted."""
     words = ("gpu", "cpu", "xpu", "auto")
     if text in ("", *words):
         return text
@@ -155,7 +155,7 @@ def local_ranks(option: Option, text: str) -> tuple[int, ...]:
 
 
 def streams(option: Option, text: str) -> str:
-    """Return which streams are meant, checked; ``streams_of`` reads it."""
+    """Return a valid value of ``--tee`` or ``--redirects``; ``streams_of`` reads it."""
     if not re.fullmatch(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]", text):
         rule = "is 0 (none), 1 (stdout), 2 (stderr), 3 (both) or 0:1,1:2"
         raise invalid(option.name, text, rule, f"{option.long} 3")
@@ -178,12 +178,12 @@ def words(option: Option, text: str) -> tuple[str, ...]:
 
 
 def signals(option: Option, text: str) -> tuple[str, ...]:
-    """Return names of signals that a process can handle."""
+    """Return the names of signals, all of which a process can handle."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
-    known = [entry.name for entry in signal.Signals if entry.name not in _UNCATCHABLE]
+    catchable = [entry.name for entry in signal.Signals if entry.name not in _UNCATCHABLE]
     for name in names:
-        if name not in known:
-            near = closest(name, known) or "SIGTERM"
+        if name not in catchable:
+            near = closest(name, catchable) or "SIGTERM"
             raise invalid(option.name, name, "cannot be handled", f"{option.long} {near}")
     return names
 

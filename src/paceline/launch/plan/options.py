@@ -1,4 +1,4 @@
-"""The options of ``paceline run``: torchrun's with torchrun's meaning, and ours. Each is declared once, here.
+"""The options of ``paceline run``: torchrun's, with torchrun's meaning, and our own. Each is declared once, here.
 
 The help, the reference page, the parsers and the options of ``paceline submit`` follow from the fields of ``Options``.
 Data only, standard library only.
@@ -19,7 +19,7 @@ NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
 ON_HANG = ("report", "stop", "off")
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
 RDZV_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
-# Options that say how many nodes there are and where they meet.
+# Options for the number of nodes and the place of their rendezvous.
 MEETING = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint")
 DEFAULT_PORT = 29500
 DEFAULT_C10D_PORT = 29400
@@ -257,7 +257,7 @@ class Options:
         group=STOPPING,
     )
     shutdown_timeout: int | None = option(
-        "seconds that ranks have to end by themselves, default 30",
+        "seconds that ranks have to end before they are killed, default 30",
         None,
         parse=values.whole(0),
         also="grace_s",
@@ -265,7 +265,7 @@ class Options:
         group=STOPPING,
     )
     signals_to_handle: tuple[str, ...] = option(
-        "signals to hand on to the ranks",
+        "signals to forward to the ranks",
         ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"),
         parse=values.signals,
         metavar="SIG,SIG",
@@ -362,11 +362,11 @@ class Options:
         metavar="NAME",
     )
 
-    secret: str = field(default="", compare=False, repr=False)  # as the environment had it
-    typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to type them again
+    secret: str = field(default="", compare=False, repr=False)  # from the environment
+    typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to repeat the command
     placed: Placed = field(default=Placed(), compare=False)
-    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option, and where it was decided
-    warnings: tuple[Finding, ...] = field(default=(), compare=False)  # of options without effect
+    preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option and source
+    warnings: tuple[Finding, ...] = field(default=(), compare=False)  # about options without effect
 
     @property
     def min_nodes(self) -> int:
@@ -385,11 +385,11 @@ class Options:
 
     @property
     def head_named(self) -> bool:
-        """True if the head's address is one that other machines could use."""
+        """True if other machines can use the address of the head."""
         return bool(self.rdzv_endpoint) or self.master_addr not in LOOPBACK
 
     def source_of(self, name: str) -> str:
-        """Return who decided about an option: the command line, or where the preference stands."""
+        """Return the source of an option's value: the option itself, or the place of the preference."""
         return dict(self.preferred).get(name, OPTION[name].long)
 
 

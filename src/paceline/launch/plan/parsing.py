@@ -1,4 +1,4 @@
-"""From the words of a command line, variables and preferences to the options of ``paceline run``. Pure.
+"""Parse the options of ``paceline run`` from the command line, variables and preferences. Pure.
 
 Standard library only.
 """
@@ -24,15 +24,15 @@ def parse(
     placed: Placed = Placed(),  # noqa: B008  # frozen
     preferred: Preferences | None = None,
 ) -> Options:
-    """Check what was typed and what torchrun's ``PET_*`` variables say; the command line wins.
+    """Parse and check typed options and torchrun's ``PET_*`` variables; the command line wins.
 
     Args:
         script: The script, module or program.
-        script_args: Its arguments, not looked at.
+        script_args: Its arguments, passed on unchanged.
         typed: ``{name: text}`` of the options on the command line, True for a flag.
         inherited: ``{name: text}`` from the environment.
-        placed: What is taken from Slurm; the other two win.
-        preferred: What this user or site has decided for all runs, with where that was decided.
+        placed: Options from Slurm; the other two win.
+        preferred: Preferences of this user or site for all runs, with their sources.
 
     Raises:
         UsageError: A value is wrong, or options cannot work together.
@@ -60,16 +60,16 @@ def _is_torchruns(name: str) -> bool:
 
 
 def _trimmed(name: str, value: Any) -> Any:
-    """Return a value without blanks around it, as int() and float() read it for torchrun; texts stay as they are."""
+    """Return a value without blanks around it, which torchrun's int() and float() ignore; texts stay unchanged."""
     if not isinstance(value, str) or (name in OPTION and OPTION[name].is_text):
         return value
     return value.strip()
 
 
 def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each field of ``Options`` that a text gives."""
+    """Return the values of the fields of ``Options`` for which there is a text."""
     values = {}
-    for option in sorted(OPTIONS, key=lambda option: bool(option.same_as)):  # another name wins: it is typed only
+    for option in sorted(OPTIONS, key=lambda option: bool(option.same_as)):  # other names last, so that they win
         text = raw.get(option.name)
         if text is None or option.parse is None:
             continue
@@ -80,11 +80,11 @@ def _values(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_option(typed: str) -> UsageError:
-    """Return the error for an option that does not exist, with the nearest that does."""
+    """Return the error for an option that does not exist, with the closest match."""
     word = typed.split("=", maxsplit=1)[0]
     forms = [f"--{option.name}" if "_" in word else option.long for option in OPTIONS]
-    begun = [form for form in forms if form.startswith(word)]
-    near = " or ".join(begun) or closest(word, forms)
+    completions = [form for form in forms if form.startswith(word)]
+    near = " or ".join(completions) or closest(word, forms)
     return UsageError(
         Finding(
             "option-unknown",

@@ -1,6 +1,6 @@
-"""The plan of a run: options and facts in, decisions with their reasons out.
+"""Choose the plan of a run: options and facts in, decisions with their reasons out.
 
-Pure, and without torch: the plan can be made and shown on a login node.
+Pure, and without torch, so that the plan can be shown on a login node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.launch.plan.option_values import split_endpoint
 from paceline.launch.plan.options import DEFAULT_C10D_PORT, DEFAULT_PORT, Options
 from paceline.machine.host import HostFacts
 
-# The first optimizer imports torch._dynamo (as long as importing torch itself), in each rank anew.
+# The first optimizer imports torch._dynamo in each rank, which takes as long as importing torch.
 _TRAINS = re.compile(r"\boptim\b|lightning|accelerate|transformers|paceline|compile\(|deepspeed")
 
 
@@ -35,19 +35,19 @@ class Plan:
 
     Attributes:
         nproc: Ranks on this node.
-        threads: ``OMP_NUM_THREADS`` of each rank; value None leaves the user's own.
+        threads: ``OMP_NUM_THREADS`` of each rank; value None keeps the user's.
         rendezvous: ``"local"``, ``"static"``, ``"c10d"`` or another of torch's names.
-        host: Name or address that nodes meet at.
-        port: Port there; 0 lets the kernel choose.
+        host: Name or address of the rendezvous.
+        port: Port of the rendezvous; 0 lets the kernel choose.
         start_method: ``"fork"``, ``"spawn"`` or ``"exec"``.
-        warm_imports: Modules that the warm process imports beside torch.
-        backend: What ranks are expected to talk through.
-        grace_s: Seconds that ranks have to end by themselves.
-        hang: How long ranks may be without progress, in words.
-        keep_alive_s: How often nodes say that they live (c10d).
-        last_call_s: How long to wait for more nodes once the least number is there (c10d).
-        accelerate: What is taken from a configuration of accelerate, in words.
-        warnings: What is printed below the plan.
+        warm_imports: Modules that the fork server imports in addition to torch.
+        backend: The backend that ranks are expected to use.
+        grace_s: Seconds that ranks have to end before they are killed.
+        hang: How long ranks may make no progress, in words.
+        keep_alive_s: Seconds between heartbeats of a node (c10d).
+        last_call_s: Seconds to wait for more nodes once the least number has come (c10d).
+        accelerate: Settings from a configuration of accelerate, in words.
+        warnings: Warnings that are printed below the plan.
     """
 
     nproc: Choice
@@ -71,13 +71,13 @@ class Plan:
 
 
 def make(options: Options, facts: HostFacts, *, environ: Mapping[str, str], source: str) -> Plan:
-    """Decide.
+    """Return the plan of a run.
 
     Args:
-        options: What was asked for.
-        facts: What the machine is like.
+        options: The options.
+        facts: Facts about this machine.
         environ: The environment.
-        source: Text of the script, empty where there is none to read.
+        source: Text of the script, empty if it cannot be read.
 
     Raises:
         UsageError: Options do not fit each other or this machine.
@@ -117,35 +117,35 @@ def _default_grace(text: str) -> int:
     return int(text)
 
 
-def choose_nproc(asked: str, facts: HostFacts) -> Choice:
-    """Return the ranks of this node: as asked, else one per GPU, else one.
+def choose_nproc(requested: str, facts: HostFacts) -> Choice:
+    """Return the number of ranks of this node: as requested, else one per GPU, else one.
 
     Raises:
-        SetupError: GPUs were asked for and there are none.
+        SetupError: GPUs are requested and there are none.
     """
-    if asked.isdigit():
-        return Choice(int(asked), "--nproc-per-node")
-    if asked in ("", "gpu", "auto") and facts.num_gpus:
+    if requested.isdigit():
+        return Choice(int(requested), "--nproc-per-node")
+    if requested in ("", "gpu", "auto") and facts.num_gpus:
         return Choice(facts.num_gpus, f"one per GPU ({facts.gpu_reason})")
-    if asked in ("cpu", "auto"):
+    if requested in ("cpu", "auto"):
         return Choice(facts.usable_cpus, f"one per usable CPU ({facts.cpu_reason})")
-    if asked == "" and facts.granted_gpus:
+    if requested == "" and facts.granted_gpus:
         return Choice(facts.granted_gpus, f"one per GPU that Slurm gave this node; {facts.gpu_reason}")
-    if asked in ("gpu", "xpu"):
+    if requested in ("gpu", "xpu"):
         raise SetupError(
             Finding(
                 "gpus-fewer-than-processes",
-                f"--nproc-per-node {asked}: there is no {asked.upper()} here",
+                f"--nproc-per-node {requested}: there is no {requested.upper()} here",
                 where=facts.hostname,
                 evidence=(facts.gpu_reason,),
-                fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi tells what the driver sees",
+                fix="--nproc-per-node 2 runs two ranks on CPUs; nvidia-smi shows what the driver sees",
             )
         )
     return Choice(1, "no GPU here")
 
 
 def choose_threads(nproc: int, facts: HostFacts, environ: Mapping[str, str]) -> Choice:
-    """Return ``OMP_NUM_THREADS``: the user's, else an equal share of the usable CPUs."""
+    """Return ``OMP_NUM_THREADS``: the user's value, else an equal share of the usable CPUs."""
     if environ.get(env.OMP_THREADS):
         return Choice(None, f"{env.OMP_THREADS}={environ[env.OMP_THREADS]} is set")
     share = max(1, facts.usable_cpus // nproc)
@@ -153,7 +153,7 @@ def choose_threads(nproc: int, facts: HostFacts, environ: Mapping[str, str]) -> 
 
 
 def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
-    """Return the kind of rendezvous, the host and the port that nodes meet at."""
+    """Return the kind, the host and the port of the rendezvous."""
     if options.rdzv_backend != "static":
         if not options.rdzv_endpoint:
             return "local", "127.0.0.1", Choice(0, "chosen by the kernel")
@@ -174,7 +174,7 @@ def choose_endpoint(options: Options) -> tuple[str, str, Choice]:
 
 
 def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str, str], *, source: str) -> Choice:
-    """Return how ranks come into being: ``fork`` from the warm process unless something speaks against it."""
+    """Return how ranks start: ``fork`` from the fork server, unless something prevents it."""
     if options.no_python:
         return Choice("exec", "--no-python")
     if environ.get(env.PYTHON_EXEC):
@@ -196,19 +196,19 @@ def choose_start_method(options: Options, facts: HostFacts, environ: Mapping[str
 
 
 def choose_hang(options: Options, *, gpus: bool) -> Choice:
-    """Return after how long without progress a run is said to hang, in words.
+    """Return the time without progress after which a hang is reported, in words.
 
-    torch's own timeout of collectives (10 minutes for NCCL, 30 for gloo, or what the script gives) ends a run too,
-    with less to say; it comes first if it is the shorter one.
+    torch's own timeout of collectives (10 minutes for NCCL, 30 for gloo, or the script's value) also ends a run, with
+    less information; it comes first if it is shorter.
     """
     if options.no_probe:
         return Choice("hangs are not watched", options.source_of("no_probe"))
     if options.on_hang == "off":
         return Choice("hangs are not watched", options.source_of("on_hang"))
     if options.hang_timeout is None:
-        ended = "ended only if it is proven" if options.on_hang == "stop" else "never ended"
-        decided = f"; {options.source_of('on_hang')}" if "on_hang" in dict(options.preferred) else ""
-        return Choice(f"hang: notice after {deadlines.HANG_NOTICE:g} s", f"{ended}{decided}")
+        end = "ended only if it is proven" if options.on_hang == "stop" else "never ended"
+        source = f"; {options.source_of('on_hang')}" if "on_hang" in dict(options.preferred) else ""
+        return Choice(f"hang: notice after {deadlines.HANG_NOTICE:g} s", f"{end}{source}")
     torch_s = 600 if gpus else 1800
     first = f"; torch's own timeout of {torch_s} s comes first" if options.hang_timeout > torch_s else ""
     return Choice(
@@ -217,19 +217,19 @@ def choose_hang(options: Options, *, gpus: bool) -> Choice:
 
 
 def choose_keep_alive(num_nodes: int) -> int:
-    """Return the seconds between a node's signs of life; three missed ones make it lost.
+    """Return the seconds between heartbeats of a node; after three missed ones the node is lost.
 
-    torch's default is 5 s. 2 s notices a lost node within 8 s; with many nodes the head has a request from
-    each, so the interval grows to torch's own by 1,000 nodes.
+    torch's default is 5 s. With 2 s a lost node is detected within 8 s. The head answers a request of each node, so
+    the interval grows with their number, to torch's default at about 1,000 nodes.
     """
     return min(5, 2 + num_nodes // 256)
 
 
 def choose_last_call(num_nodes: int) -> int:
-    """Return the seconds that a rendezvous waits for more nodes once the least number is there.
+    """Return the seconds that a rendezvous waits for more nodes once the least number has come.
 
-    torch's default is 30 s, which is most of the 42.6 s that it needs to go on with fewer nodes. Too short
-    a wait splits groups whose nodes start at different speeds, so it grows with their number.
+    torch's default is 30 s, which is most of the 42.6 s that it needs to continue with fewer nodes. A wait that is too
+    short splits groups whose nodes start at different speeds, so it grows with their number.
     """
     return min(30, 5 + num_nodes // 8)
 
@@ -253,8 +253,10 @@ def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str 
                 "on CPUs: export CUDA_VISIBLE_DEVICES=; to share GPUs: --no-slurm",
             )
         )
-    too_few = facts.num_gpus > 0 or (visible and len(visible.split(",")) < nproc)
-    if options.virtual_local_rank and facts.num_gpus < nproc and too_few:
+    listed = visible.split(",") if visible else None
+    has_short_list = listed is not None and len(listed) < nproc
+    too_few = facts.num_gpus < nproc and (facts.num_gpus > 0 or has_short_list)
+    if options.virtual_local_rank and too_few:
         raise UsageError(
             Finding(
                 "option-contradicted",
@@ -277,15 +279,15 @@ def _check_against(options: Options, facts: HostFacts, nproc: int, visible: str 
 
 
 def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[Finding]:
-    """Yield warnings of options that torchrun passes over on a machine like this one."""
+    """Yield warnings about options that torchrun ignores on a machine like this one."""
     beyond = [rank for rank in options.local_ranks_filter if rank >= nproc]
     if beyond:
-        shown = ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
+        valid_ranks = ",".join(str(rank) for rank in options.local_ranks_filter if rank < nproc) or "0"
         yield Finding(
             "option-contradicted",
             f"--local-ranks-filter names local rank {beyond[0]}, but this node has {_count(nproc, 'rank')}",
             where="command line",
-            fix=f"--local-ranks-filter {shown}",
+            fix=f"--local-ranks-filter {valid_ranks}",
             severity="warning",
         )
     if options.virtual_local_rank and not facts.num_gpus:
@@ -302,25 +304,16 @@ def _without_effect(options: Options, facts: HostFacts, nproc: int) -> Iterator[
 def describe(plan: Plan, options: Options, *, address: str, run_dir: str, is_signed: bool = True) -> str:
     """Return the plan as the one line that is printed before the start.
 
-    It has what a reader would not take for granted; ``plan.json`` in the run folder has all of it, with reasons.
+    The line leaves out defaults; ``plan.json`` in the run folder has all of the plan, with reasons.
 
     Args:
-        plan: What was decided.
-        options: What was asked for.
+        plan: The plan.
+        options: The options.
         address: ``HOST:PORT`` of the store.
         run_dir: The run folder.
-        is_signed: Launchers sign what they write into the store.
+        is_signed: Whether launchers sign the values that they write to the store.
     """
-    nodes = (
-        str(options.max_nodes)
-        if options.min_nodes == options.max_nodes
-        else (f"{options.min_nodes}-{options.max_nodes}")
-    )
-    parts = [
-        f"{nodes} node{'s' if nodes != '1' else ''} x {_count(plan.nproc.value, 'rank')}"
-        + (f" ({plan.nproc.reason.partition(' (')[0]})" if plan.nproc.reason != "--nproc-per-node" else ""),
-        plan.backend,
-    ]
+    parts = [_layout(plan, options), plan.backend]
     if options.max_nodes > 1:
         parts.append(f"head {address}")
     if options.hang_timeout is not None or options.on_hang != "stop" or options.no_probe:
@@ -334,6 +327,18 @@ def describe(plan: Plan, options: Options, *, address: str, run_dir: str, is_sig
     if options.placed.said:
         parts.insert(1, options.placed.said)
     return " · ".join([*parts, run_dir])
+
+
+def _layout(plan: Plan, options: Options) -> str:
+    """Return the numbers of nodes and ranks: ``2 nodes x 8 ranks (one per GPU)``."""
+    if options.min_nodes == options.max_nodes:
+        nodes = _count(options.max_nodes, "node")
+    else:
+        nodes = f"{options.min_nodes}-{options.max_nodes} nodes"
+    ranks = _count(plan.nproc.value, "rank")
+    if plan.nproc.reason == "--nproc-per-node":
+        return f"{nodes} x {ranks}"
+    return f"{nodes} x {ranks} ({plan.nproc.reason.partition(' (')[0]})"
 
 
 def _count(number: int, noun: str) -> str:
@@ -353,10 +358,10 @@ def rank_environment(
     """Return the variables that torchrun 2.13 sets for a rank, with torchrun's values.
 
     Args:
-        options: What was asked for.
+        options: The options.
         ranks: ``rank, local_rank, world_size, local_world_size, node_rank, num_nodes, role_rank,
             role_world_size``.
-        master: Address and port of the store that ranks meet at.
+        master: Address and port of the ranks' store.
         restart_count: Restarts so far.
         run_id: Id of the rendezvous.
         agent_store: Whether the launcher hosts that store.

@@ -1,6 +1,6 @@
-"""What a site or a user has decided for all runs: environment variables and a configuration file.
+"""Read preferences of a user or site for all runs, from environment variables and a configuration file.
 
-Typed options win over the environment, and that wins over the file. Pure, but for ``read_file``.
+Typed options win over the environment, which wins over the file. Pure, but for ``read_file``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KEYS: Mapping[str, tuple[str, type]] = {
 _NEEDS_PROBE = {option.name for option in OPTIONS if option.needs_probe}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
-Preferences = Mapping[str, tuple[str, str]]  # option -> its value as typed, and where it comes from
+Preferences = Mapping[str, tuple[str, str]]  # option -> its value as typed, and its source
 
 
 def read(environ: Mapping[str, str]) -> Preferences:
-    """Return what holds for this run where nothing else was typed.
+    """Return the preferences, which apply to options that are not typed.
 
     Raises:
         UsageError: The file cannot be read, or a value in it or in the environment is wrong.
@@ -44,7 +44,7 @@ def read_file(path: Path) -> str:
     """Return the text of the configuration file, empty if there is none.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: The file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -105,18 +105,18 @@ def shown(path: Path) -> str:
 
 
 def apply(preferences: Preferences, *, typed: Mapping[str, Any]) -> Preferences:
-    """Return the preferences that the command line leaves in force.
+    """Return the preferences that the command line does not override.
 
     Args:
-        preferences: What ``read`` returned.
+        preferences: Preferences from ``read``.
         typed: Options of the command line.
     """
-    left = {key: value for key, value in preferences.items() if key not in typed}
-    if _NEEDS_PROBE & set(typed):  # whoever types one of these wants the probe
-        left.pop("no_probe", None)
-    if "no_probe" in typed or left.get("no_probe", ("0", ""))[0] == "1":
-        left = {key: value for key, value in left.items() if key not in _NEEDS_PROBE}
-    return left
+    effective = {key: value for key, value in preferences.items() if key not in typed}
+    if _NEEDS_PROBE & set(typed):  # a typed option that needs the probe wins over no_probe
+        effective.pop("no_probe", None)
+    if "no_probe" in typed or effective.get("no_probe", ("0", ""))[0] == "1":
+        effective = {key: value for key, value in effective.items() if key not in _NEEDS_PROBE}
+    return effective
 
 
 def _wrong(what: str, where: str) -> UsageError:

@@ -1,7 +1,6 @@
-"""The script: is there one to run, is it Python, and what does its text say?
+"""Check the script before the start: it must exist and be valid Python; return its text.
 
-A hand that looks before anything is started, so that a wrong name costs a tenth of a second and one message
-instead of a traceback from every rank.
+So a wrong name costs a tenth of a second and one message, instead of a traceback from every rank. This module collects.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def read(options: Options) -> str:
-    """Return the script's text, after checking that there is one to run; empty where none can be read.
+    """Check that the script can run, and return its text; empty if it has none that can be read.
 
     Raises:
-        UsageError: There is no such script, it is a folder, or it is not Python.
-        RunError: It has a syntax error.
+        UsageError: The script does not exist, is a folder, or is not Python.
+        RunError: The script has a syntax error.
     """
     if options.no_python:
         _require_program(options.script)
         return ""
     if options.script == "-" or env.read(env.PYTHON_EXEC):
-        return ""  # Python reads it from standard input, or another Python has its own modules and syntax
+        return ""  # read from standard input, or by another Python with its own modules and syntax
     if options.module:
         return _module_source(options.script)
     path = Path(options.script)
@@ -45,12 +44,12 @@ def read(options: Options) -> str:
     if path.is_dir():
         path = path / "__main__.py"
     if _is_compiled(path) or not path.is_file():
-        return ""  # what is read from a pipe is gone
+        return ""  # a pipe can be read only once
     return _check_syntax(path)
 
 
 def _module_source(name: str) -> str:
-    """Look a module up without importing it: importing its package could run anything."""
+    """Return the source of a module without importing it, since importing its package runs code."""
     from importlib.machinery import PathFinder
 
     top = name.split(".", maxsplit=1)[0]
@@ -72,12 +71,12 @@ def _module_source(name: str) -> str:
 
 
 def _find_elsewhere(top: str) -> ModuleSpec | None:
-    """Ask the finders of others: packages that are installed in editable mode have one."""
+    """Find a module with the other finders: packages in editable mode install one."""
     from importlib.util import find_spec
 
     try:
         return find_spec(top)
-    except ValueError:  # it is imported and has no spec
+    except ValueError:  # it is already imported, without a spec
         return None
 
 
@@ -104,20 +103,20 @@ def _check_syntax(path: Path) -> str:
         raise _no_script(f"{path} cannot be read: {error.strerror}", fix=f"ls -l {path}") from None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks will warn, under the filters that the script sets
+            warnings.simplefilter("ignore")  # the ranks will warn, with the script's own filters
             compile(content, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         if path.suffix not in (".py", ".pyw") or b"\0" in content:
             fix = f"paceline run --no-python {path}   (to execute it as a program)"
             raise _not_python(path, f"{path} is not Python: {error}", fix=fix) from None
         place = f"{path}:{getattr(error, 'lineno', 0) or 0}"
-        shown = (getattr(error, "text", "") or "").strip()
+        line = (getattr(error, "text", "") or "").strip()
         raise RunError(
             Finding(
                 "user-exception",
                 f"the script has a syntax error: {getattr(error, 'msg', error)}",
                 where=place,
-                evidence=(shown,) if shown else (),
+                evidence=(line,) if line else (),
                 fix=f"correct {place}; nothing was started",
             )
         ) from None

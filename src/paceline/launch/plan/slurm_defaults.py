@@ -1,4 +1,4 @@
-"""The options of a run that follow from the Slurm step that a launcher is in. Data only."""
+"""Options of a run that come from the Slurm step of its launcher. Data only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Placed:
-    """What is taken from Slurm.
+    """Defaults of options from Slurm.
 
     Attributes:
-        values: Options of ``paceline run`` that hold where the user gave none.
-        said: One phrase for the plan: what was taken, or what was seen and not used; empty outside Slurm.
-        num_gpus: GPUs that Slurm gave the step on this node; 0 where it gave none or no step is used.
-        one_voice: Whether all nodes print into one output, so that what all would say is for the head to say.
+        values: Options of ``paceline run`` that apply if the user gives none.
+        said: One phrase for the plan: what is used of Slurm, or detected and not used; empty outside Slurm.
+        num_gpus: GPUs that Slurm gave the step on this node; 0 if there are none or no step is used.
+        one_voice: Whether all nodes print to one output, so that only the head prints what they have in common.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -23,5 +23,5 @@ class Placed:
     one_voice: bool = False
 
     def left_to_head(self, node_rank: int) -> bool:
-        """Whether a node keeps to itself what the head says for all."""
+        """Return whether a node stays silent because the head prints for all nodes."""
         return self.one_voice and node_rank > 0

@@ -1,7 +1,7 @@
-"""What Slurm says of where this launcher is, and what follows for the run. Pure.
+"""Read the Slurm step of this launcher from its variables, and choose the run's options from it. Pure.
 
-Only the variables of a step decide: a job's own also exist in ``salloc`` shells and in the terminals of editors,
-where nobody has started a launcher on the other nodes.
+Only the variables of a step count: those of a job also exist in ``salloc`` shells and in the terminals of editors,
+where no launcher runs on the other nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.text.quoting import bracketed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
 _NODE_OPTIONS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_id")
-_NO_STEP = 0xFFFFFF00  # Slurm numbers the batch script, the interactive step and the like from here on
+_NO_STEP = 0xFFFFFF00  # ids from here on are special steps, such as the batch script and the interactive step
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Step:
         job: Id of its job.
         number: Id of the step.
         nodes: Names of its nodes, in Slurm's order.
-        node_rank: Which of them this is.
-        tasks: Tasks on each of them.
-        task: Which task this is, of all.
+        node_rank: Index of this node.
+        tasks: Number of tasks on each node.
+        task: Index of this task in the step.
         gpus: GPUs that the step has on this node, as Slurm numbers them.
     """
 
@@ -47,18 +47,19 @@ class Step:
 
 
 def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
-    """Return the step that this process was started by as a task; None where there is none, or only a terminal in it.
+    """Return the step of which this process is a task; None if there is none, or it is the terminal of a step.
 
     Args:
         environ: The environment.
-        in_terminal: Whether somebody types here. The mark of ``srun --pty`` is inherited by what is started in that
-            shell, also by srun, so it says nothing alone.
+        in_terminal: Whether this process has a terminal. The variable of ``srun --pty`` alone proves nothing, because
+            everything that starts in that shell inherits it, srun included.
 
     Raises:
-        UsageError: Slurm's variables contradict each other, as after a part of them was set by hand.
+        UsageError: Slurm's variables contradict each other, for example because some were set manually.
     """
     number = environ.get(env.STEP_ID, "")
-    if not number.isdigit() or int(number) >= _NO_STEP or (environ.get(env.PTY_PORT) and in_terminal):
+    is_terminal = in_terminal and bool(environ.get(env.PTY_PORT))
+    if not number.isdigit() or int(number) >= _NO_STEP or is_terminal:
         return None
     names = (env.JOB_ID, env.STEP_NODELIST, env.STEP_TASKS_PER_NODE, env.NODEID, env.PROCID)
     missing = [name for name in names if not environ.get(name)]
@@ -94,17 +95,17 @@ def place(
     address_of: Callable[[str], str],
     in_terminal: bool = False,
 ) -> Placed:
-    """Return what a run takes from Slurm.
+    """Return the defaults of a run's options from Slurm.
 
     Args:
         environ: The environment.
         given: Options as typed or inherited from torchrun's variables, ``{name: text}``.
         program: The script and its arguments, for lines to paste.
-        address_of: Returns how a node is reached, given its name in Slurm; asked for the head only.
-        in_terminal: Whether somebody types here.
+        address_of: Returns the address of a node, given its name in Slurm; called for the head only.
+        in_terminal: Whether this process has a terminal.
 
     Raises:
-        UsageError: The step, or the lack of one, does not fit what was asked for.
+        UsageError: The step, or the lack of one, does not fit the options.
     """
     job = environ.get(env.JOB_ID, "")
     if not job:
@@ -115,7 +116,7 @@ def place(
     if step is None:
         return _without_step(job, environ, given=given, program=program)
     if _each_task_is_a_node(step, given):
-        return Placed(said=f"Slurm step {job}.{step.number}, each task a node")  # which of the GPUs are its own?
+        return Placed(said=f"Slurm step {job}.{step.number}, each task a node")  # the GPUs of one task are unknown
     if max(step.tasks) > 1:
         raise _once(step, _double_launch(step, given, program))
     if len(step.nodes) == 1:
@@ -123,8 +124,8 @@ def place(
         more = f", one of the job's {num_nodes} nodes" if num_nodes not in ("", "1") else ""
         return Placed(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
     if given.get("standalone"):
-        said = f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself (--standalone)"
-        return Placed(said=said, num_gpus=len(step.gpus))
+        phrase = f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself (--standalone)"
+        return Placed(said=phrase, num_gpus=len(step.gpus))
     _compare(step, given)
     return Placed(
         values=_values(step, environ, given, address_of),
@@ -137,12 +138,12 @@ def place(
 def reachable(
     environ: Mapping[str, str], given: Mapping[str, Any], *, address_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return options in which the first node is named so that it can be reached: job scripts take its name in Slurm.
+    """Return options in which the first node has an address that can be reached; job scripts use its name in Slurm.
 
     Args:
         environ: The environment.
         given: Options as typed or inherited.
-        address_of: Returns how a node is reached, given its name in Slurm.
+        address_of: Returns the address of a node, given its name in Slurm.
     """
     options = dict(given)
     if not environ.get(env.JOB_ID) or options.get("no_slurm"):
@@ -171,21 +172,22 @@ def _values(
 
 
 def _each_task_is_a_node(step: Step, given: Mapping[str, object]) -> bool:
-    """The user counts tasks as nodes, as is right where each task has GPUs of its own, and has said all of it."""
-    all_said = str(given.get("nnodes", "")) == str(sum(step.tasks)) and str(given.get("node_rank", "")) == str(
-        step.task
-    )
-    return max(step.tasks) > 1 and all_said
+    """Return whether the user counts tasks as nodes, which is right if each task has its own GPUs."""
+    counts_tasks = str(given.get("nnodes", "")) == str(sum(step.tasks))
+    ranks_tasks = str(given.get("node_rank", "")) == str(step.task)
+    return max(step.tasks) > 1 and counts_tasks and ranks_tasks
 
 
 def _double_launch(step: Step, given: Mapping[str, object], program: Sequence[str]) -> Finding:
     tasks = max(step.tasks)
-    asked = str(given.get("nproc_per_node") or "")
-    each = f"{asked} rank{'s' * (asked != '1')} in each" if asked.isdigit() else "all ranks of the node in each"
-    total = f": {tasks * int(asked)} ranks a node" if asked.isdigit() else ""
+    requested = str(given.get("nproc_per_node") or "")
+    per_task, total = "all ranks of the node", ""
+    if requested.isdigit():
+        per_task = f"{requested} rank{'s' * (requested != '1')}"
+        total = f": {tasks * int(requested)} ranks a node"
     return Finding(
         "double-launch",
-        f"Slurm started {tasks} tasks on a node, and paceline run would start {each}{total}",
+        f"Slurm started {tasks} tasks on a node, and paceline run would start {per_task} in each{total}",
         where=f"Slurm step {step.job}.{step.number}, tasks per node {_counts(step.tasks)}",
         why="one paceline run on each node starts its ranks; several on a node take each other's GPUs and ports",
         fix=f"#SBATCH --ntasks-per-node=1, or: {srun(len(step.nodes), words=retyped(given, program))}",
@@ -200,11 +202,11 @@ def _counts(tasks: Sequence[int]) -> str:
 
 
 def _compare(step: Step, given: Mapping[str, object]) -> None:
-    """Refuse numbers that were typed and are not Slurm's."""
+    """Refuse typed numbers that contradict Slurm's."""
     where = f"Slurm step {step.job}.{step.number} on {len(step.nodes)} nodes"
     nnodes = str(given.get("nnodes") or "")
     low, colon, high = nnodes.partition(":")
-    is_range = low.isdigit() and (not colon or high.isdigit())  # what is none, the parser refuses
+    is_range = low.isdigit() and (not colon or high.isdigit())  # the parser refuses anything else
     if is_range and not int(low) <= len(step.nodes) <= int(high or low):
         raise _once(
             step,
@@ -231,18 +233,18 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
 def _without_step(
     job: str, environ: Mapping[str, str], *, given: Mapping[str, object], program: Sequence[str]
 ) -> Placed:
-    """Outside a step: on one node nothing is taken; with several nodes a run of all of them needs srun."""
+    """Outside a step: use nothing of a job with one node; a run on all of several nodes needs srun."""
     text = environ.get(env.JOB_NUM_NODES, "1")
     num_nodes = int(text) if text.isdigit() else 1
-    asked = str(given.get("nnodes") or "").rpartition(":")[2]
+    most_nodes = str(given.get("nnodes") or "").rpartition(":")[2]
     if num_nodes == 1:
         return Placed(said=f"Slurm job {job} seen, nothing taken from it")
-    if given.get("standalone") or asked == "1":
+    if given.get("standalone") or most_nodes == "1":
         return Placed(said=f"Slurm job {job} has {num_nodes} nodes, one is used")
     if str(given.get("node_rank") or "0") != "0":
-        # brought to this node by other means than srun
+        # started on this node by other means than srun
         return Placed(said=f"Slurm job {job} seen, not used (--node-rank)")
-    # the terminal of `srun --pty` is a step that holds all that the job has
+    # the terminal of `srun --pty` is a step that has all resources of the job
     shares = environ.get(env.STEP_ID, "").isdigit() and int(environ[env.STEP_ID]) < _NO_STEP
     line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program), overlap=shares)
     raise UsageError(
@@ -258,7 +260,7 @@ def _without_step(
 
 
 def _cpus(environ: Mapping[str, str]) -> int:
-    """CPUs that the job has on each node: srun takes one for a task that does not ask for more."""
+    """Return the job's CPUs on each node; without an option srun gives a task one."""
     try:
         return min(expand_counts(environ.get(env.JOB_CPUS_PER_NODE, "")), default=0)
     except ValueError:
@@ -269,17 +271,17 @@ def srun(num_nodes: int, *, words: str, cpus: int = 0, overlap: bool = False) ->
     """Return the line that starts one ``paceline run`` on each node.
 
     Args:
-        num_nodes: How many there are.
+        num_nodes: Number of nodes.
         words: The command.
-        cpus: CPUs of each task; 0 leaves them to Slurm.
-        overlap: The step shares its nodes with another one.
+        cpus: CPUs of each task; 0 for Slurm's default.
+        overlap: Whether the step shares its nodes with another step.
     """
     tasks = f"srun --nodes={num_nodes} --ntasks={num_nodes} --ntasks-per-node=1 " + "--overlap " * overlap
     return tasks + (f"--cpus-per-task={cpus} " if cpus else "") + words
 
 
 def retyped(given: Mapping[str, object], program: Sequence[str]) -> str:
-    """Return the command as it was typed, without what it says of nodes."""
+    """Return the command as it was typed, without the options of nodes."""
     words = ["paceline", "run"]
     for option in OPTIONS:
         value = given.get(option.name)
@@ -290,24 +292,24 @@ def retyped(given: Mapping[str, object], program: Sequence[str]) -> str:
 
 
 def _once(step: Step, finding: Finding) -> UsageError:
-    """All tasks find the same, and one output takes what they print: the first one says it."""
+    """Return an error that all tasks detect and only the first one prints, as they share one output."""
     error = UsageError(finding)
     error.found_by_all, error.said_elsewhere = True, step.task > 0
     return error
 
 
 def granted_cpus(environ: Mapping[str, str]) -> int | None:
-    """Return the CPUs that Slurm gives each task of this step; None outside a step or where it does not say.
+    """Return the CPUs that Slurm gives each task of this step; None outside a step or if unknown.
 
-    Where tasks are not confined (``TaskPlugin=task/none``) this is the only limit that there is; and from Slurm 22.05
-    on srun does not take ``--cpus-per-task`` over from the job, whose variable is here all the same.
+    Where tasks are not confined (``TaskPlugin=task/none``) this is the only limit. Since Slurm 22.05 srun does not
+    inherit ``--cpus-per-task`` from the job, but its tasks still have the job's variable.
     """
     text = environ.get(env.CPUS_PER_TASK, "")
     return int(text) if env.STEP_ID in environ and re.fullmatch("[1-9][0-9]*", text) else None
 
 
 def dropped_cpus(environ: Mapping[str, str], usable: int) -> Finding | None:
-    """Return the warning that this task may use fewer CPUs than the job asked for each; None if it may use them."""
+    """Return the warning that this task may use fewer CPUs than the job has requested for it; None if not."""
     granted = granted_cpus(environ)
     if granted is None or granted <= usable:
         return None

@@ -1,4 +1,4 @@
-"""How long Slurm leaves a job after it has sent SIGTERM: asked in the background at the start, known at the signal."""
+"""Find how long Slurm lets a job run after SIGTERM; queried in the background at the start, for use at the signal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What Slurm says.
+    """Times that Slurm reports.
 
     Attributes:
         kill_wait_s: KillWait: from SIGTERM at a time limit or scancel to SIGKILL; None if unknown.
-        grace_s: GraceTime of the partition: what a preempted job has; None if unknown or not set.
+        grace_s: GraceTime of the partition: the time of a preempted job; None if unknown or not set.
         ends_s: When the time limit ends the job, on the monotonic clock; None if unknown or unlimited.
         signals_all: Slurm sends a signal to all processes of a step, ranks too, and not to its tasks alone.
     """
@@ -33,20 +33,20 @@ class Limits:
 
 
 def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
-    """Return how long ranks have after a SIGTERM of Slurm, and whose time that is; empty if it is the launcher's.
+    """Return how long ranks have after a SIGTERM of Slurm, and which limit that is; empty if it is the launcher's.
 
     Args:
-        own_s: What the launcher gives them.
-        limits: What Slurm says.
-        now_s: The monotonic clock.
+        own_s: The launcher's own limit.
+        limits: Times that Slurm reports.
+        now_s: The time, on the monotonic clock.
     """
-    left_s = None if limits.ends_s is None or limits.ends_s <= now_s else limits.ends_s - now_s
-    known = [
+    remaining_s = None if limits.ends_s is None or limits.ends_s <= now_s else limits.ends_s - now_s
+    limits_s = [
         (limits.kill_wait_s, "Slurm's KillWait"),
         (limits.grace_s, "GraceTime of the partition"),
-        (left_s, "the time limit of the job"),
+        (remaining_s, "the time limit of the job"),
     ]
-    shorter = [(seconds, words) for seconds, words in known if seconds is not None and seconds < own_s]
+    shorter = [(seconds, words) for seconds, words in limits_s if seconds is not None and seconds < own_s]
     seconds, words = min(shorter, default=(float(own_s), ""))
     return int(seconds), words
 
@@ -58,7 +58,7 @@ def parse_config(text: str) -> float | None:
 
 
 def parse_tracking(text: str) -> bool:
-    """Return whether signals reach all processes, from ``scontrol show config``; with cgroups tasks alone get them."""
+    """Return whether signals reach all processes, from ``scontrol show config``; with cgroups only tasks get them."""
     return bool(re.search(r"^ProctrackType\s*=\s*proctrack/linuxproc", text, re.M))
 
 
@@ -70,12 +70,12 @@ def parse_partition(text: str) -> float | None:
 
 def parse_job(text: str) -> tuple[str, float | None]:
     """Return partition and seconds left from ``squeue -o '%P|%L'``."""
-    partition, _, left = text.strip().partition("|")
-    return partition, seconds_of(left) or None
+    partition, _, remaining = text.strip().partition("|")
+    return partition, seconds_of(remaining) or None
 
 
 class Watcher:
-    """Asks Slurm once, in a thread of its own; whoever wants to know takes what has come so far."""
+    """Query Slurm once, in a background thread; ``limits`` has the answers so far."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.limits = Limits()
@@ -84,8 +84,8 @@ class Watcher:
             threading.Thread(target=self._ask, args=(job,), name="paceline-slurm", daemon=True).start()
 
     def _ask(self, job: str) -> None:
-        partition, left_s = parse_job(_output("squeue", "--noheader", "--job", job, "--format", "%P|%L"))
-        ends_s = time.monotonic() + left_s if left_s else None
+        partition, remaining_s = parse_job(_output("squeue", "--noheader", "--job", job, "--format", "%P|%L"))
+        ends_s = time.monotonic() + remaining_s if remaining_s else None
         config = _output("scontrol", "show", "config")
         grace_s = parse_partition(_output("scontrol", "--oneliner", "show", "partition", partition or "no-partition"))
         self.limits = Limits(parse_config(config), grace_s, ends_s, parse_tracking(config))
@@ -94,9 +94,9 @@ class Watcher:
 def _output(*words: str) -> str:
     """Return what a command prints, empty if it is missing, fails or does not answer in time."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=True
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return ""
-    return done.stdout
+    return result.stdout

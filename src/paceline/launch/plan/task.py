@@ -1,6 +1,6 @@
-"""What a rank is to run: the value that travels from the launcher to the rank.
+"""The task of a rank, which the launcher sends to it.
 
-Standard library only; travels as JSON, to a forked rank over a socket and to a fresh one in a variable.
+Sent as JSON: to a forked rank over a socket, to a rank in a fresh interpreter in a variable. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class RankTask:
         env: Variables to set.
         method: ``fork``, ``spawn`` or ``exec``.
         python: The interpreter for ``spawn`` and ``exec``.
-        error_file: Where to leave an exception.
+        error_file: File for an exception.
         crash: Descriptor that faulthandler writes stacks to, -1 for none.
-        stacks: Descriptor that faulthandler writes stacks to when the launcher asks for them, -1 for none.
-        report: Descriptor that exceptions are written to as well, -1 for none; the error file may fail.
-        pulse: Descriptor of the pulse memory, -1 for no probe.
-        num_local_ranks: Ranks on this node, the number of slots in it.
-        check_finite: End the run where a loss or gradient is not finite.
+        stacks: Descriptor that faulthandler writes stacks to when the launcher requests them, -1 for none.
+        report: Descriptor that exceptions are also written to, -1 for none; writing the error file may fail.
+        pulse: Descriptor of the counters' memory, -1 for no probe.
+        num_local_ranks: Ranks on this node: the number of slots in that memory.
+        check_finite: End the run if a loss or gradient is not finite.
         check_replicas: Optimizer steps between two checksums of the parameters, 0 for none.
-        parameters_file: Where to leave those.
+        parameters_file: File for those checksums.
         numa_binding: Mode of ``--numa-binding``, empty for none.
     """
 

@@ -86,7 +86,7 @@ def test_a_page_is_rendered_for_a_terminal():
         ("## Why\nTwo stores cannot share a port.\n", "", "the sections are What, Why"),
         ("## Why", "## Reason", "not What, Reason, What to do"),
         ("Two stores cannot share a port.", "", "the section Why is empty"),
-        ("Two stores", "### Stores\nTwo stores", "a heading that is no section: '### Stores'"),
+        ("Two stores", "### Stores\nTwo stores", "a heading that is not a section: '### Stores'"),
         ("- torch: TCPStore", "torch: TCPStore", "a reference is a line that starts with '- '"),
         ("train.py\n```", "train.py", "a fenced block has no end"),
     ],

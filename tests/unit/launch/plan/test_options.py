@@ -243,7 +243,7 @@ def test_a_variable_that_has_no_effect_is_passed_over():
         ({"max_time": "1h30"}, "option-invalid", "--max-time"),
         ({"max_time": "1:2:3:4"}, "option-invalid", "--max-time"),
         ({"max_time": "nan"}, "option-invalid", "--max-time"),
-        ({"grace_s": "5", "shutdown_timeout": "6"}, "option-contradicted", "two names of one time"),
+        ({"grace_s": "5", "shutdown_timeout": "6"}, "option-contradicted", "both set the same timeout"),
         ({"no_python": True, "module": True}, "option-contradicted", "needs Python"),
         ({"standalone": True, "nnodes": "2"}, "option-contradicted", "one node"),
         ({"rdzv_backend": "c10d", "nnodes": "2"}, "c10d-without-rdzv-endpoint", "--rdzv-endpoint"),

@@ -1,4 +1,4 @@
-"""Whether a run uses a configuration of accelerate, and the words for it. Pure."""
+"""Decide whether a run uses a configuration of accelerate, and describe it. Pure."""
 
 from __future__ import annotations
 
@@ -66,8 +66,11 @@ def by_default(
     """
     if not settings.asks or "ACCELERATE_MIXED_PRECISION" in environ:
         return Choice()
-    for_gpus, for_cpus = "gpu" in settings.needs, settings.environment.get("ACCELERATE_USE_CPU") == "True"
-    if (for_gpus and not num_gpus) or (for_cpus and num_gpus):
+    for_gpus = "gpu" in settings.needs
+    for_cpus = settings.environment.get("ACCELERATE_USE_CPU") == "True"
+    lacks_gpus = for_gpus and not num_gpus
+    ignores_gpus = for_cpus and num_gpus > 0
+    if lacks_gpus or ignores_gpus:
         return Choice()
     by_hand = sorted(name for name in environ if name.startswith("ACCELERATE_USE_"))
     if by_hand:

@@ -1,4 +1,4 @@
-"""From the options and the configuration of ``accelerate launch`` to the variables of its ranks. Pure.
+"""Convert the options and the configuration of ``accelerate launch`` to variables and options of a run. Pure.
 
 It follows accelerate 1.15, also where that passes a key of the configuration over (``rdzv_backend``, ``same_network``,
 ``enable_cpu_affinity``): a run is to train as it did. ``OMP_NUM_THREADS`` alone is left to paceline unless it was asked
@@ -113,8 +113,8 @@ def _add_config(values: dict[str, Any], config: Mapping[str, Any], typed: Mappin
             if name not in typed:
                 values[name] = value
     values["debug"] = values["debug"] or bool(config.get("debug"))
-    known = {*table.TOP_LEVEL, *table.GROUPS, *table.PASSED_OVER}
-    return [f"{key} in {source} is not known, and is left out" for key in config if key not in known]
+    names = {*table.TOP_LEVEL, *table.GROUPS, *table.PASSED_OVER}
+    return [f"{key} in {source} is not known, and is left out" for key in config if key not in names]
 
 
 def _check(config: Mapping[str, Any], source: str) -> None:
