@@ -26,7 +26,7 @@ def check(raw: Mapping[str, Any]) -> None:
     for name, value in raw.items():
         if name in _LONG and isinstance(value, str):
             if CONTROL.search(value):
-                raise invalid(name, _shown(value), "is one line, without control characters")
+                raise invalid(name, _escaped(value), "is one line, without control characters")
             if name in _RULES:
                 _RULES[name](name, value)
             elif not value.strip():
@@ -61,7 +61,7 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
         raise _refused(typed, "begins with a dash, as sbatch has it, and has a name", near)
     word, value = match["long"] or match["short"], match["value"] or match["rest"] or ""
     name, kind = sbatch_option(word)
-    require_free(name or word, value, shown=f"--sbatch {_shown(typed)}")
+    require_free(name or word, value, label=f"--sbatch {_escaped(typed)}")
     if kind == "value" and not value:
         raise _refused(typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE")
     if kind == "flag" and value:
@@ -69,21 +69,21 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
     return name or word, value or None
 
 
-def require_free(name: str, value: str, *, shown: str) -> None:
+def require_free(name: str, value: str, *, label: str) -> None:
     """Refuse an option of sbatch that submit sets itself.
 
     Raises:
         UsageError: It does, or a job of submit cannot have it.
     """
     if name in NEVER:
-        fix = NEVER_FIX.get(name, f"leave out {shown}")
-        raise contradicted(f"{shown}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
+        fix = NEVER_FIX.get(name, f"leave out {label}")
+        raise contradicted(f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
     if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
     if instead:
-        given = " " + value.rpartition(":")[2] if value and instead in ("--gpus-per-node", f"--{name}") else ""
-        raise contradicted(f"{shown}: paceline submit sets --{name} itself", f"{instead}{given}")
+        amount = " " + value.rpartition(":")[2] if value and instead in ("--gpus-per-node", f"--{name}") else ""
+        raise contradicted(f"{label}: paceline submit sets --{name} itself", f"{instead}{amount}")
 
 
 def _nodes(name: str, text: str) -> None:
@@ -141,8 +141,8 @@ _RULES: Mapping[str, Callable[[str, str], None]] = {
 
 def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that breaks its rule."""
-    shown = f"{_LONG[name]} {value}"
-    return UsageError(Finding("option-invalid", f"{shown}: {_LONG[name]} {rule}", where="command line", fix=fix))
+    label = f"{_LONG[name]} {value}"
+    return UsageError(Finding("option-invalid", f"{label}: {_LONG[name]} {rule}", where="command line", fix=fix))
 
 
 def contradicted(what: str, fix: str) -> UsageError:
@@ -151,9 +151,9 @@ def contradicted(what: str, fix: str) -> UsageError:
 
 
 def _refused(typed: str, rule: str, fix: str = "") -> UsageError:
-    what = f"--sbatch {_shown(typed)}: it {rule}"
+    what = f"--sbatch {_escaped(typed)}: it {rule}"
     return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
 
 
-def _shown(text: str) -> str:
+def _escaped(text: str) -> str:
     return repr(text)[1:-1] if CONTROL.search(text) else text

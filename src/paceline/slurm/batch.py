@@ -15,7 +15,7 @@ from paceline.slurm.request import Request
 from paceline.text.quoting import comment, directive, pattern, word
 
 _WIDTH = 110
-_LATE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # of what only a job knows
+_JOB_VARIABLE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # of what only a job knows
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield from comment(setting.why)
         yield f"export {setting.name}={word(setting.value)}"
     if profile.tmp:
-        folder = _late(profile.tmp)
+        folder = _with_job_variables(profile.tmp)
         yield "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there"
         yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
@@ -117,38 +117,40 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"export {env.DAMAGED}=skip"
 
 
-def _late(text: str) -> str:
+def _with_job_variables(text: str) -> str:
     """Return a path as a word of bash, with Slurm's own variables left for the job to fill in."""
-    words, at = "", 0
-    for match in _LATE.finditer(text):
-        words += (word(text[at : match.start()]) if match.start() > at else "") + f'"${{{match[1] or match[2]}}}"'
-        at = match.end()
-    return words + (word(text[at:]) if at < len(text) else "")
+    quoted, position = "", 0
+    for match in _JOB_VARIABLE.finditer(text):
+        quoted += (
+            word(text[position : match.start()]) if match.start() > position else ""
+        ) + f'"${{{match[1] or match[2]}}}"'
+        position = match.end()
+    return quoted + (word(text[position:]) if position < len(text) else "")
 
 
 def _start(request: Request, place: Place) -> list[str]:
     # in front of the run alone: in a container there is no Slurm, which the other two commands talk to
     prefix = request.profile.prefix
-    command = [word(each) for each in ((*prefix, "paceline") if prefix else place.paceline)]
+    command = [word(part) for part in ((*prefix, "paceline") if prefix else place.paceline)]
     # of a job that was submitted with --export=NONE srun would start its tasks without an environment too
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
         srun.append(f"--cpus-per-task={request.cpus}")
     # lines of their own for what is long, so that the layout does not hang on where things are
-    own = " ".join([*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"])
-    options = _filled([_option(name, value) for name, value in request.handed])
-    goes_to = f"--run-dir {word(place.run_dir)}"
+    run_command = " ".join([*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"])
+    options = _filled([_option(name, value) for name, value in request.forwarded])
+    run_dir = f"--run-dir {word(place.run_dir)}"
     # a name with a dash in front would be taken for an option
     script = ["--"] if request.script.startswith("-") else []
-    script += [word(each) for each in (request.script, *request.script_args)]
+    script += [word(argument) for argument in (request.script, *request.script_args)]
     return [
-        *_secret(request),
+        *_secret_lines(request),
         "# this script runs on the first node of the job: its address, and a port that is free there",
-        f"endpoint=$({_own(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
+        f"endpoint=$({_own_command(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
         "status=0",
         # not by a line of its own after the command, which a profile's "set -e" would leave out
-        *_wrapped([" ".join(srun), own, goes_to, *options, *_filled([*script, "|| status=$?"])]),
+        *_wrapped([" ".join(srun), run_command, run_dir, *options, *_filled([*script, "|| status=$?"])]),
     ]
 
 
@@ -160,7 +162,7 @@ def _record(request: Request, place: Place) -> str:
     return f' --job-script "$0"{ends}'
 
 
-def _secret(request: Request) -> list[str]:
+def _secret_lines(request: Request) -> list[str]:
     """Return the lines that make the secret of this start; Slurm hands the variable to all tasks."""
     if request.max_nodes == 1:
         return []
@@ -170,8 +172,8 @@ def _secret(request: Request) -> list[str]:
     ]
 
 
-def _own(place: Place) -> str:
-    return " ".join(word(each) for each in place.paceline)
+def _own_command(place: Place) -> str:
+    return " ".join(word(part) for part in place.paceline)
 
 
 def _option(name: str, value: str) -> str:
@@ -183,11 +185,11 @@ def _option(name: str, value: str) -> str:
 def _filled(words: Sequence[str]) -> list[str]:
     """Fill lines with words, as many as fit."""
     lines: list[str] = []
-    for each in words:
-        if lines and len(lines[-1]) + 1 + len(each) <= _WIDTH:
-            lines[-1] += f" {each}"
+    for piece in words:
+        if lines and len(lines[-1]) + 1 + len(piece) <= _WIDTH:
+            lines[-1] += f" {piece}"
         else:
-            lines.append(each)
+            lines.append(piece)
     return lines
 
 
@@ -203,6 +205,6 @@ def _end(request: Request, place: Place) -> list[str]:
     if request.requeue:
         lines += [
             f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job goes on from there",
-            f'{_own(place)} requeue {word(place.run_dir)} --status "$status"',
+            f'{_own_command(place)} requeue {word(place.run_dir)} --status "$status"',
         ]
     return [*lines, 'exit "$status"']

@@ -87,12 +87,12 @@ class Cluster:
 
     def find(self, name: str) -> Partition | None:
         """Return a partition, or None."""
-        return next((each for each in self.partitions if each.name == name), None)
+        return next((partition for partition in self.partitions if partition.name == name), None)
 
     @property
     def default(self) -> Partition | None:
         """The partition of jobs that name none."""
-        return next((each for each in self.partitions if each.default), None)
+        return next((partition for partition in self.partitions if partition.default), None)
 
 
 def read(partitions: str | None, nodes: str | None, associations: str | None = None) -> Cluster:
@@ -104,12 +104,12 @@ def read(partitions: str | None, nodes: str | None, associations: str | None = N
         associations: What ``sacctmgr`` printed, a line for each ``account|partition``.
     """
     kinds = _kinds(nodes or "")
-    found = tuple(_partition(line, kinds) for line in (partitions or "").splitlines() if "PartitionName=" in line)
+    described = tuple(_partition(line, kinds) for line in (partitions or "").splitlines() if "PartitionName=" in line)
     accounts = None
     if associations is not None:
-        listed = (line.partition("|")[0].strip() for line in associations.splitlines())
-        accounts = tuple(dict.fromkeys(filter(None, listed))) or None
-    return Cluster(found, accounts)
+        names = (line.partition("|")[0].strip() for line in associations.splitlines())
+        accounts = tuple(dict.fromkeys(filter(None, names))) or None
+    return Cluster(described, accounts)
 
 
 def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
@@ -137,17 +137,21 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _kinds(text: str) -> dict[str, list[NodeKind]]:
-    found: dict[str, list[NodeKind]] = {}
+    kinds: dict[str, list[NodeKind]] = {}
     for line in text.splitlines():
         parts = line.split("|")
         if len(parts) < 5 or not parts[1].isdigit():
             continue
         name, count, cpus, memory, gres, *threads = parts
         kind = NodeKind(
-            int(count), _number(cpus), _number(memory), read_gpus(gres), max([1, *(_number(each) for each in threads)])
+            int(count),
+            _number(cpus),
+            _number(memory),
+            read_gpus(gres),
+            max([1, *(_number(count_text) for count_text in threads)]),
         )
-        found.setdefault(name.rstrip("*"), []).append(kind)
-    return found
+        kinds.setdefault(name.rstrip("*"), []).append(kind)
+    return kinds
 
 
 def _number(text: str) -> int:
@@ -157,12 +161,12 @@ def _number(text: str) -> int:
 
 def read_gpus(gres: str) -> dict[str, int]:
     """Return the GPUs of a node by kind: ``gpu:a100:4(S:0-1),nvme:1`` has four of kind ``a100``."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", gres):
         words = re.sub(r"\(.*?\)", "", part).strip().split(":")
         if words[0] != "gpu":
             continue
-        counted = len(words) > 1 and words[-1].isdigit()
-        kind = ":".join(words[1:-1] if counted else words[1:])
-        found[kind] = found.get(kind, 0) + (int(words[-1]) if counted else 1)
-    return found
+        has_count = len(words) > 1 and words[-1].isdigit()
+        kind = ":".join(words[1:-1] if has_count else words[1:])
+        counts[kind] = counts.get(kind, 0) + (int(words[-1]) if has_count else 1)
+    return counts

@@ -15,7 +15,7 @@ from paceline.text.quoting import printable, word
 
 # Of a launcher that could not tell its end; srun then ends the others, which print the same line later.
 _SRUN = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*")
-_MOST = 6  # lines of the output that a finding shows
+_MAX_EVIDENCE_LINES = 6  # lines of the output that a finding shows
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")
 _MEANING = {
     "CANCELLED": ("was cancelled", "somebody did so on purpose, or a job that it depended on has failed; {again}"),
@@ -47,10 +47,10 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
             "slurm-job-ended",
             f"Slurm does not know {name} any more, and its run has not told its end",
             where=where,
-            evidence=tuple(tail[-_MOST:]),
+            evidence=tuple(tail[-_MAX_EVIDENCE_LINES:]),
             fix=f"sacct -j {record.job_id} where the site keeps accounts; {again}",
         )
-    evidence = (_said(job), *tail[-_MOST:])
+    evidence = (_slurm_summary(job), *tail[-_MAX_EVIDENCE_LINES:])
     if job.state == "TIMEOUT":
         what = f"Slurm ended {name} at its time limit, before its run had ended by itself"
         fix = f"longer: --time; or in time: a larger --grace-s; {again}"
@@ -75,7 +75,7 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
     return Finding("slurm-job-ended", f"{name} {meaning}", where=where, evidence=evidence, fix=fix)
 
 
-def _said(job: JobState) -> str:
+def _slurm_summary(job: JobState) -> str:
     parts = [f"Slurm: {job.state}"]
     if job.reason:
         parts.append(f"reason {job.reason}")
@@ -90,15 +90,15 @@ def report(finding: Finding, *, folder: str) -> Report:
     """Return the block of a finding, like that of a run that failed."""
     first, *rest = finding.render().split("\n")
     head = f"{finding.what}   [{finding.code} {finding.name}]" if first else first
-    room = MOST_LINES - len(rest) - 2
-    if room < 0:  # the evidence follows the place
+    spare_lines = MOST_LINES - len(rest) - 2
+    if spare_lines < 0:  # the evidence follows the place
         place = 1 + bool(finding.where)
-        rest = [*rest[:place], *rest[place - room :]]
+        rest = [*rest[:place], *rest[place - spare_lines :]]
     last = f"exit status {EXIT_FAILED} · run folder {folder}"
     return Report(EXIT_FAILED, [printable(line) for line in (head, *rest, last)], [finding])
 
 
-def retell(outcome: Outcome, *, folder: str) -> Report:
+def from_outcome(outcome: Outcome, *, folder: str) -> Report:
     """Return the block of a run whose own one cannot be read, from what its events tell."""
     last = f"exit status {outcome.exit_status} · run folder {folder}"
     if outcome.exit_status == 0:

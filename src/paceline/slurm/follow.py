@@ -60,7 +60,7 @@ def _say(text: str) -> None:
 
 
 @dataclass
-class _Seen:
+class _Notices:
     """What has been said already, so that it is said once."""
 
     no_slurm: bool = False
@@ -90,11 +90,11 @@ class Follower:
         self._clock = clock
         self._sleep = sleep
         self._output = Output(run_dir)
-        self._seen = _Seen()
-        self._told: JobState | None = None
-        self._runs = False
+        self._notices = _Notices()
+        self._last_state: JobState | None = None
+        self._is_running = False
         self._has_run = False
-        self._runs_since: float | None = None
+        self._running_since: float | None = None
         self._ended_before = False
 
     def run(self) -> int:
@@ -111,7 +111,7 @@ class Follower:
             self._output.show()
             now = self._clock()
             if now >= next_ask:
-                status = self._look(now)
+                status = self._check(now)
                 if status is not None:
                     return status
                 next_ask = self._clock() + self._pause_s(now - started)
@@ -121,7 +121,7 @@ class Follower:
         """Return how long Slurm is not asked; soon again where a run has shown its end."""
         if followed_s < _LATER_AFTER_S:
             return _ASK_S
-        seldom = followed_s >= _SELDOM_AFTER_S and self._runs and not self._output.has_block
+        seldom = followed_s >= _SELDOM_AFTER_S and self._is_running and not self._output.has_block
         return _ASK_SELDOM_S if seldom else _ASK_LATER_S
 
     def say_goodbye(self) -> None:
@@ -131,16 +131,16 @@ class Follower:
         again = f"paceline follow {word(str(self._run_dir.root))}"
         _say(f"job {job} goes on; to watch it again: {again}; to end it: scancel {on}{job}")
 
-    def _look(self, now: float) -> int | None:
+    def _check(self, now: float) -> int | None:
         """Ask Slurm and the folder how the job does; returns the exit status if it has ended."""
-        self._reread()
+        self._reread_record()
         answer = lookup.state(self._job)
         state = answer.state
-        self._runs = state is not None and state.state == RUNNING
+        self._is_running = state is not None and state.state == RUNNING
         if state is not None and not state.ended:
             self._ended_before = False
-            self._tell(state)
-            self._tell_missing_output(state, now)
+            self._report_state(state)
+            self._report_missing_output(state, now)
             if state.state != COMPLETING:
                 return None
             # its script may still queue it again, unless the run's end leaves no reason to
@@ -148,7 +148,7 @@ class Follower:
             final = outcome is not None and outcome.exit_status in (EXIT_OK, EXIT_FAILED) and not outcome.lost
             return self._end(state, outcome) if final else None
         if not answer.heard:
-            self._tell_silence()
+            self._report_silence()
         outcome = self._outcome(state)
         if state is None and outcome is None and not answer.heard:
             return None  # it may run or not; the output goes on to be shown
@@ -158,16 +158,16 @@ class Follower:
             return None
         return self._end(state, outcome)
 
-    def _reread(self) -> None:
+    def _reread_record(self) -> None:
         latest = record.read(self._run_dir)
         if latest is None or latest == self._job:
             return
         before, self._job = self._job, latest
         if latest.job_id != before.job_id:
-            _say(f"job {before.job_id} was submitted again as job {latest.job_id}{self._how_far()}")
-            self._told, self._ended_before = None, False
+            _say(f"job {before.job_id} was submitted again as job {latest.job_id}{self._progress()}")
+            self._last_state, self._ended_before = None, False
 
-    def _how_far(self) -> str:
+    def _progress(self) -> str:
         if self._job.requeues:
             step: int | None = self._job.requeues[-1].step
         else:
@@ -175,33 +175,33 @@ class Follower:
             step = last.step if last else None
         return f" after {step} step{'' if step == 1 else 's'}" if step else ""
 
-    def _tell(self, state: JobState) -> None:
+    def _report_state(self, state: JobState) -> None:
         """Say what the job does now, if it is something else than before."""
-        if self._told is None and state.waits and not self._has_run:
+        if self._last_state is None and state.waits and not self._has_run:
             # squeue does not tell whether Slurm has queued it again before anybody watched
             full = lookup.full(self._job)
             self._has_run = full is not None and full.restarts > 0
         self._has_run = self._has_run or not state.waits or bool(self._job.requeues)
-        if self._told is not None and _has_started_anew(self._told, state):
-            _say(f"job {state.job_id} was queued again{self._how_far()}")
-        words = describe(state, again=self._how_far() if self._has_run else None, now_s=time.time())
-        if words and not (self._told and _much_the_same(self._told, state)):
+        if self._last_state is not None and _has_restarted(self._last_state, state):
+            _say(f"job {state.job_id} was queued again{self._progress()}")
+        words = describe(state, again=self._progress() if self._has_run else None, now_s=time.time())
+        if words and not (self._last_state and _is_unchanged(self._last_state, state)):
             _say(words)
-            self._told = state
+            self._last_state = state
 
-    def _tell_missing_output(self, state: JobState, now: float) -> None:
-        if state.state != RUNNING or self._output.seen or self._seen.no_output:
+    def _report_missing_output(self, state: JobState, now: float) -> None:
+        if state.state != RUNNING or self._output.is_open or self._notices.no_output:
             return
-        self._runs_since = self._runs_since or now
-        if now - self._runs_since >= _NO_OUTPUT_S:
-            self._seen.no_output = True
+        self._running_since = self._running_since or now
+        if now - self._running_since >= _NO_OUTPUT_S:
+            self._notices.no_output = True
             where = f" on {state.nodes}" if state.nodes else ""
             path = self._run_dir.job_output
             _say(f"waiting for {path}, which job {state.job_id}{where} writes: it is not to be seen here yet")
 
-    def _tell_silence(self) -> None:
-        if not self._seen.no_slurm:
-            self._seen.no_slurm = True
+    def _report_silence(self) -> None:
+        if not self._notices.no_slurm:
+            self._notices.no_slurm = True
             _say("squeue does not answer here: only the run folder is followed")
 
     def _outcome(self, state: JobState | None) -> Outcome | None:
@@ -212,21 +212,21 @@ class Follower:
     def _end(self, state: JobState | None, outcome: Outcome | None) -> int:
         self._drain(until_block=outcome is not None)
         folder = str(self._run_dir.root)
-        unaware = outcome is not None and outcome.stopped and state is not None and state.broke
-        if outcome is not None and not unaware:
+        is_incomplete = outcome is not None and outcome.stopped and state is not None and state.broke
+        if outcome is not None and not is_incomplete:
             if not self._output.has_block:
-                self._print(ending.retell(outcome, folder=folder).framed())
+                self._print(ending.from_outcome(outcome, folder=folder).framed())
             if state is not None and state.state not in (COMPLETED, COMPLETING, "FAILED"):
                 _say(f"Slurm has ended job {state.job_id}: {state.state}")
             return outcome.exit_status
         if state is not None and state.succeeded:
             _say(f"job {self._job.job_id} has ended well; {folder} has no account of the run")
             return EXIT_OK
-        last = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
-        if unaware:  # the run's own block has just been shown
-            last = tuple(line for line in last if line.startswith(("srun: error", "slurmstepd")))
+        tail = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
+        if is_incomplete:  # the run's own block has just been shown
+            tail = tuple(line for line in tail if line.startswith(("srun: error", "slurmstepd")))
         where, script = str(self._run_dir.job_output), str(self._run_dir.job_script)
-        finding = ending.judge(state, self._job, log=where, tail=last, script=script)
+        finding = ending.judge(state, self._job, log=where, tail=tail, script=script)
         report = ending.report(finding, folder=folder)
         self._print(report.framed())
         return report.exit_status
@@ -265,22 +265,22 @@ def describe(state: JobState, *, again: str | None, now_s: float) -> str:
     return f"{name} is {state.state.lower()}{on}"
 
 
-def _has_started_anew(one: JobState, other: JobState) -> bool:
+def _has_restarted(earlier: JobState, later: JobState) -> bool:
     """Return whether a job runs that ran before, and was queued between two looks."""
-    if one.state != RUNNING or other.state != RUNNING or one.start_s is None or other.start_s is None:
+    if earlier.state != RUNNING or later.state != RUNNING or earlier.start_s is None or later.start_s is None:
         return False
-    return other.start_s > one.start_s
+    return later.start_s > earlier.start_s
 
 
-def _much_the_same(one: JobState, other: JobState) -> bool:
+def _is_unchanged(earlier: JobState, later: JobState) -> bool:
     """Nothing to say anew: the expected start of a job that waits moves a little all the time."""
-    if (one.state, one.reason, one.nodes) != (other.state, other.reason, other.nodes):
+    if (earlier.state, earlier.reason, earlier.nodes) != (later.state, later.reason, later.nodes):
         return False
-    if not other.waits:
-        return not _has_started_anew(one, other)
-    if other.start_s is None:
+    if not later.waits:
+        return not _has_restarted(earlier, later)
+    if later.start_s is None:
         return True
-    return one.start_s is not None and abs(one.start_s - other.start_s) < _MOVED_S
+    return earlier.start_s is not None and abs(earlier.start_s - later.start_s) < _MOVED_S
 
 
 def _clock_of(at_s: float, now_s: float) -> str:

@@ -25,7 +25,7 @@ from paceline.rundir.files import RUNS, RunDir, open_file
 from paceline.slurm import lookup, profile_files, record, told
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Tale
+from paceline.slurm.told import History
 from paceline.text import terminal
 from paceline.text.quoting import printable
 
@@ -79,13 +79,13 @@ def jobs(folder: Path | None, *, as_json: bool) -> int:
     if folder is not None and not folder.is_dir():
         raise UsageError(_no_folder(folder))
     runs = gather(*([folder] if folder is not None else profile_files.run_folders()))
-    known, silent = lookup.states(job for _, job in runs if job is not None)
+    states, silent = lookup.states(job for _, job in runs if job is not None)
     for cluster in silent:
         where = f"for cluster {cluster}" if cluster else "here"
         _say(f"squeue does not answer {where}: states are those of the run folders")
-    rows = [each for run_dir, job in runs if (each := _row(run_dir, job, known)) is not None]
+    rows = [entry for run_dir, job in runs if (entry := _row(run_dir, job, states)) is not None]
     if as_json:
-        print(json.dumps([each.to_json() for each in rows], indent=1))
+        print(json.dumps([entry.to_json() for entry in rows], indent=1))
     elif rows:
         print(render(rows))
     else:
@@ -97,10 +97,10 @@ def _say(text: str) -> None:
     terminal.say(printable(text))
 
 
-def _row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row | None:
+def _row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]) -> Row | None:
     """Return what is told of one run; None, with a line on stderr, if its folder cannot be read."""
     try:
-        return row(run_dir, job, known)
+        return row(run_dir, job, states)
     except Exception as error:  # the files may be anybody's; the other runs are listed all the same
         _say(f"{run_dir.root} cannot be read: {type(error).__name__}: {error}")
         return None
@@ -112,7 +112,7 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
     for folder in places:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             paths += [Path(entry.path) for entry in entries if entry.is_dir()]
-    found = []
+    dated = []
     for path in paths:
         run_dir, job = RunDir(path), None
         try:
@@ -120,33 +120,39 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
         except (OSError, ValueError) as error:
             _say(f"{run_dir.job} cannot be read: {error}")
         if job is not None or run_dir.plan().exists() or any(path.glob("plan.attempt-*.json")):
-            found.append((_begun(run_dir, job), run_dir, job))
-    return [(run_dir, job) for _, run_dir, job in sorted(found, key=lambda each: (each[0], each[1].root), reverse=True)]
+            dated.append((_begun(run_dir, job), run_dir, job))
+    return [
+        (run_dir, job) for _, run_dir, job in sorted(dated, key=lambda entry: (entry[0], entry[1].root), reverse=True)
+    ]
 
 
 def _begun(run_dir: RunDir, job: JobRecord | None) -> float:
     """Return when a run began: submitted, or as its name says, or when it was planned."""
     if job is not None and job.submitted_ns:
         return job.submitted_ns / 1e9
-    named = _RUN_NAME.match(run_dir.root.name)
+    name_match = _RUN_NAME.match(run_dir.root.name)
     try:
-        if named:
-            return time.mktime(time.strptime(named[1], "%Y%m%d-%H%M%S"))
+        if name_match:
+            return time.mktime(time.strptime(name_match[1], "%Y%m%d-%H%M%S"))
         return run_dir.plan().stat().st_mtime
     except (OSError, ValueError, OverflowError):
         return 0.0
 
 
-def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row:
+def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]) -> Row:
     """Return what is told of one run."""
-    slurm = known.get((job.cluster, job.job_id)) if job is not None else None
-    tale = told.read(run_dir, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
-    state, since_s = judge(slurm, tale, submitted_s=job.submitted_ns / 1e9 if job else None, alive=_is_alive)
+    slurm = states.get((job.cluster, job.job_id)) if job is not None else None
+    history = told.read(run_dir, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
+    state, since_s = judge(slurm, history, submitted_s=job.submitted_ns / 1e9 if job else None, alive=_is_alive)
     step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     # each may be behind the others: rows are logged now and then, events count the last start alone
-    step = max((each for each in (step, last.step if last else None, tale.steps) if each is not None), default=None)
-    nodes = (slurm.nodes if slurm else "") or (job.nodes if job else "") or (str(tale.nodes) if tale.nodes else "")
+    step = max(
+        (count for count in (step, last.step if last else None, history.steps) if count is not None), default=None
+    )
+    nodes = (
+        (slurm.nodes if slurm else "") or (job.nodes if job else "") or (str(history.nodes) if history.nodes else "")
+    )
     return Row(
         run=run_dir.root.name,
         folder=str(run_dir.root),
@@ -162,7 +168,7 @@ def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], Job
 
 def judge(
     slurm: JobState | None,
-    tale: Tale,
+    history: History,
     *,
     submitted_s: float | None,
     alive: Callable[[str, int, float], bool | None] = lambda *_: None,
@@ -171,23 +177,23 @@ def judge(
 
     Args:
         slurm: What Slurm says, None if it says nothing.
-        tale: What the run folder tells.
+        history: The events in the run folder.
         submitted_s: When the job was submitted, None if there is none.
         alive: Returns whether a process of a host, started before a time, is still there; None if nobody knows.
     """
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s
-    if tale.outcome is not None and not (slurm is not None and slurm.broke and tale.outcome.stopped):
-        return tale.outcome.word, tale.outcome.time_ns / 1e9
+    if history.outcome is not None and not (slurm is not None and slurm.broke and history.outcome.stopped):
+        return history.outcome.word, history.outcome.time_ns / 1e9
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
-    started_s = tale.started_ns / 1e9 if tale.started_ns else submitted_s
-    lives = [alive(host, pid, tale.started_ns / 1e9) for host, pid in tale.launchers]
-    if any(lives):
+    started_s = history.started_ns / 1e9 if history.started_ns else submitted_s
+    living = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
+    if any(living):
         return "running", started_s
     # A launcher that ends by itself says so in the run folder.
-    return "killed" if lives and None not in lives else "unknown", started_s
+    return "killed" if living and None not in living else "unknown", started_s
 
 
 def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
@@ -253,7 +259,7 @@ def _split(line: str) -> list[str]:
 
 def render(rows: Sequence[Row]) -> str:
     """Return the table."""
-    lines = [_COLUMNS, *(tuple(map(printable, _cells(each))) for each in rows)]
+    lines = [_COLUMNS, *(tuple(map(printable, _cells(row))) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
     aligned = (
         "  ".join(
@@ -265,15 +271,15 @@ def render(rows: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in aligned)
 
 
-def _cells(each: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     return (
-        each.run,
-        each.job or "-",
-        each.state + (f" ({each.reason})" if each.reason else ""),
-        each.nodes or "-",
-        "-" if each.step is None else str(each.step),
-        "-" if each.loss is None else f"{each.loss:.4g}",
-        _when(each.since_s),
+        row.run,
+        row.job or "-",
+        row.state + (f" ({row.reason})" if row.reason else ""),
+        row.nodes or "-",
+        "-" if row.step is None else str(row.step),
+        "-" if row.loss is None else f"{row.loss:.4g}",
+        _when(row.since_s),
     )
 
 

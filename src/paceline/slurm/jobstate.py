@@ -87,9 +87,9 @@ def from_squeue(text: str) -> dict[str, JobState]:
         JobState(
             job_id=row[0].strip(),
             state=_word(row[1]),
-            nodes=_told(row[2]),
+            nodes=_value(row[2]),
             start_s=_seconds(row[3]),
-            reason=_told(row[4]),
+            reason=_value(row[4]),
         )
         for row in rows
         if len(row) == 5
@@ -106,14 +106,14 @@ def from_scontrol(text: str) -> JobState | None:
     return JobState(
         job_id=values["JobId"],
         state=_word(values["JobState"]),
-        reason=_told(values.get("Reason", "")),
-        nodes=_told(values.get("NodeList", "")),
+        reason=_value(values.get("Reason", "")),
+        nodes=_value(values.get("NodeList", "")),
         start_s=_seconds(values.get("StartTime", "")),
         exit_code=code,
         signal=signal,
         restarts=int(values.get("Restarts", "0") or 0),
         requeue=values["Requeue"] == "1" if "Requeue" in values else None,
-        excluded=_told(values.get("ExcNodeList", "")),
+        excluded=_value(values.get("ExcNodeList", "")),
         limit_s=_limit(values.get("TimeLimit", "")),
     )
 
@@ -128,8 +128,8 @@ def from_sacct(text: str) -> JobState | None:
     return JobState(
         job_id=job_id,
         state=_word(state),
-        reason=_told(reason),
-        nodes=_told(nodes),
+        reason=_value(reason),
+        nodes=_value(nodes),
         start_s=_seconds(start),
         exit_code=code,
         signal=signal,
@@ -152,7 +152,7 @@ def _word(text: str) -> str:
     return match[0] if match else text.strip()
 
 
-def _told(text: str) -> str:
+def _value(text: str) -> str:
     return "" if text.strip() in _NOTHING else text.strip()
 
 
@@ -166,7 +166,7 @@ def _limit(text: str) -> float | None:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text.strip())
     if not match:
         return None
-    days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

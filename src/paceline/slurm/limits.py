@@ -27,17 +27,22 @@ def judge(request: Request, cluster: Cluster) -> list[Finding]:
         request: The request.
         cluster: What Slurm says of itself; nothing is found where it says nothing.
     """
-    found = list(_account(request, cluster))
+    findings = list(_account(request, cluster))
     if not cluster.partitions:
-        return found
+        return findings
     names = [name for name in request.partition.split(",") if name]
     unknown = [name for name in names if cluster.find(name) is None]
     if unknown:
-        return [*found, _unknown_partition(unknown[0], request, cluster)]
-    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
-    judged = [list(_partition(request, partition, cluster)) for partition in chosen]
+        return [*findings, _unknown_partition(unknown[0], request, cluster)]
+    partitions = [partition for name in names if (partition := cluster.find(name))] or (
+        [cluster.default] if cluster.default else []
+    )
+    by_partition = [list(_partition(request, partition, cluster)) for partition in partitions]
     # Slurm takes whichever of several partitions will do, so all of them must fail
-    return [*found, *next((each for each in judged if not _fatal(each)), judged[0] if judged else [])]
+    return [
+        *findings,
+        *next((listed for listed in by_partition if not _fatal(listed)), by_partition[0] if by_partition else []),
+    ]
 
 
 def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
@@ -51,11 +56,13 @@ def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> lis
         partition: Where the job would start by sbatch's word; empty where it has not said.
     """
     names = [name for name in (partition or request.partition).split(",") if name]
-    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
+    partitions = [item for name in names if (item := cluster.find(name))] or (
+        [cluster.default] if cluster.default else []
+    )
     if any(name in _OVERRULED for name, _ in request.sbatch):
         return []
-    judged = [list(_limits(request, each, cluster)) for each in chosen]
-    return judged[0] if judged and all(judged) else []
+    by_partition = [list(_limits(request, item, cluster)) for item in partitions]
+    return by_partition[0] if by_partition and all(by_partition) else []
 
 
 _ASK_FOR_CPUS = ("mincpus", "extra-node-info", "tres-per-task")
@@ -63,8 +70,8 @@ _ASK_FOR_CPUS = ("mincpus", "extra-node-info", "tres-per-task")
 
 def lacks_cpus(request: Request) -> bool:
     """Return whether a job with GPUs asks for no CPUs: Slurm would give its task one."""
-    asked = request.cpus or any(name in _ASK_FOR_CPUS for name, _ in request.sbatch)
-    return bool(request.gpus) and not asked
+    has_cpus = request.cpus or any(name in _ASK_FOR_CPUS for name, _ in request.sbatch)
+    return bool(request.gpus) and not has_cpus
 
 
 def with_cpus(request: Request, cluster: Cluster) -> Request:
@@ -78,8 +85,10 @@ def with_cpus(request: Request, cluster: Cluster) -> Request:
         UsageError: Slurm does not say what its nodes have, or none has such GPUs.
     """
     names = [name for name in request.partition.split(",") if name]
-    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
-    shares = [share for partition in chosen for share in _shares(request, partition)]
+    partitions = [item for name in names if (item := cluster.find(name))] or (
+        [cluster.default] if cluster.default else []
+    )
+    shares = [share for partition in partitions for share in _shares(request, partition)]
     cpus, why = min(shares, default=(0, ""))
     if not cpus:
         raise UsageError(no_cpus(request, "the cluster does not say how many CPUs belong to a GPU"))
@@ -121,7 +130,7 @@ def _fatal(findings: Sequence[Finding]) -> bool:
 
 def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
     accounts = cluster.accounts
-    if accounts is None or not request.account or request.account.lower() in (each.lower() for each in accounts):
+    if accounts is None or not request.account or request.account.lower() in (account.lower() for account in accounts):
         return
     near = closest(request.account, accounts)
     yield _impossible(
@@ -133,9 +142,11 @@ def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding:
-    names = [each.name for each in cluster.partitions]
+    names = [partition.name for partition in cluster.partitions]
     near = closest(name, names)
-    fitting = [each.name for each in cluster.partitions if not _fatal(list(_partition(request, each, cluster)))]
+    fitting = [
+        partition.name for partition in cluster.partitions if not _fatal(list(_partition(request, partition, cluster)))
+    ]
     return _impossible(
         f"there is no partition {name}",
         where=f"--partition {word(request.partition)}",
@@ -161,7 +172,7 @@ def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) ->
     yield from short
     if short:
         return
-    fitting = sum(each.count for each in partition.kinds if _fits(each, request, kind))
+    fitting = sum(node.count for node in partition.kinds if _fits(node, request, kind))
     if request.min_nodes > fitting:
         alike = fitting < partition.num_nodes
         what = f"has {_nodes(fitting)}" + (" with what is asked of each" if alike else "")
@@ -169,18 +180,18 @@ def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) ->
         yield _impossible(
             f"partition {partition.name} {what}, not {request.min_nodes}",
             where=_where(f"--nodes {request.nodes}", request),
-            evidence=tuple(_describe(each) for each in partition.kinds[:_MOST_NAMED]) if alike else (),
+            evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]) if alike else (),
             fix=f"--nodes {fitting}" + larger,
         )
 
 
 def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -> Iterator[Finding]:
-    most = max(each.num_gpus(kind) for each in partition.kinds)
+    most = max(node.num_gpus(kind) for node in partition.kinds)
     if request.num_gpus <= most:
         return
     where = _where(f"--gpus-per-node {request.gpus}", request)
     # a job may ask for a type of GPU only by the name that the site gave it
-    kinds = sorted({each for node in partition.kinds for each in node.gpus if each})
+    kinds = sorted({name for node in partition.kinds for name in node.gpus if name})
     if kind and kind not in kinds:
         listed = f"kinds: {few(kinds, _MOST_NAMED)}" if kinds else "its GPUs have no kinds"
         near = closest(kind, kinds) or (kinds[0] if kinds else "")
@@ -198,13 +209,13 @@ def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -
         f"no node of partition {partition.name} has {request.num_gpus} {_gpu_words(kind, request.num_gpus)}; "
         + (f"the most is {most}" if most else "there are none"),
         where=where,
-        evidence=tuple(_describe(each) for each in partition.kinds[:_MOST_NAMED]),
+        evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]),
         fix=least + elsewhere if most or not elsewhere else elsewhere.removeprefix(", or "),
     )
 
 
 def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
-    most = max(each.cpus for each in partition.kinds)
+    most = max(node.cpus for node in partition.kinds)
     if request.cpus <= most or not most:
         return
     if request.cpus_per_gpu:
@@ -218,7 +229,7 @@ def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
 
 
 def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
-    most = max(each.memory_mb for each in partition.kinds)
+    most = max(node.memory_mb for node in partition.kinds)
     if not most or not request.mem or megabytes(request.mem) <= most:
         return
     yield _impossible(
@@ -231,10 +242,10 @@ def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
 def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     limit_s = partition.max_time_s
     if limit_s is not None and (request.unlimited or (request.time_s or 0) > limit_s):
-        asked = "UNLIMITED" if request.unlimited else clock(request.time_s or 0)
+        requested = "UNLIMITED" if request.unlimited else clock(request.time_s or 0)
         yield _impossible(
             f"the time limit of partition {partition.name} is {clock(limit_s)}",
-            where=_where(f"--time {asked}", request),
+            where=_where(f"--time {requested}", request),
             why="a job that asks for more waits for ever, or is refused"
             + ("; with less it is queued again when its time is over, and goes on" if request.requeue else ""),
             fix=f"--time {clock(limit_s)}" + _elsewhere(request, partition, cluster),

@@ -10,41 +10,41 @@ from paceline.launch.plan.options import OPTIONS
 
 ON_NODE_LOSS = ("requeue", "fail")
 
-ASKED = "What is asked of Slurm"
+RESOURCES = "What is asked of Slurm"
 LOSS = "When a job stops or a node is lost"
 SUBMITTING = "Submitting"
 
 # Short forms are sbatch's; what they mean there, they mean here.
 OWN: tuple[Option, ...] = (
-    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N", group=ASKED),
-    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N", group=ASKED),
-    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N", group=ASKED),
-    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=ASKED),
-    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=ASKED),
+    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N", group=RESOURCES),
+    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N", group=RESOURCES),
+    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N", group=RESOURCES),
+    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=RESOURCES),
+    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=RESOURCES),
     Option(
         "time",
         "how long the job may take: 90m, 2h, or as sbatch has it, 1-12:00:00",
         short="-t",
         metavar="TIME",
-        group=ASKED,
+        group=RESOURCES,
     ),
-    Option("account", "who pays", short="-A", metavar="NAME", group=ASKED),
+    Option("account", "who pays", short="-A", metavar="NAME", group=RESOURCES),
     Option(
         "partition",
         "where the job waits; default the cluster's own choice",
         short="-p",
         metavar="NAME",
-        group=ASKED,
+        group=RESOURCES,
     ),
-    Option("job_name", "default the script's name", short="-J", metavar="NAME", group=ASKED),
+    Option("job_name", "default the script's name", short="-J", metavar="NAME", group=RESOURCES),
     Option(
         "sbatch",
         "any other option of sbatch: --sbatch --constraint=a100",
         many=True,
         metavar="OPTION",
-        group=ASKED,
+        group=RESOURCES,
     ),
-    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME", group=ASKED),
+    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME", group=RESOURCES),
     Option(
         "requeue",
         "queue the job again when it stopped unfinished (this is the default)",
@@ -71,15 +71,15 @@ OWN: tuple[Option, ...] = (
 )
 
 # What Slurm decides, what the two commands mean differently, and what starts nothing.
-_NOT_HANDED = {
+_NOT_FORWARDED = {
     "nnodes", "node_rank", "master_addr", "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
     "rdzv_conf", "standalone", "check_only", "no_slurm", "run_dir", "json",
 }  # fmt: skip
 _SHORT = {"-m"}  # -t and -r are others' to whoever knows sbatch
-HANDED: tuple[Option, ...] = tuple(
+FORWARDED: tuple[Option, ...] = tuple(
     option if option.short in _SHORT else replace(option, short="")
     for option in OPTIONS
-    if option.name not in _NOT_HANDED
+    if option.name not in _NOT_FORWARDED
 )
 GRACE = ("grace_s", "shutdown_timeout")  # handed on too, and what --signal follows from
 

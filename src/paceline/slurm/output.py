@@ -31,7 +31,7 @@ class Output:
         self.tail = b""
 
     @property
-    def seen(self) -> bool:
+    def is_open(self) -> bool:
         """The file is there."""
         return self._file is not None
 
@@ -48,18 +48,18 @@ class Output:
                 self._file = self._path.open("rb")
             except OSError:
                 return False
-        shown = False
+        has_new = False
         while chunk := self._read():
-            shown = True
+            has_new = True
             self.tail = (self.tail + chunk)[-_CHUNK:]
             out = getattr(sys.stdout, "buffer", None)
             if out is not None:
                 out.write(chunk)
             else:  # a stream that somebody put in its place
                 sys.stdout.write(chunk.decode("utf-8", "replace"))
-        if shown:
+        if has_new:
             sys.stdout.flush()
-        return shown
+        return has_new
 
     def close(self) -> None:
         """Read no more."""

@@ -83,15 +83,17 @@ class JobRecord:
         fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         try:
             requeues = tuple(
-                Requeue(int(each["step"]), int(each["time_ns"]), str(each["why"]), bool(each.get("elsewhere", False)))
-                for each in fields.pop("requeues", ())
+                Requeue(
+                    int(entry["step"]), int(entry["time_ns"]), str(entry["why"]), bool(entry.get("elsewhere", False))
+                )
+                for entry in fields.pop("requeues", ())
             )
-            earlier = tuple(str(each) for each in fields.pop("earlier_ids", ()))
-            made = cls(**fields, earlier_ids=earlier, requeues=requeues)
+            earlier = tuple(str(number) for number in fields.pop("earlier_ids", ()))
+            record = cls(**fields, earlier_ids=earlier, requeues=requeues)
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the record of a job: {error}") from None
-        made._check()
-        return made
+        record._check()
+        return record
 
     def _check(self) -> None:
         texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
@@ -164,10 +166,10 @@ def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tupl
         if record is None:
             raise UsageError(_no_job(run_dir))
         return run_dir, record
-    found = [(run_dir, record) for runs in places for run_dir, record in _all(runs) if subject in record.ids]
-    if not found:
+    matches = [(run_dir, record) for runs in places for run_dir, record in _all(runs) if subject in record.ids]
+    if not matches:
         raise UsageError(_unknown(subject, places))
-    return max(found, key=lambda each: each[1].submitted_ns)
+    return max(matches, key=lambda match: match[1].submitted_ns)
 
 
 def _all(runs: Path) -> Iterator[tuple[RunDir, JobRecord]]:
@@ -179,12 +181,12 @@ def _all(runs: Path) -> Iterator[tuple[RunDir, JobRecord]]:
 
 
 def _no_job(run_dir: RunDir) -> Finding:
-    there = run_dir.job.exists()
+    exists = run_dir.job.exists()
     return Finding(
         "slurm-job-unknown",
-        printable(f"{run_dir.job} cannot be read" if there else f"the run of {run_dir.root} has no Slurm job"),
+        printable(f"{run_dir.job} cannot be read" if exists else f"the run of {run_dir.root} has no Slurm job"),
         where=printable(str(run_dir.root)),
-        evidence=() if there else (printable(f"there is no {run_dir.job}: paceline submit writes one"),),
+        evidence=() if exists else (printable(f"there is no {run_dir.job}: paceline submit writes one"),),
         fix=f"paceline explain {word(str(run_dir.root))}",
     )
 

@@ -12,7 +12,7 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.options import Options
 from paceline.slurm import asking
-from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
+from paceline.slurm.option_table import FORWARDED, GRACE, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.profile import Profile
 from paceline.text.quoting import CONTROL
 
@@ -22,7 +22,7 @@ HANG_TIMEOUT = "15m"  # of a job: hangs that cannot be proven burn its hours unt
 # to Slurm before it queues the job again, which a controller may let wait.
 SIGNAL_MARGIN_S = 60
 NOTICES = ("SIGUSR1", "SIGUSR2")
-_HANDED = {option.name for option in HANDED}
+_FORWARDED = {option.name for option in FORWARDED}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Request:
     on_node_loss: str = "requeue"
     grace_s: int = DEFAULT_GRACE_S
     sbatch: tuple[tuple[str, str | None], ...] = ()
-    handed: tuple[tuple[str, str], ...] = ()
+    forwarded: tuple[tuple[str, str], ...] = ()
     run_dir: str = ""
     profile: Profile = field(default_factory=Profile)
 
@@ -96,20 +96,20 @@ class Request:
     @property
     def signal(self) -> str:
         """The signal by which Slurm tells the job to stop, ``"TERM"`` but where another is handed on to the ranks."""
-        handled = dict(self.handed).get("signals_to_handle", "").split(",")
+        handled = dict(self.forwarded).get("signals_to_handle", "").split(",")
         return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
 
     def saving_at(self, signal: str) -> Request:
         """Return the request of a script that saves at a signal: it is handed on to the ranks, unless others were."""
-        if signal not in NOTICES or "signals_to_handle" in dict(self.handed):
+        if signal not in NOTICES or "signals_to_handle" in dict(self.forwarded):
             return self
         handled = ",".join((*Options.signals_to_handle, signal))
-        return replace(self, handed=(*self.handed, ("signals_to_handle", handled)))
+        return replace(self, forwarded=(*self.forwarded, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
         """Return what is asked of Slurm: sbatch's long names, each with its value or None."""
         time = "UNLIMITED" if self.unlimited else clock(self.time_s) if self.time_s else ""
-        listed: list[tuple[str, str | None]] = [
+        directives: list[tuple[str, str | None]] = [
             ("nodes", self.nodes),
             # for a range Slurm would count the tasks of the fewest nodes, and give no more nodes than those need
             ("ntasks-per-node", "1" if self.min_nodes == self.max_nodes else ""),
@@ -120,7 +120,7 @@ class Request:
             ("account", self.account),
             ("partition", self.partition),
         ]
-        return [each for each in listed if each[1]] + list(self.sbatch)
+        return [directive for directive in directives if directive[1]] + list(self.sbatch)
 
     @property
     def options(self) -> Options:
@@ -128,7 +128,7 @@ class Request:
         return parsing.parse(
             self.script,
             self.script_args,
-            typed={name: value or True for name, value in self.handed},
+            typed={name: value or True for name, value in self.forwarded},
             inherited={},
         )
 
@@ -148,11 +148,11 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
     asking.check(typed)
     _refuse_contradictions(typed)
     raw = {**_defaults(profile, typed), **typed}
-    handed = _handed(profile, typed)
-    options = parsing.parse(script, tuple(script_args), typed=handed, inherited={})
+    forwarded = _forwarded(profile, typed)
+    options = parsing.parse(script, tuple(script_args), typed=forwarded, inherited={})
     gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
-    ranks = str(handed.get("nproc_per_node", ""))
+    ranks = str(forwarded.get("nproc_per_node", ""))
     cpus_why = ""
     if not cpus and not gpus and ranks.isdigit():
         cpus, cpus_why = int(ranks), "one for each rank"
@@ -176,24 +176,26 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
         on_node_loss=_on_node_loss(raw, set(typed)),
         grace_s=_grace(options.shutdown_timeout, time_s),
         sbatch=_merge_sbatch(profile.sbatch, asking.sbatch_options(typed.get("sbatch", ()))),
-        handed=tuple((key, "" if value is True else str(value)) for key, value in handed.items() if key not in GRACE),
+        forwarded=tuple(
+            (key, "" if value is True else str(value)) for key, value in forwarded.items() if key not in GRACE
+        ),
         run_dir=raw.get("run_dir", ""),
         profile=profile,
     )
 
 
-def _handed(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
+def _forwarded(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of ``paceline run`` in the job. Nobody watches a job, so a hang has a limit by default."""
-    handed = {**profile.run, **{name: value for name, value in typed.items() if name in _HANDED}}
-    without = {"hang_timeout", "no_probe"} & set(handed) or handed.get("on_hang") == "report"
-    return handed if without else {**handed, "hang_timeout": HANG_TIMEOUT}
+    forwarded = {**profile.run, **{name: value for name, value in typed.items() if name in _FORWARDED}}
+    has_own_policy = {"hang_timeout", "no_probe"} & set(forwarded) or forwarded.get("on_hang") == "report"
+    return forwarded if has_own_policy else {**forwarded, "hang_timeout": HANG_TIMEOUT}
 
 
 def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a profile says where the command line does not: of two ways to say one thing, the typed one."""
     defaults = dict(profile.slurm)
-    for one, other in (("cpus_per_gpu", "cpus_per_node"), ("requeue", "no_requeue")):
-        for name, rival in ((one, other), (other, one)):
+    for first, second in (("cpus_per_gpu", "cpus_per_node"), ("requeue", "no_requeue")):
+        for name, rival in ((first, second), (second, first)):
             if name in typed:
                 defaults.pop(rival, None)
     return defaults
@@ -221,21 +223,21 @@ def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
 def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]:
     """Return the CPUs of a node's task, and for each GPU if that is what was said."""
     if "cpus_per_gpu" in raw and gpus:
-        each = int(raw["cpus_per_gpu"])
-        return each * asking.num_gpus(gpus), each
+        count = int(raw["cpus_per_gpu"])
+        return count * asking.num_gpus(gpus), count
     if "cpus_per_gpu" in typed:
         raise asking.contradicted("--cpus-per-gpu has no effect without --gpus-per-node", "--gpus-per-node 1")
     return int(raw.get("cpus_per_node", 0)), 0
 
 
 def _on_node_loss(raw: Mapping[str, Any], typed: set[str]) -> str:
-    asked = raw.get("on_node_loss", "")
+    choice = raw.get("on_node_loss", "")
     if raw.get("no_requeue"):
-        if asked == "requeue" and "on_node_loss" in typed:
+        if choice == "requeue" and "on_node_loss" in typed:
             what = "--on-node-loss requeue and --no-requeue exclude each other: one of them queues the job again"
             raise asking.contradicted(what, "leave out --no-requeue")
         return "fail"
-    return str(asked) or ON_NODE_LOSS[0]
+    return str(choice) or ON_NODE_LOSS[0]
 
 
 def _time(text: str) -> tuple[int | None, bool]:
@@ -246,15 +248,15 @@ def _time(text: str) -> tuple[int | None, bool]:
     return ceil(option_values.seconds_of(text, bare_s=60)), False
 
 
-def _grace(asked: int | None, time_s: int | None) -> int:
+def _grace(grace_s: int | None, time_s: int | None) -> int:
     limit_s = _limit(time_s)
-    if asked is None:
+    if grace_s is None:
         return DEFAULT_GRACE_S if limit_s is None else min(DEFAULT_GRACE_S, limit_s // 4)
-    least_s = asked + _margin(limit_s)
+    least_s = grace_s + _margin(limit_s)
     if limit_s is not None and least_s >= limit_s:
-        what = f"--grace-s {asked} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
+        what = f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
         raise asking.contradicted(what, f"--time {clock(4 * least_s)}, or a shorter --grace-s")
-    return asked
+    return grace_s
 
 
 def _limit(time_s: int | None) -> int | None:
@@ -279,11 +281,11 @@ def _name(script: str) -> str:
 
 
 def _merge_sbatch(
-    ours: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
+    defaults: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
 ) -> tuple[tuple[str, str | None], ...]:
     """Return a profile's options and the typed ones; what was typed takes the place of what the profile says."""
     names = {name for name, _ in typed}
-    return (*(each for each in ours if each[0] not in names), *typed)
+    return (*(option for option in defaults if option[0] not in names), *typed)
 
 
 def clock(seconds: float) -> str:
@@ -300,21 +302,21 @@ def unknown_option(typed: str) -> UsageError:
 
     word = typed.split("=", maxsplit=1)[0]
     name = word.lstrip("-").replace("_", "-")
-    known = [option.long for option in (*OWN, *HANDED)]
-    meant = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
+    forms = [option.long for option in (*OWN, *FORWARDED)]
+    synonyms = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
     what = f"paceline submit has no option {word}"
-    theirs, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
-    if name in meant:
-        fix = f"--{meant[name]}"
-    elif theirs in NEVER:
-        fix = NEVER_FIX.get(theirs, "leave it out")
-        what += f": {NEVER[theirs]}"
-    elif theirs in INSTEAD:
-        fix = INSTEAD[theirs]
-    elif theirs == name or len(name) == 1:
-        fix = f"--sbatch --{theirs}" + ("=VALUE" if kind == "value" else "") if theirs else ""
+    sbatch_name, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
+    if name in synonyms:
+        fix = f"--{synonyms[name]}"
+    elif sbatch_name in NEVER:
+        fix = NEVER_FIX.get(sbatch_name, "leave it out")
+        what += f": {NEVER[sbatch_name]}"
+    elif sbatch_name in INSTEAD:
+        fix = INSTEAD[sbatch_name]
+    elif sbatch_name == name or len(name) == 1:
+        fix = f"--sbatch --{sbatch_name}" + ("=VALUE" if kind == "value" else "") if sbatch_name else ""
     else:
-        near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
+        near = next((form for form in forms if form.startswith(word)), "") or closest(word, forms)
         fix = f"did you mean {near}?" if near else ""
     return UsageError(
         Finding("option-unknown", what, where="command line", fix=fix or "paceline submit --help lists them")

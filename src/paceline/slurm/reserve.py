@@ -35,24 +35,24 @@ def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_lo
         OSError: It cannot be written.
     """
     run_dir = RunDir(folder)
-    mine = identity.of_command("", (), env.snapshot(), folder=identity.working_folder())
-    conflict = identity.conflict(folder, identity.read(run_dir), mine)
+    own_identity = identity.of_command("", (), env.snapshot(), folder=identity.working_folder())
+    conflict = identity.conflict(folder, identity.read(run_dir), own_identity)
     if conflict is not None:
         raise UsageError(conflict)
     folder.mkdir(parents=True, exist_ok=True)
-    lease.acquire(folder, lease.this_job(element=mine.element), say=terminal.say, ended=_has_ended)
-    known = record.read(run_dir)
-    if known is None and script is not None:
-        known = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
-        record.write(run_dir, known)
-    elif known is not None and known.job_id != job_id:
-        record.write(run_dir, known.under(job_id))
+    lease.acquire(folder, lease.this_job(element=own_identity.element), say=terminal.say, ended=_has_ended)
+    job = record.read(run_dir)
+    if job is None and script is not None:
+        job = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
+        record.write(run_dir, job)
+    elif job is not None and job.job_id != job_id:
+        record.write(run_dir, job.under(job_id))
     if script is not None:
         with contextlib.suppress(OSError):  # the run does not need them
-            _keep(run_dir, script)
+            _store_script(run_dir, script)
 
 
-def _keep(run_dir: RunDir, script: Path) -> None:
+def _store_script(run_dir: RunDir, script: Path) -> None:
     """Keep what ``submit`` leaves in a run folder: the script, to submit it again, and where the output is."""
     shutil.copyfile(script, run_dir.job_script)
     output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits

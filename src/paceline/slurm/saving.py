@@ -46,15 +46,15 @@ def look(text: str, *, script: str) -> Saving:
     nodes = list(ast.walk(tree))
     names = {_name(node) for node in nodes} | set(_imported(nodes))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    requeues = next((each for each in calls if _name(each.func) == "SLURMEnvironment"), None)
+    requeues = next((call for call in calls if _name(call.func) == "SLURMEnvironment"), None)
     if requeues is not None and _is_on(requeues):
         return Saving(_requeue_signal(requeues))
     if "SIGTERM" not in names:
         handled = next((number for call in calls if (number := _handled(call))), "")
         if handled:
             return Saving(handled)
-    trainer = next((each for each in calls if _name(each.func) in _TRAINERS), None)
-    modules = {each.partition(".")[0] for each in _modules(nodes)}
+    trainer = next((call for call in calls if _name(call.func) in _TRAINERS), None)
+    modules = {module.partition(".")[0] for module in _modules(nodes)}
     silent = names & _SAVES or modules & {"paceline", "signal"} or not modules & set(_LIGHTNING)
     if trainer is None or silent:
         return Saving()
@@ -85,14 +85,16 @@ def _modules(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_on(environment: ast.Call) -> bool:
-    values = [each.value for each in environment.keywords if each.arg == "auto_requeue"] + environment.args[:1]
+    values = [keyword.value for keyword in environment.keywords if keyword.arg == "auto_requeue"] + environment.args[:1]
     return not any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
 
 def _requeue_signal(environment: ast.Call) -> str:
-    values = [each.value for each in environment.keywords if each.arg == "requeue_signal"] + environment.args[1:2]
-    named = next((_name(value) for value in values), "")
-    return named if named in (*_NOTICES, "SIGTERM") else "SIGUSR1"
+    values = [keyword.value for keyword in environment.keywords if keyword.arg == "requeue_signal"] + environment.args[
+        1:2
+    ]
+    signal_name = next((_name(value) for value in values), "")
+    return signal_name if signal_name in (*_NOTICES, "SIGTERM") else "SIGUSR1"
 
 
 def _handled(call: ast.Call) -> str:

@@ -21,17 +21,17 @@ def gather(*, account: bool) -> Cluster:
     Args:
         account: Ask for the user's accounts too, which another server answers.
     """
-    asked: list[tuple[str, ...]] = [cluster.PARTITIONS, cluster.NODES]
+    queries: list[tuple[str, ...]] = [cluster.PARTITIONS, cluster.NODES]
     if account:
-        asked.append((*_ASSOCIATIONS[:5], f"users={_user()}", _ASSOCIATIONS[5]))
-    with ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(lambda words: commands.ask(*words), asked))
+        queries.append((*_ASSOCIATIONS[:5], f"users={_user()}", _ASSOCIATIONS[5]))
+    with ThreadPoolExecutor(len(queries)) as pool:
+        answers = list(pool.map(lambda words: commands.ask(*words), queries))
     return cluster.read(*answers)
 
 
-def trial(asked: Request, *, environ: Mapping[str, str]) -> commands.Said:
+def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Said:
     """Return what sbatch says of a request without queueing it: only it knows QOS, features and what a site changes."""
-    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in asked.directives()]
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in request.directives()]
     return commands.tell("sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ)
 
 

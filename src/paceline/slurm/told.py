@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Tale:
+class History:
     """What the events of a run folder tell.
 
     Attributes:
@@ -75,7 +75,7 @@ class Tale:
     launchers: tuple[tuple[str, int], ...] = ()
 
 
-def read(run_dir: RunDir, *, since_ns: int = 0) -> Tale:
+def read(run_dir: RunDir, *, since_ns: int = 0) -> History:
     """Return what the launchers of a run have told.
 
     Args:
@@ -86,15 +86,15 @@ def read(run_dir: RunDir, *, since_ns: int = 0) -> Tale:
         # the first node's file first: of several launchers that tell the end, the head's account is the fullest
         paths = sorted(path for path in map(Path, _names(run_dir)) if path.suffix == ".jsonl")
     except OSError:
-        return Tale()
+        return History()
     return judge([_events(path) for path in paths], since_ns=since_ns)
 
 
-def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> Tale:
+def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> History:
     """Return what the events of all nodes tell, a list for each node. Pure."""
     starts = [event for events in files for event in events if event.get("kind") == "start"]
-    last = max((int(event.get("attempt", 0)) for event in starts), default=-1)
-    found = []
+    last_attempt = max((int(event.get("attempt", 0)) for event in starts), default=-1)
+    outcomes = []
     steps: int | None = None
     for events in files:
         attempt, outcome = -1, None
@@ -104,20 +104,20 @@ def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> Ta
                 attempt, outcome = int(event.get("attempt", 0)), None
             elif kind == "outcome" and when >= since_ns:
                 outcome = event
-            elif kind == "end" and attempt == last and when >= since_ns:
+            elif kind == "end" and attempt == last_attempt and when >= since_ns:
                 steps = max([steps or 0, *(int(end.get("steps", 0)) for end in event.get("ends", ()))])
         # a node that is out of the run since has told the end of an earlier start
-        if outcome is not None and attempt in (-1, last):
-            found.append(_outcome(outcome))
-    return Tale(
-        outcome=found[0] if found else None,
+        if outcome is not None and attempt in (-1, last_attempt):
+            outcomes.append(_outcome(outcome))
+    return History(
+        outcome=outcomes[0] if outcomes else None,
         started_ns=max((int(event.get("time_ns", 0)) for event in starts), default=0),
         steps=steps,
         nodes=sum(bool(events) for events in files),
         launchers=tuple(
             (str(event["host"]), int(event["launcher"]))
             for event in starts
-            if event.get("attempt") == last and "launcher" in event
+            if event.get("attempt") == last_attempt and "launcher" in event
         ),
     )
 
@@ -163,4 +163,4 @@ def _is_event(event: dict[str, Any]) -> bool:
     lists = [event.get(name, []) for name in ("ends", "findings")]
     if not all(isinstance(value, int) for value in numbers) or not all(isinstance(value, list) for value in lists):
         return False
-    return all(isinstance(each, dict) and isinstance(each.get("steps", 0), int) for each in lists[0])
+    return all(isinstance(end, dict) and isinstance(end.get("steps", 0), int) for end in lists[0])

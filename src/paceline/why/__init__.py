@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.why import gather, processes, signalled
-from paceline.why.gather import Way
+from paceline.why.gather import WatchOptions
 from paceline.why.report import Report, make
 
 __all__ = ["collect", "why"]
@@ -32,10 +32,10 @@ def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:
         SetupError: There are no ranks to look at.
         UsageError: A word means nothing, or a file cannot be read.
     """
-    gathered = gather.gather(words, _way(seconds, signal, _progress()))
-    if not gathered.accounts:
-        raise SetupError(_none_found(words, gathered.missed))
-    return make(gathered.accounts, gathered.missed)
+    collection = gather.gather(words, _watch_options(seconds, signal, _progress()))
+    if not collection.accounts:
+        raise SetupError(_no_ranks(words, collection.missed))
+    return make(collection.accounts, collection.missed)
 
 
 def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
@@ -46,14 +46,14 @@ def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
         seconds: How long ranks are looked at.
         signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
     """
-    return gather.write(gather.gather(words, _way(seconds, signal, lambda share: None)))
+    return gather.write(gather.gather(words, _watch_options(seconds, signal, lambda share: None)))
 
 
-def _way(seconds: float, signal: str, progress: Callable[[float], None]) -> Way:
+def _watch_options(seconds: float, signal: str, progress: Callable[[float], None]) -> WatchOptions:
     if signal and not signalled.number_of(signal):
         what = f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may end a rank"
         raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
-    return Way(seconds, signal, progress)
+    return WatchOptions(seconds, signal, progress)
 
 
 def _progress() -> Callable[[float], None]:
@@ -67,9 +67,9 @@ def _progress() -> Callable[[float], None]:
     return show
 
 
-def _none_found(words: Sequence[str], missed: Sequence[str]) -> Finding:
+def _no_ranks(words: Sequence[str], missed: Sequence[str]) -> Finding:
     """Return that nothing can be said, and what is known about the words."""
-    evidence = [*missed, *(line for word in words if word.isdigit() and (line := _about(int(word))))]
+    evidence = [*missed, *(line for word in words if word.isdigit() and (line := _describe_process(int(word))))]
     return Finding(
         "no-ranks-found",
         "no process of a distributed run was found" + (f" for {' '.join(words)}" if words else " on this host"),
@@ -79,7 +79,7 @@ def _none_found(words: Sequence[str], missed: Sequence[str]) -> Finding:
     )
 
 
-def _about(pid: int) -> str:
+def _describe_process(pid: int) -> str:
     """Return why a process is none that can be looked at; empty if there is no such process."""
     owner = processes.owner(pid)
     if owner is None:

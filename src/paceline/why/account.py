@@ -89,7 +89,7 @@ class Account:
                 "places": tuple(values["places"]),
                 "facts": tuple(values["facts"]),
                 "nccl": tuple(values["nccl"]),
-                "loops": tuple(_nest(each) for each in values["loops"]),
+                "loops": tuple(_nest(nest_values) for nest_values in values["loops"]),
                 "deadlock": values["deadlock"] and Finding.from_json(values["deadlock"]),
             }
         )

@@ -20,7 +20,7 @@ _FAMILIES = (
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 )
 # Variables of a rank that say how it can be asked.
-_KEPT = (
+_SETTINGS = (
     "MASTER_PORT",
     "TORCH_WORKER_SERVER_SOCKET",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
@@ -77,7 +77,7 @@ def read(environ: Mapping[str, str]) -> Identity | None:
             local_world_size=max(0, _number(environ.get(local_size))),
             run=_run(environ, family, world_size),
             job=environ.get("SLURM_JOB_ID", ""),
-            settings={name: environ[name] for name in _KEPT if name in environ},
+            settings={name: environ[name] for name in _SETTINGS if name in environ},
         )
     return None
 

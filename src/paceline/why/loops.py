@@ -56,8 +56,8 @@ def left_loop(inside: Sequence[Nest], after: Sequence[Nest]) -> tuple[str, int, 
     for inner in reversed(inside):
         for outer in reversed(after):
             if (inner.file, inner.function) == (outer.file, outer.function):
-                left = [loop for loop in inner.loops if outer.line > loop[1]]
-                return (inner.file, *max(left)) if left else None
+                passed = [loop for loop in inner.loops if outer.line > loop[1]]
+                return (inner.file, *max(passed)) if passed else None
     return None
 
 

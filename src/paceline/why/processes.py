@@ -12,7 +12,7 @@ from paceline.why.identity import RANK, Identity
 from paceline.why.identity import read as read_identity
 
 _PROC = Path("/proc")
-_SHOWN = 80
+_MAX_SCRIPT_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ def is_possible() -> bool:
 def find() -> list[RankProcess]:
     """Return the ranks on this host that this user may look at, in the order of run and rank."""
     parents = _parents()
-    named = {
+    identities = {
         pid: identity for pid in parents if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
     }
-    chosen = choose(named, parents)
-    ranks = [pid for pid in chosen if named[pid].family == RANK or _trains(pid)]
-    found = (_rank(pid, named[pid], parents[pid]) for pid in ranks)
-    return sorted(found, key=lambda each: (each.identity.run, each.identity.rank, each.pid))
+    chosen = choose(identities, parents)
+    pids = [pid for pid in chosen if identities[pid].family == RANK or _trains(pid)]
+    ranks = (_rank(pid, identities[pid], parents[pid]) for pid in pids)
+    return sorted(ranks, key=lambda rank: (rank.identity.run, rank.identity.rank, rank.pid))
 
 
-def choose(named: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
+def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
     """Return which Python processes are ranks: children of a rank inherit its variables. Pure.
 
     A launcher inside a Slurm step has the step's variables: it is not a rank where its descendants are told one.
@@ -60,19 +60,26 @@ def choose(named: Mapping[int, Identity], parents: Mapping[int, int]) -> list[in
         named: What Python processes are told, by process.
         parents: The parent of every process.
     """
-    above = {pid: list(ancestors(pid, parents)) for pid in named}
+    above = {pid: list(ancestors(pid, parents)) for pid in identities}
     launchers = {
-        old for pid in named for old in above[pid] if old in named and named[old].family != named[pid].family == RANK
+        old
+        for pid in identities
+        for old in above[pid]
+        if old in identities and identities[old].family != identities[pid].family == RANK
     }
-    kin = {pid for pid in named if any(old in named and named[old].family == named[pid].family for old in above[pid])}
-    return [pid for pid in named if pid not in launchers and pid not in kin]
+    kin = {
+        pid
+        for pid in identities
+        if any(old in identities and identities[old].family == identities[pid].family for old in above[pid])
+    }
+    return [pid for pid in identities if pid not in launchers and pid not in kin]
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
     """Yield the processes above a process, its parent first."""
-    seen = {pid}
-    while (pid := parents.get(pid, 0)) > 0 and pid not in seen:
-        seen.add(pid)
+    visited = {pid}
+    while (pid := parents.get(pid, 0)) > 0 and pid not in visited:
+        visited.add(pid)
         yield pid
 
 
@@ -85,9 +92,9 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
     """
     parents = _parents()
     above = {pid, *ancestors(pid, parents)}
-    hit = [each for each in ranks if each.pid in above or pid in ancestors(each.pid, parents)]
-    runs = {each.identity.run for each in hit}
-    return [each for each in ranks if each.identity.run in runs]
+    matches = [rank for rank in ranks if rank.pid in above or pid in ancestors(rank.pid, parents)]
+    runs = {rank.identity.run for rank in matches}
+    return [rank for rank in ranks if rank.identity.run in runs]
 
 
 def owner(pid: int) -> int | None:
@@ -104,11 +111,11 @@ def command(pid: int) -> list[str]:
 
 
 def _parents() -> dict[int, int]:
-    found = {}
+    parents = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit() and (stat := _read(int(entry), "stat")):
-            found[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
-    return found
+            parents[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
+    return parents
 
 
 def is_own(pid: int) -> bool:
@@ -170,7 +177,7 @@ def script_of(words: Sequence[str]) -> str:
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
-    return shlex.join(rest)[:_SHOWN]
+    return shlex.join(rest)[:_MAX_SCRIPT_CHARS]
 
 
 def _read(pid: int, name: str) -> bytes:

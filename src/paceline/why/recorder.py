@@ -38,12 +38,12 @@ def dump(identity: Identity) -> dict[str, Any]:
     """
     path = identity.settings.get("TORCH_WORKER_SERVER_SOCKET", "")
     if path:
-        return _asked(path)
+        return _ask_server(path)
     stem = identity.settings.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
-    return _dumped(Path(f"{stem}{identity.rank}.pipe"), _dump_file(identity)) if stem else {}
+    return _dump_by_pipe(Path(f"{stem}{identity.rank}.pipe"), _dump_file(identity)) if stem else {}
 
 
-def _asked(path: str) -> dict[str, Any]:
+def _ask_server(path: str) -> dict[str, Any]:
     """Ask torch's worker server, which speaks HTTP."""
     request = f"POST {_PATH} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     parts: list[bytes] = []
@@ -52,15 +52,15 @@ def _asked(path: str) -> dict[str, Any]:
         link.settimeout(_ANSWER_S)
         link.connect(path)
         link.sendall(request.encode())
-        while (left := deadline - time.monotonic()) > 0 and sum(map(len, parts)) < _MOST_BYTES:
-            link.settimeout(left)
+        while (remaining_s := deadline - time.monotonic()) > 0 and sum(map(len, parts)) < _MOST_BYTES:
+            link.settimeout(remaining_s)
             part = link.recv(1 << 16)
             if not part:
                 break
             parts.append(part)
     with contextlib.suppress(ValueError):
-        found = json.loads(b"".join(parts).partition(b"\r\n\r\n")[2])
-        return found if isinstance(found, dict) else {}
+        trace = json.loads(b"".join(parts).partition(b"\r\n\r\n")[2])
+        return trace if isinstance(trace, dict) else {}
     return {}
 
 
@@ -71,7 +71,7 @@ def _dump_file(identity: Identity) -> Path:
     return Path(f"{stem}{identity.rank}")
 
 
-def _dumped(pipe: Path, file: Path) -> dict[str, Any]:
+def _dump_by_pipe(pipe: Path, file: Path) -> dict[str, Any]:
     """Order a dump through the pipe that the rank reads, and return it when it is whole."""
     since_ns = time.time_ns()
     try:
@@ -105,32 +105,32 @@ def read(data: bytes) -> dict[str, Any]:
     Raises:
         pickle.UnpicklingError: It holds more than plain data.
     """
-    found = _PlainOnly(io.BytesIO(data)).load()
-    return found if isinstance(found, dict) else {}
+    content = _PlainOnly(io.BytesIO(data)).load()
+    return content if isinstance(content, dict) else {}
 
 
-def entries(dumped: Mapping[str, Any]) -> list[dict[str, Any]]:
+def entries(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the newest entries of a dump, oldest first. Pure."""
-    kept = dumped.get("entries")
-    return list(kept)[-_LATEST:] if isinstance(kept, list) else []
+    records = trace.get("entries")
+    return list(records)[-_LATEST:] if isinstance(records, list) else []
 
 
-def members(dumped: Mapping[str, Any], *, world_size: int) -> dict[str, list[int]]:
+def members(trace: Mapping[str, Any], *, world_size: int) -> dict[str, list[int]]:
     """Return the global ranks of each process group in a dump. Pure.
 
     Args:
         dumped: The dump. gloo's dumps leave out the groups, so only the default one is known there.
         world_size: Number of ranks.
     """
-    found: dict[str, list[int]] = {}
-    for name, group in dict(dumped.get("pg_config") or {}).items():
+    groups: dict[str, list[int]] = {}
+    for name, group in dict(trace.get("pg_config") or {}).items():
         if name and isinstance(group, dict):
-            found[str(name)] = sorted(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
-    for entry in entries(dumped):
+            groups[str(name)] = sorted(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
+    for entry in entries(trace):
         group_name, *described = entry.get("process_group") or ("",)
         if described[:1] == ["default_pg"]:
-            found[str(group_name)] = list(range(world_size))
-    return found
+            groups[str(group_name)] = list(range(world_size))
+    return groups
 
 
 def ask_nccl(identity: Identity) -> list[str]:

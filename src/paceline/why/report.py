@@ -31,10 +31,10 @@ class RunReport:
         """Return the lines to print."""
         first, notice, finding = self.accounts[0], self.verdict.notice, self.verdict.finding
         hosts = sorted({account.position.host for account in self.accounts})
-        seen = named(account.rank for account in self.accounts)
+        rank_names = named(account.rank for account in self.accounts)
         name = first.script or "a run"
         lines = [
-            f"{name}: {seen} of {first.world_size} on {few(hosts, 4)}, started by {first.started_by}",
+            f"{name}: {rank_names} of {first.world_size} on {few(hosts, 4)}, started by {first.started_by}",
             notice.what,
             *(f"  {line}" for line in notice.details),
         ]
@@ -106,6 +106,6 @@ def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
         missed: Hosts that could not be looked at.
     """
     runs: dict[str, list[Account]] = {}
-    for account in sorted(accounts, key=lambda each: (each.run, each.rank)):
+    for account in sorted(accounts, key=lambda account: (account.run, account.rank)):
         runs.setdefault(account.run, []).append(account)
     return Report(tuple(RunReport(tuple(ranks), judge(ranks)) for ranks in runs.values()), tuple(missed))

@@ -27,9 +27,9 @@ def number_of(name: str) -> int:
     Args:
         name: ``USR1``, ``SIGUSR2``, or the number of a real-time signal.
     """
-    named = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(name.upper().removeprefix("SIG"))
-    if named is not None:
-        return int(named)
+    user_signal = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(name.upper().removeprefix("SIG"))
+    if user_signal is not None:
+        return int(user_signal)
     first, last = int(getattr(signal, "SIGRTMIN", 1)), int(getattr(signal, "SIGRTMAX", 0))
     return int(name) if name.isdigit() and first <= int(name[:4]) <= last else 0
 
@@ -51,14 +51,14 @@ def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
         with _ONE_BY_ONE:
             start = file.stat().st_size
             os.kill(pid, signum)
-            text = _written(file, start)
+            text = _appended_text(file, start)
     except OSError as error:
         return [], f"{name}: {error.strerror}"
     frames = list(position.parse(text))
     return frames, "" if frames else f"it wrote no stack to its stderr when {name} was sent"
 
 
-def _written(file: Path, start: int) -> str:
+def _appended_text(file: Path, start: int) -> str:
     """Return what was written to a file since it had a size, once nothing more is."""
     deadline = time.monotonic() + _ANSWER_S
     size, since_s = start, time.monotonic()

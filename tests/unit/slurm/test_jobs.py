@@ -17,7 +17,7 @@ from paceline.slurm import jobs, profile_files, record
 from paceline.slurm.jobs import Row
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
-from paceline.slurm.told import Outcome, Tale
+from paceline.slurm.told import History, Outcome
 from paceline.train.logging import CSVLogger
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
@@ -195,8 +195,8 @@ def test_steps_come_from_a_checkpoint_where_nothing_was_logged(slurm, listed):
 )
 def test_the_state_in_one_word(slurm_says, status, state):
     job = JobState("7", slurm_says) if slurm_says else None
-    tale = Tale(outcome=None if status is None else Outcome(status))
-    assert jobs.judge(job, tale, submitted_s=1.0)[0] == state
+    history = History(outcome=None if status is None else Outcome(status))
+    assert jobs.judge(job, history, submitted_s=1.0)[0] == state
 
 
 @pytest.mark.parametrize(

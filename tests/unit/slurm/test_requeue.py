@@ -16,7 +16,7 @@ from paceline.launch.outcome import root_cause as outcome
 from paceline.rundir.files import MANIFEST, RunDir, append_event
 from paceline.slurm import record, requeue, told
 from paceline.slurm.record import JobRecord, Requeue
-from paceline.slurm.told import Outcome, Tale
+from paceline.slurm.told import History, Outcome
 
 LOST = outcome.judge([], lost=["node 1 (node2)"]).finding
 FAILED = Finding("user-exception", "rank 0 raised ValueError")
@@ -256,8 +256,8 @@ UNFINISHED, NODE_LOST = "unfinished", "node-lost"
 )
 def test_what_counts_as_progress(status, earlier, last_step, goes_on):
     job = replace(JOB, requeues=tuple(Requeue(step, 1, why) for step, why in earlier))
-    tale = Tale(outcome=Outcome(status, (LOST,) if status == 1 else ()), steps=5)
-    decision = requeue.decide(status, job=job, tale=tale, last_step=last_step, nodelist="node[1-2]")
+    history = History(outcome=Outcome(status, (LOST,) if status == 1 else ()), steps=5)
+    decision = requeue.decide(status, job=job, history=history, last_step=last_step, nodelist="node[1-2]")
     assert bool(decision.why) is goes_on
     assert (decision.finding is None) is goes_on
 
@@ -275,7 +275,7 @@ def test_what_counts_as_progress(status, earlier, last_step, goes_on):
 )
 def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_it_trained(steps, earlier, goes_on):
     job = replace(JOB, requeues=tuple(Requeue(0, 1, UNFINISHED, trained) for trained in earlier))
-    decision = requeue.decide(75, job=job, tale=Tale(steps=steps), last_step=None, nodelist="")
+    decision = requeue.decide(75, job=job, history=History(steps=steps), last_step=None, nodelist="")
     assert bool(decision.why) is goes_on
     assert decision.elsewhere is (steps != 0)
 
@@ -289,7 +289,7 @@ def test_a_script_that_keeps_its_checkpoints_elsewhere_is_taken_at_its_word_if_i
 )
 def test_it_is_told_how_many_starts_made_no_progress(earlier, last_step, words):
     job = replace(JOB, requeues=tuple(Requeue(step, 1, UNFINISHED) for step in earlier))
-    decision = requeue.decide(75, job=job, tale=Tale(steps=0), last_step=last_step, nodelist="")
+    decision = requeue.decide(75, job=job, history=History(steps=0), last_step=last_step, nodelist="")
     assert words in decision.finding.what
 
 
@@ -297,23 +297,23 @@ STOPPED, BROKE = Outcome(143), Outcome(1, (FAILED,))
 
 
 @pytest.mark.parametrize(
-    ("status", "tale", "earlier", "why"),
+    ("status", "history", "earlier", "why"),
     [
-        (143, Tale(), 0, UNFINISHED),
-        (143, Tale(steps=0, outcome=STOPPED), 0, UNFINISHED),
-        (143, Tale(steps=0, outcome=STOPPED), 1, UNFINISHED),
-        (143, Tale(steps=0, outcome=STOPPED), 2, ""),
-        (143, Tale(), 2, ""),
-        (143, Tale(steps=3, outcome=STOPPED), 0, ""),
-        (143, Tale(steps=0, outcome=BROKE), 0, ""),
-        (137, Tale(steps=0), 0, ""),
-        (1, Tale(steps=0), 0, ""),
+        (143, History(), 0, UNFINISHED),
+        (143, History(steps=0, outcome=STOPPED), 0, UNFINISHED),
+        (143, History(steps=0, outcome=STOPPED), 1, UNFINISHED),
+        (143, History(steps=0, outcome=STOPPED), 2, ""),
+        (143, History(), 2, ""),
+        (143, History(steps=3, outcome=STOPPED), 0, ""),
+        (143, History(steps=0, outcome=BROKE), 0, ""),
+        (137, History(steps=0), 0, ""),
+        (1, History(steps=0), 0, ""),
     ],
 )
 @pytest.mark.parametrize("last_step", [None, 20])
-def test_a_stop_before_the_first_step_is_not_the_end(status, tale, earlier, why, last_step):
+def test_a_stop_before_the_first_step_is_not_the_end(status, history, earlier, why, last_step):
     job = replace(JOB, requeues=(Requeue(last_step or 0, 1, UNFINISHED),) * earlier)
-    decision = requeue.decide(status, job=job, tale=tale, last_step=last_step, nodelist="")
+    decision = requeue.decide(status, job=job, history=history, last_step=last_step, nodelist="")
     assert decision.why == why
     assert not decision.elsewhere
 
@@ -399,8 +399,8 @@ def test_a_command_that_hangs_is_no_refusal(run_dir, slurm, monkeypatch):
 
 @pytest.mark.parametrize(("steps", "why"), [(0, NODE_LOST), (None, NODE_LOST), (30, "")])
 def test_a_node_that_is_lost_before_the_first_step_costs_nothing(steps, why):
-    tale = Tale(outcome=Outcome(1, (LOST,)), steps=steps)
-    decision = requeue.decide(1, job=JOB, tale=tale, last_step=None, nodelist="node[1-2]")
+    history = History(outcome=Outcome(1, (LOST,)), steps=steps)
+    decision = requeue.decide(1, job=JOB, history=history, last_step=None, nodelist="node[1-2]")
     assert decision.why == why
     assert (decision.finding is None) == bool(why)
 
