@@ -1,4 +1,4 @@
-"""The single values of a request, each by its own rule: the same for the command line and for a profile. Pure."""
+"""Validate single values of a job request, by the same rules on the command line and in a profile. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONG = {option.name: option.long for option in OWN}
 
 
 def check(raw: Mapping[str, Any]) -> None:
-    """Check values of submit's own options; of others it says nothing.
+    """Check the values of submit's own options; other options are ignored.
 
     Raises:
-        UsageError: The first that is wrong.
+        UsageError: A value is invalid; the first one is reported.
     """
     for name, value in raw.items():
         if name in _LONG and isinstance(value, str):
@@ -34,18 +34,18 @@ def check(raw: Mapping[str, Any]) -> None:
 
 
 def num_gpus(text: str) -> int:
-    """Return how many GPUs ``4`` or ``a100:4`` are; nothing is none."""
+    """Return the number of GPUs in ``4`` or ``a100:4``, 0 for an empty text."""
     return int(str(text).rpartition(":")[2] or 0)
 
 
 def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-    """Read what was typed after ``--sbatch``: ``--constraint=a100``, ``-C a100``, ``--exclusive``.
+    """Parse the values of ``--sbatch``: ``--constraint=a100``, ``-C a100``, ``--exclusive``.
 
     Returns:
-        Of each its long name, and its value or None.
+        The long name of each option, and its value or None.
 
     Raises:
-        UsageError: It is no option, submit has one for it, or it lacks its value.
+        UsageError: A word is not an option, an option lacks its value, or submit has an option for it.
     """
     return tuple(_sbatch(word) for word in words)
 
@@ -73,7 +73,7 @@ def require_free(name: str, value: str, *, label: str) -> None:
     """Refuse an option of sbatch that submit sets itself.
 
     Raises:
-        UsageError: It does, or a job of submit cannot have it.
+        UsageError: submit sets the option itself, or a job of submit cannot have it.
     """
     if name in NEVER:
         fix = NEVER_FIX.get(name, f"leave out {label}")

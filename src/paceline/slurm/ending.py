@@ -1,4 +1,4 @@
-"""How a job ended that its run could not tell: from what Slurm says to a finding. Pure."""
+"""Explain the end of a job whose run recorded no outcome, from what Slurm says. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.slurm.record import JobRecord
 from paceline.slurm.told import Outcome
 from paceline.text.quoting import printable, word
 
-# Of a launcher that could not tell its end; srun then ends the others, which print the same line later.
+# A launcher that was killed; srun then ends the other launchers, for which it prints the same line later.
 _SRUN = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*")
 _MAX_EVIDENCE_LINES = 6  # lines of the output that a finding shows
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")
@@ -30,14 +30,14 @@ _MEANING = {
 
 
 def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[str], script: str) -> Finding:
-    """Return the finding of a job that has ended without an account of its run.
+    """Return the finding for a job that has ended although its run recorded no outcome.
 
     Args:
-        job: What Slurm says; None if it has forgotten the job.
-        record: The run's own record of it.
-        log: The file of the job's output.
-        tail: The last lines of it.
-        script: The job script, to submit it again.
+        job: State of the job, None if Slurm has forgotten it.
+        record: The run's record of the job.
+        log: Path of the job's output.
+        tail: Last lines of the output.
+        script: Path of the job script, to submit it again.
     """
     name = f"job {record.job_id}" + (f" ({record.name})" if record.name else "")
     again = f"to submit it again: sbatch {word(script)}"
@@ -87,11 +87,11 @@ def _slurm_summary(job: JobState) -> str:
 
 
 def report(finding: Finding, *, folder: str) -> Report:
-    """Return the block of a finding, like that of a run that failed."""
+    """Return the final report for a finding, in the form of a failed run's."""
     first, *rest = finding.render().split("\n")
     head = f"{finding.what}   [{finding.code} {finding.name}]" if first else first
     spare_lines = MOST_LINES - len(rest) - 2
-    if spare_lines < 0:  # the evidence follows the place
+    if spare_lines < 0:  # shorten the evidence, which follows the line "where:"
         place = 1 + bool(finding.where)
         rest = [*rest[:place], *rest[place - spare_lines :]]
     last = f"exit status {EXIT_FAILED} · run folder {folder}"
@@ -99,7 +99,7 @@ def report(finding: Finding, *, folder: str) -> Report:
 
 
 def from_outcome(outcome: Outcome, *, folder: str) -> Report:
-    """Return the block of a run whose own one cannot be read, from what its events tell."""
+    """Return the final report of a run from its events, where the one that it printed cannot be read."""
     last = f"exit status {outcome.exit_status} · run folder {folder}"
     if outcome.exit_status == 0:
         return Report(0, [f"the run has succeeded · run folder {folder}"])

@@ -1,4 +1,4 @@
-"""A site's settings: the text of a TOML file in, a checked Profile out. Pure."""
+"""Parse and validate a site's profile for ``paceline submit``, a TOML file. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable for the job.
+    """An environment variable for the job.
 
     Attributes:
-        name: Its name.
-        value: Its value.
-        why: Why it is set; empty if nobody said.
-        line: Where it stands in the profile.
+        name: Name of the variable.
+        value: Value of the variable.
+        why: Why it is set; may be empty.
+        line: Line of the profile that sets it.
     """
 
     name: str
@@ -47,21 +47,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile, checked.
+    """A validated profile.
 
     Attributes:
-        name: As it was asked for; empty for none.
-        path: Its file.
-        description: One line.
+        name: Name as typed; empty without a profile.
+        path: Path of the file.
+        description: One line about the profile.
         slurm: Defaults of submit's own options.
         sbatch: Further options of sbatch: long name, and value or None.
         modules: Modules to load.
-        lines: Lines of shell, as they are.
-        environment: Variables.
-        prefix: The command before ``paceline``, in words.
+        lines: Lines of shell, copied unchanged.
+        environment: Environment variables.
+        prefix: Command in front of ``paceline``, in words.
         run: Defaults of options of ``paceline run``.
-        runs: Where run folders go; empty for ``runs`` in the current folder.
-        tmp: What ``TMPDIR`` is in the job; empty where it is left alone.
+        runs: Parent of the run folders; empty for the default in the current folder.
+        tmp: Value of ``TMPDIR`` in the job; empty to leave it unset.
     """
 
     name: str = ""
@@ -79,22 +79,22 @@ class Profile:
 
 
 def read(text: str, *, name: str, path: str, environ: Mapping[str, str]) -> Profile:
-    """Return the profile that a file holds.
+    """Parse a profile.
 
     Args:
-        text: The file.
-        name: How it was asked for.
-        path: Where it is, for what is said of it.
-        environ: The environment that ``~`` and ``$NAME`` in paths stand for.
+        text: Content of the file.
+        name: Name of the profile as typed.
+        path: Path of the file, for messages.
+        environ: Environment to expand ``~`` and ``$NAME`` in paths.
 
     Raises:
-        UsageError: It is not TOML, or something in it is unknown or of the wrong kind.
+        UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
     """
     return _Reader(text, path, environ).read(name)
 
 
 class _Reader:
-    """Reads one file; whatever is wrong with it is told with its line."""
+    """Parses one file; errors name the line."""
 
     def __init__(self, text: str, path: str, environ: Mapping[str, str]) -> None:
         self._text, self._path, self._environ = text, path, environ
@@ -160,9 +160,9 @@ class _Reader:
         if _OWN[name].flag:
             if not isinstance(value, bool):
                 raise self._invalid("slurm", key, f"{key} is true or false", f"{key} = true")
-            requeues = value == (name == "requeue")
+            requeues = value if name == "requeue" else not value
             return {"requeue": True} if requeues else {"no_requeue": True}
-        if isinstance(value, datetime.time):  # which is what TOML makes of 04:00:00 without quotes
+        if isinstance(value, datetime.time):  # TOML parses 04:00:00 without quotes as a time
             value = value.isoformat()
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise self._invalid("slurm", key, f"{key} is a text or a whole number", f'{key} = "..."')
@@ -261,7 +261,7 @@ class _Reader:
         }
 
     def _expanded(self, section: str, key: str, text: str, *, late: bool) -> str:
-        """Return a path with ``~`` and variables filled in; ``late`` leaves those that Slurm sets to the job."""
+        """Expand ``~`` and variables in a path; ``late`` leaves Slurm's variables for the job to expand."""
         if CONTROL.search(text):
             raise self._invalid(section, key, f"{key} is one line, without control characters", "")
 
@@ -277,7 +277,7 @@ class _Reader:
         return VARIABLE.sub(fill, re.sub(r"^~(?=/|$)", lambda _: home, text))
 
     def _checked(self, section: str, key: str, check: Callable[[Any], Any], value: Any) -> Any:
-        """Let the command line's own rule judge a value; what it says is told of the profile's line."""
+        """Validate a value by the rule of the command line; errors name the line of the profile."""
         try:
             return check(value)
         except UsageError as error:
@@ -316,7 +316,7 @@ class _Reader:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """Return the line of a key in its section, of the section if the key stands nowhere by itself, 0 if neither."""
+    """Return the line of a key in its section, else the line of the section, 0 if neither is found."""
     inside, begins = not section, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):

@@ -1,4 +1,4 @@
-"""``paceline profile check``: a profile against the cluster that it is for. Asks much and changes nothing."""
+"""``paceline profile check``: compare a profile with the cluster it is for. Queries Slurm, and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.text.wording import few
 
 OK, SILENT, WRONG = "ok", "not answered", "finding"
 _SHELL_LIMIT_S = 10.0
-# In a login shell, as modules are a function there; each after those before it, which may have opened its tree.
+# In a login shell, where "module" is a function; a module may be visible only after those before it are loaded.
 _MODULE = (
     "type module >/dev/null 2>&1 || exit 42; last=$1; shift; "
     '[ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; module is-avail "$last"'
@@ -32,13 +32,13 @@ _NO_MODULES = 42
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What, such as ``partition gpu``.
+        subject: What was checked, such as ``partition gpu``.
         state: ``"ok"``, ``"not answered"`` or ``"finding"``.
-        told: What was found, a few words.
-        findings: What is wrong.
+        detail: The result in a few words.
+        findings: Faults, if there are any.
     """
 
     subject: str
@@ -49,26 +49,26 @@ class Item:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was looked at.
+    """The results of all checks.
 
     Attributes:
-        items: In order.
+        items: Results in the order of the checks.
     """
 
     items: tuple[Item, ...]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that is wrong."""
+        """The findings of all checks."""
         return tuple(finding for item in self.items for finding in item.findings)
 
     @property
     def exit_status(self) -> int:
-        """1 if something would not work."""
+        """1 if a finding is an error, else 0."""
         return status_of(self.findings)
 
     def render(self) -> str:
-        """Return a line for each thing, and then what is wrong."""
+        """Return a line for each check, and then the findings."""
         lines = [
             f"{item.state:<12}  {item.subject}" + (f": {item.detail}" if item.detail else "") for item in self.items
         ]
@@ -81,10 +81,10 @@ class Report:
 
 
 def check(name: str) -> Report:
-    """Look whether a profile is right, and whether the cluster has what it asks for.
+    """Check that a profile is valid, and that the cluster can serve what it requests.
 
     Raises:
-        UsageError: There is no such profile.
+        UsageError: The profile does not exist.
     """
     path = profile_files.find(name)
     subject = f"file {path}"
@@ -97,7 +97,7 @@ def check(name: str) -> Report:
 
 
 def _parse_request(site: Profile) -> Request:
-    """Return what a job with nothing but the profile asks for."""
+    """Return the request of a job that is submitted with the profile and without options."""
     try:
         return request.parse("train.py", (), typed={}, profile=site)
     except UsageError as error:
@@ -108,7 +108,7 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
     cluster = survey.gather(account=bool(requested.account))
     limit_items = list(_request(requested, cluster))
     yield from limit_items
-    if all(item.state != WRONG for item in limit_items):  # of what is known to be wrong sbatch would say less
+    if all(item.state != WRONG for item in limit_items):  # else sbatch would report the same with less detail
         yield _sbatch(requested)
     for number, module in enumerate(site.modules):
         yield _module(module, site.modules[:number])
@@ -123,7 +123,7 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
 
 
 def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
-    """Tell of the partition with its limits, and of the account."""
+    """Check the partition with its limits, and the account."""
     findings = limits.judge(requested, cluster)
     account_findings = tuple(finding for finding in findings if finding.where.startswith("--account"))
     other_findings = tuple(finding for finding in findings if finding not in account_findings)
@@ -148,7 +148,7 @@ def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
 
 
 def _sbatch(requested: Request) -> Item:
-    """Let sbatch itself judge all options together."""
+    """Let sbatch check all options together."""
     subject = "sbatch --test-only"
     result = survey.trial(requested, environ=commands.outside())
     if result.status == 0:
@@ -200,7 +200,7 @@ def _path(key: str, path: str, *, severity: str) -> Item:
         existing = os.path.dirname(existing)
     try:
         with tempfile.TemporaryFile(dir=existing):
-            pass  # permissions alone do not tell: a file system may be full, or read-only for this machine
+            pass  # permissions are not enough: the file system may be full, or mounted read-only here
     except OSError as error:
         why = f"{existing}: {error.strerror}"
     else:
@@ -211,7 +211,7 @@ def _path(key: str, path: str, *, severity: str) -> Item:
 
 
 def _tmp(path: str) -> Item:
-    # on a node's own disk mostly, which this machine does not see
+    # usually on a node's local disk, which is not visible here
     if "$" in path:
         return Item(f"tmp {path}", SILENT, "only the job knows it")
     return _path("tmp", path, severity="warning")

@@ -1,4 +1,4 @@
-"""A hand: where profiles are. A file that is named, the project's own, then the user's."""
+"""Find and read profile files: a path as typed, else those of the project, else those of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(name: str) -> Profile:
     """Return the profile of a name.
 
     Raises:
-        UsageError: There is none, or it is not right.
+        UsageError: The profile does not exist, or is invalid.
     """
     return read(find(name), name)
 
@@ -28,7 +28,7 @@ def read(path: Path, name: str) -> Profile:
     """Return the profile of a file.
 
     Raises:
-        UsageError: It cannot be read, or it is not right.
+        UsageError: The file cannot be read, or the profile is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,10 +39,10 @@ def read(path: Path, name: str) -> Profile:
 
 
 def run_folders() -> list[Path]:
-    """Return the folders that runs are in: those of the current folder, then those that profiles name."""
+    """Return the parents of run folders: those in the current folder, then those that profiles name."""
     folders = [RUNS, EARLIER_RUNS]
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.toml"))):
-        with contextlib.suppress(UsageError):  # that of another cluster may name what is not set on this one
+        with contextlib.suppress(UsageError):  # another cluster's profile may name variables that are not set here
             runs = read(path, path.stem).runs
             folders += [Path(runs)] if runs else []
     return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
@@ -52,7 +52,7 @@ def find(name: str) -> Path:
     """Return the file of a profile.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such file.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(os.path.expanduser(name))

@@ -1,6 +1,6 @@
-"""What is known of a run's Slurm job: ``job.json`` in its run folder, and how a run is found by what was typed.
+"""Read and write ``job.json``, the record of a run's Slurm job in its run folder, and find runs by name or job id.
 
-``paceline submit`` writes it, the job's own script adds to it whenever the job is queued again, and all else reads it.
+``paceline submit`` writes the record, and the job script adds an entry each time the job is queued again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from paceline.text.quoting import printable, word
 VERSION = 1
 
 UNFINISHED, NODE_LOST = "unfinished", "node-lost"
-# Slurm's commands are asked about these, so they must be what Slurm gives.
+# These are passed to Slurm's commands, so their syntax is checked.
 _JOB_ID = re.compile(r"[0-9]{1,20}(_[0-9]{1,20})?")
 _CLUSTER = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """One time that the job was queued again.
+    """One requeue of the job.
 
     Attributes:
-        step: Optimizer steps of the checkpoint from which it goes on, 0 where there is none.
-        time_ns: When.
+        step: Optimizer steps of the checkpoint from which the next start resumes, 0 without a checkpoint.
+        time_ns: Time of the requeue.
         why: ``"unfinished"`` or ``"node-lost"``.
-        elsewhere: The start before had trained, and its script keeps its checkpoints in a place of its own.
+        elsewhere: Whether the previous start trained, and its script keeps checkpoints outside of the run folder.
     """
 
     step: int
@@ -46,15 +46,15 @@ class JobRecord:
     """A run's Slurm job.
 
     Attributes:
-        job_id: Its number, as sbatch told it.
-        earlier_ids: Numbers that it had before it was submitted again, the first one first.
-        cluster: The cluster that sbatch named; empty if it named none.
-        name: The job's name.
-        script: The script that is trained.
-        nodes: What was asked for, ``"2"`` or ``"1-2"``.
-        submitted_ns: When it was first submitted.
+        job_id: Job id that sbatch printed.
+        earlier_ids: Ids before the job was submitted again, in the order of submission.
+        cluster: The cluster that sbatch printed; empty if it printed none.
+        name: Name of the job.
+        script: The training script.
+        nodes: Requested number of nodes, ``"2"`` or ``"1-2"``.
+        submitted_ns: Time of the first submission.
         on_node_loss: ``"requeue"`` or ``"fail"``.
-        requeues: Every time that it was queued again by its own script.
+        requeues: Requeues by the job script, in order.
     """
 
     job_id: str
@@ -73,10 +73,10 @@ class JobRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> JobRecord:
-        """Return the record that ``to_json`` made.
+        """Return the record from the output of ``to_json``.
 
         Raises:
-            ValueError: It is none, or one of a version that is not known here.
+            ValueError: The values are not a record of this version.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ValueError(f"not the record of a job in version {VERSION}")
@@ -105,16 +105,16 @@ class JobRecord:
             raise ValueError("not the record of a job: its cluster has no name")
 
     def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
-        """Return the record of the job under a new number."""
+        """Return the record of the job under a new id."""
         return replace(self, job_id=job_id, cluster=cluster, earlier_ids=(*self.earlier_ids, self.job_id))
 
     def under(self, job_id: str) -> JobRecord:
-        """Return the record as the job of this number has it: somebody may have submitted the script again."""
+        """Return the record with this job id: the script may have been submitted again by hand."""
         return self if job_id == self.job_id else self.resubmitted(job_id)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All numbers that the job has had."""
+        """All ids that the job has had."""
         return (*self.earlier_ids, self.job_id)
 
 
@@ -131,8 +131,8 @@ def load(run_dir: RunDir) -> JobRecord | None:
     """Return the record of a run's job, None if the run has none.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not a record.
+        OSError: The file cannot be read.
+        ValueError: The file is not a record.
     """
     try:
         return JobRecord.from_json(read_json(run_dir.job))
@@ -141,7 +141,7 @@ def load(run_dir: RunDir) -> JobRecord | None:
 
 
 def read(run_dir: RunDir) -> JobRecord | None:
-    """Return the record of a run's job, None if the run has none that can be read."""
+    """Return the record of a run's job, None if there is no readable record."""
     try:
         return load(run_dir)
     except (OSError, ValueError):
@@ -149,14 +149,14 @@ def read(run_dir: RunDir) -> JobRecord | None:
 
 
 def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tuple[RunDir, JobRecord]:
-    """Return the run that is meant, and its job.
+    """Find a run and the record of its job.
 
     Args:
-        subject: A run folder, the name of one, or the number of a job.
-        places: Where run folders are.
+        subject: A run folder, the name of one, or a job id.
+        places: Parents of run folders.
 
     Raises:
-        UsageError: There is no such run, or it has no Slurm job.
+        UsageError: The run does not exist, or has no Slurm job.
     """
     for folder in (Path(subject), *(runs / subject for runs in places)):
         run_dir = RunDir(folder)

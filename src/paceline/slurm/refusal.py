@@ -1,4 +1,4 @@
-"""A judge: what sbatch said when it took no job, and what it means."""
+"""Explain why sbatch refused a job, from its error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paceline.errors import Finding, closest
 from paceline.machine.slurm_commands import MISSING, UNANSWERED, Said
 
-# What Slurm says, what it means, what to do. The first that fits counts.
+# Pattern of Slurm's message, its meaning, and the fix. The first match wins.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (
         r"account or account/partition",
@@ -66,16 +66,16 @@ _UNREACHABLE = re.compile(
 
 
 def unsure(result: Said) -> bool:
-    """Whether a job may have been queued although sbatch says that it was not, since no answer came in time."""
+    """Return whether a job may have been queued although sbatch failed, since no answer came in time."""
     return result.status == UNANSWERED or "timed out" in result.err or "Unable to contact" in result.err
 
 
 def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
-    """Return why a job was not taken.
+    """Return why sbatch did not accept a job.
 
     Args:
-        said: What sbatch said.
-        known_options: Returns the long names of sbatch's options; asked for one that it does not know.
+        result: Status and output of sbatch.
+        known_options: Returns the long names of sbatch's options; called if sbatch rejects an option.
     """
     lines = tuple(line.strip() for line in result.err.splitlines() if line.strip())[-6:]
     text = "\n".join(lines)

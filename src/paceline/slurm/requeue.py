@@ -1,7 +1,7 @@
-"""``paceline requeue``: what a job script calls after its run, to go on where the run stopped.
+"""``paceline requeue``: called by a job script after its run, to queue the job again if the run can resume.
 
-It stands between a run's end and its next start, in a script that nobody watches: it never changes the job's status,
-and a fault of its own costs a line and not the job.
+Nobody watches a job script, so the command never changes the exit status of the job, and an error of paceline itself
+prints a line and does not fail the job.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from paceline.text import terminal
 from paceline.text.quoting import word
 from paceline.world import expand_nodelist
 
-# How often a job is queued again from one and the same place: another node may break, or a start be preempted early,
-# without anything being wrong with the run.
+# How often a job is queued again from the same step: further nodes may fail, or a start be preempted early, although
+# nothing is wrong with the run.
 _MAX_FRUITLESS = 2
-# Of a run that was told to stop, by the signals that Slurm may be asked to send.
+# Exit statuses of a run that was stopped by one of the signals that Slurm may be asked to send.
 _STOPPED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
-# Slurm did not hear or did not answer: what it was asked for may be done all the same.
+# Messages after which Slurm may have carried out the command all the same.
 _UNSURE = re.compile(r"timed out|unable to contact|socket|communication|connection|transmitted|standby", re.IGNORECASE)
 _TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done about a run that ended.
+    """Whether and how a job is queued again.
 
     Attributes:
         why: ``"unfinished"`` or ``"node-lost"``; empty if the job is not queued again.
-        step: Where it would go on.
-        exclude: Nodes that its next start must not have.
-        finding: Why it is not queued again although its end would have it so.
-        elsewhere: The run has trained and keeps its checkpoints in a place of its own.
+        step: Step from which the run resumes.
+        exclude: Nodes that the next start must not use.
+        finding: Why the job is not queued again, if the user should know.
+        elsewhere: Whether the run trained, and keeps its checkpoints outside of the run folder.
     """
 
     why: str = ""
@@ -63,8 +63,8 @@ class _Refusal:
     """Why a job was not put back into the queue.
 
     Attributes:
-        text: Slurm's words.
-        sure: It is not queued again; without an answer it may be.
+        text: Slurm's message.
+        sure: Whether the job is certainly not queued again; without an answer it may be.
     """
 
     text: str
@@ -72,7 +72,7 @@ class _Refusal:
 
 
 def requeue(folder: Path, *, status: int) -> int:
-    """Queue this job again if its run has ended so that it can go on; returns 0 in any case.
+    """Queue this job again if its run can resume, and return 0 in any case.
 
     Args:
         folder: The run folder.
@@ -85,18 +85,18 @@ def requeue(folder: Path, *, status: int) -> int:
         return EXIT_OK
     try:
         _requeue(RunDir(folder), status, job_id)
-    except Exception as error:  # whatever it is, the job's own status says how its run ended
+    except Exception as error:  # the exit status of the job is that of its run, whatever fails here
         terminal.say(f"the job cannot be queued again: {type(error).__name__}: {error}")
     return EXIT_OK
 
 
 def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
-    # the script may be somebody's own, or have been submitted again by hand
+    # the script may be hand-written, or submitted again by hand
     job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
     last = evidence.last_checkpoint(run_dir.checkpoints)
     job_state = lookup.full(job)
     if job_state is not None and job_state.state != RUNNING:
-        return  # somebody cancels it or has queued it again, as Lightning does
+        return  # the job is being cancelled, or was already queued again, as Lightning does
     history = told.read(run_dir, since_ns=lookup.last_start_ns(job, job_state))
     decision = decide(
         status,
@@ -119,11 +119,11 @@ def decide(
 
     Args:
         status: Exit status of the run.
-        job: The record of its job.
+        job: Record of the job.
         history: The events of the run's last start.
-        last_step: Steps of the last checkpoint, None if there is none.
-        nodelist: The job's nodes as Slurm writes them.
-        limit: How long this start ran, and its time limit, in words; empty where they are not known.
+        last_step: Step of the last checkpoint, None if there is none.
+        nodelist: Nodes of the job as Slurm writes them.
+        limit: How long this start ran, and its time limit, in words; empty if unknown.
     """
     why = _why(status, job, history)
     if not why:
@@ -132,7 +132,7 @@ def decide(
     step = last_step or 0
     if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_no_checkpoint(job))
-    # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
+    # a script that keeps its checkpoints elsewhere: its exit status decides, unless it has not trained at all
     elsewhere = status == EXIT_UNFINISHED and last_step is None and history.steps != 0
     if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
@@ -145,26 +145,26 @@ def _why(status: int, job: JobRecord, history: History) -> str:
     lost = status != EXIT_OK and history.outcome is not None and history.outcome.lost
     if lost:
         return NODE_LOST if job.on_node_loss == "requeue" else ""
-    # preempted while it started: nothing was there to be saved, and what was saved before is. A scancel does not come
-    # here, since it ends this script too.
+    # stopped before the first step, for example by preemption: there was nothing new to save. After scancel this code
+    # does not run, since scancel ends the job script too.
     stopped = history.outcome is None or history.outcome.stopped
     return UNFINISHED if status in _STOPPED and stopped and not history.steps else ""
 
 
 def _times_from(job: JobRecord, step: int) -> int:
-    """Return how often in a row the job was queued again to go on from a step, or from none."""
+    """Return how often in a row the job was queued again to resume from a step, 0 for the beginning."""
     times = 0
     for entry in reversed(job.requeues):
         if entry.step < step:
             break
         times += 1
-        if entry.elsewhere:  # the start before it got on, though no step tells of it
+        if entry.elsewhere:  # the start before it made progress, which no step shows
             break
     return times
 
 
 def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
-    """Return Slurm's names of lost nodes: by the host's name, or else by the place in the job's list."""
+    """Return Slurm's names of lost nodes, by host name or else by their position in the job's node list."""
     try:
         nodes = expand_nodelist(nodelist)
     except ValueError:
@@ -188,7 +188,7 @@ def _limit_words(job_state: JobState | None, now_s: float) -> str:
 def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     fruitless, starts = _times_from(job, step), len(job.requeues) + 1
     if not step and fruitless == len(job.requeues) and not job.requeues[0].elsewhere:
-        fruitless += 1  # the first start had saved nothing either
+        fruitless += 1  # the first start saved nothing either
     which = f"the last {fruitless} starts have" if fruitless < starts else f"all {starts} starts have"
     if why == UNFINISHED:
         cause = "was stopped"
@@ -228,16 +228,16 @@ def _not_saved(job: JobRecord, status: int) -> Finding:
 
 
 def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state: JobState | None) -> None:
-    """Queue the job again, or submit it anew where the site forbids that."""
+    """Queue the job again, or submit it as a new job if the site forbids requeueing."""
     exclude = _possible(run_dir, decision.exclude, job_state)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
     updated = replace(job, requeues=(*job.requeues, entry))
-    record.write(run_dir, updated)  # now, since this script is ended within moments of what comes
+    record.write(run_dir, updated)  # before the requeue, since Slurm then ends this script within moments
     allowed = job_state is None or job_state.requeue is not False
     failure = _requeue_or_refusal(job, decision, exclude) if allowed else _Refusal("--no-requeue")
     if failure is None:
         return
-    if not failure.sure:  # a second job beside a first that was queued after all would write the same checkpoints
+    if not failure.sure:  # if the job was queued after all, a second one would write the same checkpoints
         record.write(run_dir, job)
         advice = f"squeue --me tells whether it is; if not: sbatch {word(str(run_dir.job_script.absolute()))}"
         terminal.say(f"Slurm does not tell whether job {job.job_id} is queued again ({failure.text}); {advice}")
@@ -255,12 +255,12 @@ def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state
 
 
 def _requeue_or_refusal(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Refusal | None:
-    """Put the job back into the queue; returns why not, None if it was."""
+    """Queue the job again, and return None, or why that failed."""
     with _sigterm_ignored():
         failure = _request_requeue(job)
         if failure is not None:
             return failure
-        if exclude:  # can only be said of a job that waits
+        if exclude:  # Slurm accepts this only for a pending job
             commands.tell("scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}")
         terminal.say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
     return None
@@ -279,7 +279,7 @@ def _request_requeue(job: JobRecord) -> _Refusal | None:
         )
         if failure.sure and not number:
             break
-        # a question that got no answer may have been heard; asked again, Slurm refuses what it has done already
+        # without an answer the requeue may have succeeded; Slurm then refuses the next attempt
         state = lookup.state(job).state
         if state is not None and (state.waits or state.state == COMPLETING):  # until this script has ended
             return None
@@ -292,7 +292,7 @@ def _request_requeue(job: JobRecord) -> _Refusal | None:
 
 @contextlib.contextmanager
 def _sigterm_ignored() -> Iterator[None]:
-    """Hear no SIGTERM: Slurm ends this script as soon as its job is queued again, and one thing is still to do."""
+    """Ignore SIGTERM: Slurm ends this script once its job is queued again, before the nodes are excluded."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield
@@ -307,9 +307,9 @@ def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Sai
 
 
 def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) -> tuple[str, ...]:
-    """Return the nodes to exclude: those lost, and those excluded before; none if the rest would not do.
+    """Return the nodes to exclude: lost nodes and those excluded before; none if too few nodes would remain.
 
-    A job that no nodes are left for is held for good, as an administrator's, so Slurm is asked before.
+    Slurm holds a job permanently if no nodes remain for it, so ``sbatch --test-only`` is called first.
     """
     if not lost:
         return ()

@@ -1,7 +1,7 @@
-"""At which signal a training script saves, as far as its text shows. Pure.
+"""Find out at which signal a training script saves a checkpoint, from its text. Pure.
 
 Frameworks differ: a Session saves at SIGTERM, Lightning's auto-requeue at SIGUSR1, Lightning's Trainer alone at none.
-What is not seen here may be in a module that the script imports, so only what a framework is known to do is reported.
+A module that the script imports may save too, so only the known behaviour of a framework is reported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from paceline.text.syntax import tree_of
 _NOTICES = ("SIGUSR1", "SIGUSR2")
 _LIGHTNING = ("lightning", "pytorch_lightning")
 _TRAINERS = ("Trainer", "LightningCLI")
-# What in a script's text shows that it saves when it is stopped, or that somebody thought of it.
+# Names in a script which show that it saves when it is stopped, or that its author considered it.
 _SAVES = {"SIGTERM", "OnExceptionCheckpoint", "SIGTERMException", "on_exception", "SLURMEnvironment"}
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What a script does when it is told to stop.
+    """How a script reacts to a stop signal.
 
     Attributes:
-        signal: The signal to stop it by: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``.
-        finding: Why nothing will be saved; None where that is not known.
+        signal: The signal to send: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``.
+        finding: Why nothing will be saved, None if that is unknown.
     """
 
     signal: str = "SIGTERM"
@@ -34,11 +34,11 @@ class Saving:
 
 
 def look(text: str, *, script: str) -> Saving:
-    """Return what a script does when it is told to stop.
+    """Return how a script reacts to a stop signal.
 
     Args:
-        text: The script.
-        script: Its name, for people.
+        text: Text of the script.
+        script: Name of the script, for messages.
     """
     tree = tree_of(text)
     if tree is None:
@@ -62,7 +62,7 @@ def look(text: str, *, script: str) -> Saving:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a dotted name, or the name of a function; empty for other nodes."""
+    """Return the last part of a dotted name or the name of a function, and an empty text for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):
@@ -98,7 +98,7 @@ def _requeue_signal(environment: ast.Call) -> str:
 
 
 def _handled(call: ast.Call) -> str:
-    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` gives it a handler, else nothing."""
+    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` installs a handler for it, else an empty text."""
     if _name(call.func) not in ("signal", "add_signal_handler") or len(call.args) < 2:
         return ""
     number = _name(call.args[0])

@@ -1,4 +1,4 @@
-"""A hand: ``paceline submit``. The run folder, the job script in it, sbatch, and what to type next."""
+"""``paceline submit``: create the run folder, write the job script into it, and call sbatch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.slurm.request import Request
 from paceline.text import terminal
 from paceline.text.quoting import CONTROL, word
 
-# sbatch lets these overrule what stands in a script; of what the script says itself that is not meant.
+# sbatch prefers these variables to the directives of a script, so they are removed for directives that the script has.
 _OVERRIDING_VARIABLES = {
     "job-name": ("SBATCH_JOB_NAME",),
     "nodes": ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"),
@@ -47,15 +47,15 @@ _OVERRIDING_VARIABLES = {
 }
 
 
-_MIN_RUN_S = 120  # a minute that the signal may come early, and one to start
+_MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
-    """Carry out ``paceline submit``.
+    """Run ``paceline submit``.
 
     Args:
-        name: The script.
-        arguments: Its arguments.
+        name: Path of the training script.
+        arguments: Arguments of the script.
         typed: ``{name: text}`` of the options on the command line, True for a flag.
 
     Returns:
@@ -93,7 +93,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
 
 
 def _with_time(site: Profile) -> Profile:
-    """Return a profile with the time limit of the shell's own variable, which the grace and the script depend on."""
+    """Add the time limit of ``SBATCH_TIMELIMIT`` to a profile: the grace period and the script depend on it."""
     time_limit = env.read(env.SBATCH_TIME)
     if not time_limit:
         return site
@@ -116,18 +116,18 @@ def _require_folder() -> None:
 
 
 def _print(text: str) -> None:
-    """Print a script as bytes: the terminal's encoding is not the script's."""
+    """Print a script as UTF-8, also where the terminal has another encoding."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
 def _require_script(requested: Request) -> str:
-    """Look for the script before anything is queued: the job would find out in hours. Returns its text, if known."""
+    """Check that the script exists before the job is queued, and return its text, if it is known."""
     options, site = requested.options, requested.profile
     by_name = options.module or (options.no_python and "/" not in options.script)
     if by_name and (site.prefix or site.modules or site.lines):
-        return ""  # it may come from what only the job loads
+        return ""  # a module or a setup line of the job may provide it
     try:
         return script.read(options)
     except PacelineError as error:
@@ -136,7 +136,7 @@ def _require_script(requested: Request) -> str:
 
 
 def _with_signal(requested: Request, text: str) -> Request:
-    """Have the script stopped by the signal that it saves at, and say where it is known to save at none."""
+    """Choose the signal at which the script saves, and warn if it is known to save at none."""
     reaction = saving.look(text, script=requested.script)
     if reaction.finding is not None and requested.requeue:
         terminal.show(reaction.finding.render(), sys.stderr)
@@ -147,7 +147,7 @@ def _place(requested: Request) -> Place:
     folder = os.getcwd()
     now_s = time.time()
     runs = requested.profile.runs or str(RUNS)
-    # Slurm writes lines of its own with these paths: only plain text survives all of them
+    # Slurm itself prints these paths, and only plain text survives that
     run_dir = requested.run_dir or os.path.join(
         runs, new_run_id(requested.script, now_s=now_s, salt=os.urandom(2).hex())
     )
@@ -165,7 +165,7 @@ def _place(requested: Request) -> Place:
 
 
 def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None:
-    """Refuse paths that no ``#SBATCH`` line can name: Slurm drops backslashes from the path of a job's output."""
+    """Refuse a path that cannot be written in an ``#SBATCH`` line: Slurm drops backslashes from output paths."""
     unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
     if unusable:
         raise UsageError(
@@ -179,10 +179,10 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
 
 
 def _own_command() -> tuple[str, ...]:
-    """Return how this paceline is started, whatever the job's PATH.
+    """Return the command that starts this installation of paceline, independent of the job's PATH.
 
-    Its script rather than ``python -m``, which looks into the current folder first: a ``paceline.py`` or ``random.py``
-    there would be taken for what it is named after.
+    The installed script is preferred to ``python -m``, which imports from the current folder first: a ``paceline.py``
+    or ``random.py`` there would shadow the real module.
     """
     command = os.path.join(os.path.dirname(sys.executable), "paceline")
     return (command,) if os.access(command, os.X_OK) else (sys.executable, "-m", "paceline")
@@ -195,7 +195,7 @@ def _require_sbatch() -> None:
 
 
 def _with_shell_defaults(requested: Request) -> Request:
-    """Return a request with what the shell's variables add to it."""
+    """Return a request with the account and partition of sbatch's environment variables."""
     return replace(
         requested,
         account=requested.account or env.read(env.SBATCH_ACCOUNT) or "",
@@ -204,19 +204,19 @@ def _with_shell_defaults(requested: Request) -> Request:
 
 
 def _ask_cluster(requested: Request) -> Cluster:
-    """Return what Slurm says of itself; nothing where it does not answer."""
+    """Return the partitions and accounts of the cluster; an empty ``Cluster`` if Slurm does not answer."""
     if any(name in ("clusters", "cluster-constraint") for name, _ in requested.sbatch):
-        return Cluster()  # what answers here is another one
-    from paceline.slurm import survey  # its threads are not for a dry run
+        return Cluster()  # the job goes to another cluster than the one that answers here
+    from paceline.slurm import survey  # imports threads, which a dry run does not need
 
     return survey.gather(account=bool(_with_shell_defaults(requested).account))
 
 
 def _with_cpus(requested: Request, cluster: Cluster) -> Request:
-    """Return a request with the CPUs that belong to its GPUs, if Slurm gives them: some cores may be reserved.
+    """Return a request for the CPUs that belong to its GPUs, unless Slurm refuses them: some cores may be reserved.
 
     Raises:
-        UsageError: It is not known how many there are to ask for.
+        UsageError: The number of CPUs for each GPU is unknown.
     """
     with_share = limits.with_cpus(_with_shell_defaults(requested), cluster)
     complete = replace(requested, cpus=with_share.cpus, cpus_why=with_share.cpus_why)
@@ -231,13 +231,13 @@ def _with_cpus(requested: Request, cluster: Cluster) -> Request:
 
 
 def _require_possible(requested: Request, cluster: Cluster) -> None:
-    """Refuse what is beyond the limits that Slurm has told; say nothing where it has told none."""
+    """Refuse a request that exceeds the limits that Slurm reports."""
     from paceline.slurm import survey
 
     effective = _with_shell_defaults(requested)
     findings = limits.judge(effective, cluster)
     fatal = next((finding for finding in findings if finding.severity == "error"), None)
-    # a site's own plugin may change what is asked for so that it can be had
+    # a job submit plugin of the site may change the request so that it can be served
     if fatal is not None and (trial := survey.trial(requested, environ=_environ(requested))).status == 0:
         partition = re.search(r" in partition (\S+)", trial.err)
         waits = limits.waits_for_ever(effective, cluster, partition=partition[1] if partition else "")
@@ -285,21 +285,21 @@ def _submit(requested: Request, place: Place, text: str) -> JobRecord:
 
 
 def _submission_failure(result: commands.Said, run: RunDir, *, new: bool, old: bytes | None) -> Finding:
-    """Return why there is no job, and leave the run folder as it was: but if the job may have been queued after all."""
+    """Return why there is no job, and restore the run folder, unless the job may have been queued after all."""
     finding = refusal.judge(result, known_options=refusal.sbatch_options)
     if refusal.unsure(result):
         why = f"the run folder {run.root} is kept, since the job may have been queued all the same"
         return replace(finding, where=str(run.root), why=why, fix="squeue --me   (before it is submitted again)")
     if new:
         shutil.rmtree(run.root, ignore_errors=True)
-    elif old is not None:  # that of the job before, which is submitted again with it
+    elif old is not None:  # the script of the previous job, with which that job can be submitted again
         with contextlib.suppress(OSError):
             run.job_script.write_bytes(old)
     return finding
 
 
 def _warn_of_early_signal(requested: Request) -> None:
-    """Say that a job may be told to stop before it has done anything: Slurm sends its signals up to a minute early."""
+    """Warn that a job may get the stop signal right after its start: Slurm sends signals up to a minute early."""
     if requested.time_s and requested.time_s - requested.signal_s < _MIN_RUN_S:
         finding = Finding(
             "grace-too-short",
@@ -313,7 +313,7 @@ def _warn_of_early_signal(requested: Request) -> None:
 
 
 def _require_ended(previous: JobRecord | None, place: Place) -> None:
-    """Refuse a run folder whose job is still there: two jobs would write the same checkpoints."""
+    """Refuse a run folder whose job has not ended: two jobs would write the same checkpoints."""
     if previous is None:
         return
     answer = lookup.state(previous)
@@ -337,7 +337,7 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
 
 
 def _environ(requested: Request) -> dict[str, str]:
-    """Return the environment of sbatch, which is the job's too, without what would speak against the script."""
+    """Return the environment of sbatch and of the job, without variables that override the script's directives."""
     names = {"job-name", "requeue", *(name for name, _ in requested.directives())}
     dropped = {variable for name in names for variable in _OVERRIDING_VARIABLES.get(name, ())}
     return {name: value for name, value in commands.outside().items() if name not in dropped}

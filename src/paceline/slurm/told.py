@@ -1,4 +1,4 @@
-"""How a run ended by its own account: the events that its launchers left in the run folder. A hand.
+"""Read the events that the launchers of a run wrote to its run folder: outcome, steps and launchers of the last start.
 
 One folder holds all starts of a run, so an outcome counts only if no start came after it.
 """
@@ -16,19 +16,19 @@ from typing import Any
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
 from paceline.rundir.files import RunDir, open_file
 
-# The last of a launcher's events stand here; its account of a thousand ranks is longer, that of a hundred is not.
+# Enough for the last events of a launcher with a hundred ranks; those of a thousand ranks are cut off.
 _TAIL_BYTES = 1 << 17
 _LOST = re.compile(r"node (\d+)(?: \(([^)]*)\))?")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run as its launcher told it.
+    """The end of a run as its launcher recorded it.
 
     Attributes:
-        exit_status: Of the command.
-        findings: What was found, the cause first.
-        time_ns: When.
+        exit_status: Exit status of the command.
+        findings: Findings of the run, the cause first.
+        time_ns: When the run ended.
     """
 
     exit_status: int
@@ -37,19 +37,19 @@ class Outcome:
 
     @property
     def word(self) -> str:
-        """One word for a table."""
+        """The outcome in one word, for a table."""
         if self.exit_status in (EXIT_OK, EXIT_UNFINISHED):
             return "succeeded" if self.exit_status == EXIT_OK else "unfinished"
         return "stopped" if self.exit_status > 128 else "failed"
 
     @property
     def stopped(self) -> bool:
-        """It was ended from outside, with a checkpoint or without: the cause is not its own."""
+        """Whether the run was ended from outside, with a checkpoint or without."""
         return self.exit_status == EXIT_UNFINISHED or self.exit_status > 128
 
     @property
     def lost(self) -> tuple[tuple[int, str], ...]:
-        """The nodes that went silent, if that is the cause: node rank, and the name of the host, empty if unknown."""
+        """Node rank and host name of the nodes whose loss ended the run; the name is empty if it is unknown."""
         first = self.findings[0] if self.findings else None
         if first is None or first.name != "agent-died":
             return ()
@@ -58,14 +58,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class History:
-    """What the events of a run folder tell.
+    """What the events of a run folder say.
 
     Attributes:
-        outcome: How the last start ended, None if it has not told.
+        outcome: How the last start ended, None if there is no such event.
         started_ns: When ranks were last started, 0 if they never were.
-        steps: Optimizer steps of the last start, as far as they were told.
-        nodes: How many nodes have left events.
-        launchers: Host and process of each launcher of the last start.
+        steps: Optimizer steps of the last start, None if there is no such event.
+        nodes: Number of nodes with events.
+        launchers: Host and process id of each launcher of the last start.
     """
 
     outcome: Outcome | None = None
@@ -76,14 +76,14 @@ class History:
 
 
 def read(run_dir: RunDir, *, since_ns: int = 0) -> History:
-    """Return what the launchers of a run have told.
+    """Read the events of a run.
 
     Args:
         run_dir: The run folder.
-        since_ns: What was told before does not count: the job has been queued again since.
+        since_ns: Ignore earlier outcomes: the job has been queued again since.
     """
     try:
-        # the first node's file first: of several launchers that tell the end, the head's account is the fullest
+        # the file of node 0 comes first: if several launchers record the end, its event has the most detail
         paths = sorted(path for path in map(Path, _names(run_dir)) if path.suffix == ".jsonl")
     except OSError:
         return History()
@@ -91,7 +91,7 @@ def read(run_dir: RunDir, *, since_ns: int = 0) -> History:
 
 
 def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> History:
-    """Return what the events of all nodes tell, a list for each node. Pure."""
+    """Combine the events of all nodes, one list for each node. Pure."""
     starts = [event for events in files for event in events if event.get("kind") == "start"]
     last_attempt = max((int(event.get("attempt", 0)) for event in starts), default=-1)
     outcomes = []
@@ -106,7 +106,7 @@ def judge(files: Sequence[Sequence[dict[str, Any]]], *, since_ns: int = 0) -> Hi
                 outcome = event
             elif kind == "end" and attempt == last_attempt and when >= since_ns:
                 steps = max([steps or 0, *(int(end.get("steps", 0)) for end in event.get("ends", ()))])
-        # a node that is out of the run since has told the end of an earlier start
+        # a node that has left the run has recorded the end of an earlier start
         if outcome is not None and attempt in (-1, last_attempt):
             outcomes.append(_outcome(outcome))
     return History(
@@ -128,7 +128,7 @@ def _outcome(event: dict[str, Any]) -> Outcome:
         try:
             findings.append(Finding.from_json(values))
         except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # of another version, or nobody's
+            continue  # written by another version, or not a finding
     return Outcome(int(event.get("exit_status", 1)), tuple(findings), int(event.get("time_ns", 0)))
 
 
@@ -158,7 +158,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_event(event: dict[str, Any]) -> bool:
-    """Return whether the fields that are read here have their types: the file may be anybody's."""
+    """Return whether the fields that are read here have the expected types."""
     numbers = [event.get(name, 0) for name in ("time_ns", "attempt", "exit_status", "launcher")]
     lists = [event.get(name, []) for name in ("ends", "findings")]
     if not all(isinstance(value, int) for value in numbers) or not all(isinstance(value, list) for value in lists):
