@@ -1,4 +1,4 @@
-"""``--help``: options in groups and in one form each, and two examples for every command. No torch."""
+"""Format ``--help``: options in groups, each in one form, and two examples for every command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.slurm.option_table import OWN
 
 
 def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
-    """Return headings and the options under them, by name; options without a group come last, under ``FURTHER``."""
+    """Return the names of options by heading; options without a group are listed last, under ``FURTHER``."""
     groups: dict[str, list[str]] = {}
     for option in options:
         if option.group:
@@ -64,7 +64,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
 
 
 class Command(click.Command):
-    """A command whose help is in groups."""
+    """A command that lists its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, and the examples after them."""
@@ -81,7 +81,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of commands whose summaries are not cut off."""
+    """A group of commands that shows their full summaries."""
 
     command_class = Command
 
@@ -113,11 +113,11 @@ def _write(
 
 
 def _one_form(record: tuple[str, str]) -> tuple[str, str]:
-    """Leave out the form with underscores: it is taken, as by torchrun, and needs no line."""
+    """Leave out the form with underscores, which is accepted for compatibility with torchrun."""
     forms, text = record
     dashed = [form for form in forms.split(", ") if "_" not in form.split(" ")[0]]
     underscored = [form for form in forms.split(", ") if form not in dashed]
-    value = underscored[-1].partition(" ")[2] if underscored else ""  # the last form carries the name of the value
+    value = underscored[-1].partition(" ")[2] if underscored else ""  # the last form has the name of the value
     return ", ".join(dashed) + (f" {value}" if value else ""), text
 
 

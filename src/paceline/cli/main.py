@@ -1,4 +1,4 @@
-"""The command line: arguments, wiring and rendering; no logic, and no torch until something runs."""
+"""The commands of paceline: parse arguments, call the package that does the work, print. No torch before that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.text import terminal
 
 Action = Callable[[], int]
 
-_BROKEN_PIPE = 128 + 13  # what shells tell of a program that was ended by SIGPIPE: whoever read has gone, as head does
+_BROKEN_PIPE = 128 + 13  # exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does
 
 
 # A group inside it, and every command, takes its class from this one.
@@ -50,7 +50,7 @@ def _declare(option: Option) -> Callable[[Any], Any]:
 
 
 class _Run(command_help.Command):
-    """Script arguments start after the script's name and are never parsed."""
+    """A command that starts a script: arguments after the script's name are never parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
@@ -58,14 +58,14 @@ class _Run(command_help.Command):
 
 
 class _Torchrun(_Run):
-    """Its command line is one of torchrun."""
+    """A command that takes torchrun's command lines, abbreviated options included."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, command_line.in_full(args))
 
 
 def _typed_options(options: Sequence[Option], values: dict[str, Any]) -> dict[str, Any]:
-    """Return what was typed, and not what a default filled in."""
+    """Return the options on the command line, without those that have their default."""
     source = click.get_current_context().get_parameter_source
     return {
         option.name: values[option.name] for option in options if source(option.name) is ParameterSource.COMMANDLINE
@@ -109,7 +109,7 @@ def _run(**values: Any) -> Action:
 
 
 def _configured(file: str | None, decided: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that a configuration of accelerate gives, where one is named."""
+    """Return the options from a configuration file of accelerate, if one is named."""
     from paceline.launch.plan.accelerate import choice, config_file
 
     if file in (None, config_file.NONE):
@@ -118,7 +118,7 @@ def _configured(file: str | None, decided: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _submit(**values: Any) -> Action:
-    """Hand a script to Slurm: writes a job script that starts it on all nodes, and submits it.
+    """Submit a script to Slurm: write a job script that starts it on all nodes, and call sbatch.
 
     Takes the options of paceline run too. Any other option of sbatch is given with --sbatch.
     """
@@ -135,7 +135,7 @@ def _submit(**values: Any) -> Action:
 
 
 def _make(name: str, function: Any, options: Sequence[Option], cls: type[_Run] = _Run) -> click.Command:
-    """Return a command that starts a script: options, the script, and all that follows it untouched."""
+    """Return a command that starts a script: options, the script, and its arguments, which are not parsed."""
     function = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)(function)
     function = click.argument("script", required=False, default="")(function)
     for option in reversed(options):
@@ -230,7 +230,7 @@ def _export(path: Path, outfile: Path) -> Action:
 
 
 def _show(answer: Any, as_json: bool) -> None:
-    """Print what a room has to say: a page, an answer, a report."""
+    """Print the result of a command as text or JSON: a page, an answer, a report."""
     if as_json:
         print(json.dumps(answer.to_json(), indent=1))
     else:
@@ -241,7 +241,7 @@ def _show(answer: Any, as_json: bool) -> None:
 @click.argument("subject", metavar="LOGFILE|CODE|NAME|-")
 @_JSON
 def _explain(subject: str, as_json: bool) -> Action:
-    """Say what a log tells, or what a finding means.
+    """Explain a log file or a finding.
 
     LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run folder: the
     likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is called.
@@ -287,7 +287,7 @@ def _lint(files: tuple[str, ...], as_json: bool) -> Action:
 @click.option("--job-script", type=click.Path(path_type=Path), help="Keep it there, with a record of the job.")
 @click.option("--on-node-loss", default="requeue", metavar="requeue|fail", help="For that record.")
 def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) -> Action:
-    """Print where nodes can meet on this host, HOST:PORT; for job scripts, on the node that will be the head."""
+    """Print an address and a free port of this host, HOST:PORT; for job scripts, on the node that will be node 0."""
 
     def action() -> int:
         from paceline.launch.plan import endpoint
@@ -381,7 +381,7 @@ def _jobs(folder: Path | None, as_json: bool) -> Action:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--status", type=int, required=True, metavar="N", help="Exit status of the run.")
 def _requeue(run: Path, status: int) -> Action:
-    """Queue this Slurm job again if its run can go on; for job scripts, after the run.
+    """Queue this Slurm job again if its run can resume; for job scripts, after the run.
 
     It can if the run stopped unfinished with a checkpoint, or has lost a node. RUN is its run folder.
     """
@@ -443,10 +443,10 @@ def _profile_check(name: str, as_json: bool) -> Action:
 def main() -> NoReturn:
     """Entry of the command ``paceline``.
 
-    A rank is a fork of this process and comes back through here with its script's end, which is why nothing
-    is cleaned up around the deed: its SystemExit must reach the interpreter as any script's does.
+    A rank is a fork of this process and returns through this function when its script ends. So nothing is cleaned up
+    around the action: the SystemExit of a script must reach the interpreter.
     """
-    if sys.argv[1:2] != ["run"]:  # a rank's streams are its script's
+    if sys.argv[1:2] != ["run"]:  # the streams of a rank belong to its script
         _escape_unencodable()
     action = _parse_command_line()
     launcher = os.getpid()
@@ -454,9 +454,9 @@ def main() -> NoReturn:
         status = action()
     except PacelineError as error:
         if os.getpid() != launcher:
-            raise  # of a rank's own script
+            raise  # raised by the script of a rank
         command_errors.refuse(error)
-    except KeyboardInterrupt:  # before anything was started: later the launcher takes signals by itself
+    except KeyboardInterrupt:  # before anything was started: later the launcher handles signals
         sys.exit(130)
     except BrokenPipeError:
         if os.getpid() != launcher:
@@ -464,7 +464,7 @@ def main() -> NoReturn:
         status = _BROKEN_PIPE
     if os.getpid() != launcher:
         sys.exit(status)
-    # The launcher ends at once: its threads may sit inside torch, whose teardown with living threads can abort.
+    # The launcher exits without teardown: with threads inside torch, the teardown of torch can abort.
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -472,7 +472,7 @@ def main() -> NoReturn:
 
 
 def _parse_command_line() -> Action:
-    """Return what was asked for; ends with a message where that cannot be told."""
+    """Parse the command line and return the action; exit with a message if it is invalid."""
     try:
         outcome: Any = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
@@ -493,7 +493,7 @@ def _parse_command_line() -> Action:
 
 
 def _escape_unencodable() -> None:
-    """Let a character that the terminal's encoding lacks be shown by its number, and end nothing."""
+    """Print characters that the terminal's encoding lacks as escapes instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -173,7 +173,9 @@ class Follower:
         else:
             last = evidence.last_checkpoint(self._run_dir.checkpoints)
             step = last.step if last else None
-        return f" after {step} step{'' if step == 1 else 's'}" if step else ""
+        if not step:
+            return ""
+        return f" after {step} step" if step == 1 else f" after {step} steps"
 
     def _report_state(self, state: JobState) -> None:
         """Print the state of the job, if it has changed."""
@@ -212,7 +214,8 @@ class Follower:
     def _end(self, state: JobState | None, outcome: Outcome | None) -> int:
         self._drain(until_block=outcome is not None)
         folder = str(self._run_dir.root)
-        is_incomplete = outcome is not None and outcome.stopped and state is not None and state.broke
+        has_cause_in_slurm = state is not None and state.broke
+        is_incomplete = outcome is not None and outcome.stopped and has_cause_in_slurm
         if outcome is not None and not is_incomplete:
             if not self._output.has_block:
                 self._print(ending.from_outcome(outcome, folder=folder).framed())
@@ -234,7 +237,11 @@ class Follower:
     def _drain(self, *, until_block: bool) -> None:
         """Show the rest of the output: a file server may deliver the last lines after the job has ended."""
         deadline = self._clock() + _LAST_LINES_S
-        while self._output.show() or (until_block and not self._output.has_block and self._clock() < deadline):
+
+        def is_awaited() -> bool:
+            return until_block and not self._output.has_block and self._clock() < deadline
+
+        while self._output.show() or is_awaited():
             self._sleep(_READ_S)
 
     def _print(self, lines: list[str]) -> None:
@@ -267,7 +274,9 @@ def describe(state: JobState, *, again: str | None, now_s: float) -> str:
 
 def _has_restarted(earlier: JobState, later: JobState) -> bool:
     """Return whether a job was started again between two queries that both saw it running."""
-    if earlier.state != RUNNING or later.state != RUNNING or earlier.start_s is None or later.start_s is None:
+    if earlier.state != RUNNING or later.state != RUNNING:
+        return False
+    if earlier.start_s is None or later.start_s is None:
         return False
     return later.start_s > earlier.start_s
 

@@ -1,4 +1,4 @@
-"""Accounts of ranks from where they are: this host, the nodes of a Slurm job, other hosts, or files. Only collects."""
+"""Collect observations of ranks on this host, on the nodes of a Slurm job, on other hosts, or from files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from paceline.why.processes import RankProcess
 
 FORMAT = 1
 _MOST_BYTES = 1 << 28
-_REMOTE_S = 60.0  # for what is not the looking itself: ssh, srun, starting Python on a shared file system
+_REMOTE_S = 60.0  # for ssh, srun, and starting Python on a shared file system
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What was collected.
+    """The collected accounts.
 
     Attributes:
-        accounts: Of all ranks.
-        missed: Hosts that could not be looked at, and why; lines.
+        accounts: Accounts of all ranks.
+        missed: Lines with the hosts that could not be observed, and why.
     """
 
     accounts: list[Account]
@@ -41,12 +41,12 @@ class Collection:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How ranks are looked at.
+    """How ranks are observed.
 
     Attributes:
-        seconds: How long.
-        signal: Name of the signal that makes a rank write its stack; empty to send none.
-        progress: Called with the share of the time that has passed, on this host.
+        seconds: Duration.
+        signal: Name of the signal at which a rank prints its stack; empty to send none.
+        progress: Called on this host with the fraction of the time that has passed.
     """
 
     seconds: float
@@ -55,25 +55,26 @@ class WatchOptions:
 
 
 def gather(words: Sequence[str], options: WatchOptions) -> Collection:
-    """Return accounts of the ranks that words name; of all of this user's on this host without words.
+    """Collect accounts of ranks.
 
     Args:
-        words: Process ids, numbers of Slurm jobs, hosts, or files that ``--collect`` has written.
-        way: How ranks are looked at.
+        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any, all ranks of this user
+            on this host.
+        options: How ranks are observed.
 
     Raises:
-        UsageError: A word is none of these, or a file cannot be read.
-        SetupError: Processes are not visible here.
+        UsageError: A word is not one of these, or a file cannot be read.
+        SetupError: Processes are not visible on this platform.
     """
     tasks = [_task(word, options) for word in words or ("",)]
-    with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts are looked at at the same time
+    with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts at the same time
         parts = list(pool.map(lambda task: task(), tasks))
     latest = {(account.run, account.rank): account for part in parts for account in part.accounts}
     return Collection(list(latest.values()), tuple(line for part in parts for line in part.missed))
 
 
 def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
-    """Return what collects the ranks that one word names."""
+    """Return the function that collects the ranks of one word."""
     if os.path.isfile(word):
         return lambda: Collection(read(Path(word)))
     if not word or word in (socket.gethostname(), "localhost"):
@@ -111,7 +112,7 @@ def _of_process(pid: int) -> list[RankProcess]:
 
 
 def _of_job(job: str, options: WatchOptions) -> Collection:
-    """Look at the nodes of a Slurm job, by a step that shares what the job has."""
+    """Observe the nodes of a Slurm job, with a step that shares the job's resources."""
     node_count = commands.query("squeue", "-h", "-j", job, "-o", "%D")
     nodes = node_count.out.split()[:1]
     if node_count.status != 0 or not nodes or not nodes[0].isdigit():
@@ -128,7 +129,7 @@ def _of_job(job: str, options: WatchOptions) -> Collection:
 
 
 def _by_ssh(host: str, options: WatchOptions) -> Collection:
-    """Look at another host, where paceline has to be installed at the same place."""
+    """Observe another host over ssh; paceline must be installed there at the same path."""
     ssh_options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
     line = shlex.join(_collector(options))
     answer = commands.tell("ssh", *ssh_options, host, line, timeout_s=options.seconds + _REMOTE_S)
@@ -150,23 +151,23 @@ def _last_line(err: str, otherwise: str = "no answer") -> str:
 
 
 def write(collection: Collection) -> str:
-    """Return what was collected on this host as one line.
+    """Return the accounts of this host as one line of JSON.
 
     Args:
-        gathered: What was collected.
+        collection: The accounts.
     """
     accounts = [account.to_json() for account in collection.accounts]
     return json.dumps({"paceline-why": FORMAT, "host": socket.gethostname(), "accounts": accounts})
 
 
 def read(path: Path) -> list[Account]:
-    """Return what a file holds that ``--collect`` has written, of one host or of several.
+    """Return the accounts in a file written by ``--collect``, of one host or of several.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Raises:
-        UsageError: It cannot be read, or holds something else.
+        UsageError: The file cannot be read, or has another format.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -191,7 +192,7 @@ def _accounts(value: Any) -> Iterable[Account]:
 
 
 def _parse_lines(out: str) -> Collection:
-    """Return the accounts in what hosts have printed; other lines are of login scripts."""
+    """Return the accounts in the output of hosts; other lines come from login scripts."""
     accounts: list[Account] = []
     missed: list[str] = []
     for line in out.splitlines():

@@ -1,4 +1,4 @@
-"""Looks at the ranks of this host several times, from outside: nothing is attached, stopped or signalled.
+"""Observe the ranks of this host several times from outside, without attaching to, stopping or signalling them.
 
 Stacks come from py-spy, which reads the memory of a process without stopping it (``--nonblocking``); states, times and
 sockets from the kernel. This module collects; ``account`` and ``judge`` decide.
@@ -31,9 +31,9 @@ from paceline.why.account import Account
 from paceline.why.loops import Nest, nest
 from paceline.why.processes import RankProcess
 
-_MAX_PARALLEL = 8  # so many times does py-spy run at once
+_MAX_PARALLEL = 8  # processes of py-spy at the same time
 _MAX_LOOKS = 6
-# Of another Python than ours, whose folders this one does not know.
+# Library folders of a Python other than this one.
 _LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/")
 
 
@@ -42,10 +42,10 @@ class Sample:
     """One look at one rank.
 
     Attributes:
-        at_s: When, by the monotonic clock.
-        look: What was seen.
-        process: The process itself, None if it has ended.
-        children: Its children.
+        at_s: Time of the look, by the monotonic clock.
+        look: The stack and the kernel's counters.
+        process: The process, None if it has ended.
+        children: Children of the process.
         error: Why there is no stack; empty if there is one.
     """
 
@@ -63,13 +63,13 @@ def watch_ranks(
     signum: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Account]:
-    """Look at ranks for some seconds; return an account of each, and of those of this host that have ended.
+    """Observe ranks for some seconds; return an account of each, and of ranks of this host that have ended.
 
     Args:
-        ranks: On this host.
-        seconds: Between the first look and the last.
-        signum: What a rank whose stack is not visible is sent at the end, so that it writes it; 0 for nothing.
-        progress: Called with the share of the time that has passed.
+        ranks: Ranks on this host.
+        seconds: Time between the first look and the last.
+        signum: Signal to send at the end to ranks whose stack is not visible, so that they print it; 0 for none.
+        progress: Called with the fraction of the time that has passed.
     """
     rounds = max(2, min(_MAX_LOOKS, round(seconds) + 1))
     samples: list[list[Sample]] = []
@@ -106,7 +106,7 @@ def _sample_rank(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sampl
 
 
 def _with_own_stack(rank: RankProcess, sample: Sample, signum: int) -> Sample:
-    """Return a sample with the stack that the rank has written itself, where no other one is visible."""
+    """Return a sample with the stack that the rank prints itself, if py-spy shows none."""
     if sample.look.frames or sample.look.state == STOPPED:
         return sample
     stack, error = signalled.ask(rank.pid, signum)
@@ -141,7 +141,7 @@ def _folder(pid: int) -> str:
 
 
 def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
-    """Return what makes a frame; a path that is relative begins at the folder of that process."""
+    """Return a function that creates a frame; relative paths start at the working folder of the process."""
 
     def read_frame(file: str, line: int, function: str) -> Frame:
         path = file if file.startswith("<") else os.path.join(folder, file)
@@ -166,7 +166,7 @@ def _short(text: str, folder: str) -> str:
 
 
 def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
-    """Return what several looks at a rank amount to."""
+    """Combine several looks at a rank into its account."""
     identity, first, last = rank.identity, samples[0], samples[-1]
     looks = [sample.look for sample in samples]
     seconds = last.at_s - first.at_s
@@ -196,7 +196,7 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
 
 
 def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> list[Account]:
-    """Ask NCCL about each run on this host that has loaded it, and keep the answer with its first rank."""
+    """Query NCCL about each run that has loaded it, and add the answer to the account of the run's first rank."""
     completed = list(accounts)
     runs: set[str] = set()
     for place, rank in enumerate(ranks):
@@ -268,7 +268,7 @@ def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
 
 
 def _has_gpu(pid: int) -> bool:
-    """Whether a process has opened a GPU of NVIDIA's or AMD's."""
+    """Return whether a process has opened a GPU of NVIDIA or AMD."""
     try:
         handles = os.listdir(f"/proc/{pid}/fd")
         targets = (os.readlink(f"/proc/{pid}/fd/{handle}") for handle in handles)
@@ -278,7 +278,7 @@ def _has_gpu(pid: int) -> bool:
 
 
 def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
-    """Return that a worker of a rank which waits for its loader is deadlocked in its fork, if that is proven."""
+    """Return the finding that a DataLoader worker is deadlocked in its fork, if that is proven."""
     in_data = all(classify(sample.look.frames)[0] == DATA for sample in samples)
     if not in_data:
         return None
@@ -301,7 +301,7 @@ def _worker_look(rank: RankProcess, sample: Sample, worker: ChildProcess, *, wai
 def _explanation(pid: int, now: WorkerLook) -> Finding:
     finding = fork_deadlock.explain(now)
     same_python = os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(sys.executable)
-    if same_python:  # which is whose version the explanation names
+    if same_python:  # the explanation names the version of this Python
         return finding
     by_hand = f"which lock it is: py-spy dump --native --pid {now.worker.pid}"
     fix = 'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver" never'
@@ -309,11 +309,11 @@ def _explanation(pid: int, now: WorkerLook) -> Finding:
 
 
 def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Account]:
-    """Return accounts of ranks of this host that are no longer there while their launcher and others are.
+    """Return accounts of ranks of this host that have ended while other ranks of their launcher are alive.
 
     Args:
-        ranks: Those that were looked at.
-        now: All that are there now: a launcher may have been starting them.
+        ranks: The ranks that were observed.
+        now: All ranks that are alive now: the launcher may still have been starting some.
     """
     accounts = []
     for launcher in {rank.launcher for rank in ranks}:
@@ -340,11 +340,11 @@ def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Acc
 
 
 def missing(local_ranks: Collection[int], sibling: RankProcess) -> set[int]:
-    """Return the local ranks that a launcher has started and that are not there; none where it does not say how many.
+    """Return the local ranks of a launcher that are not alive; none if their number is unknown.
 
     Args:
-        local_ranks: Those that are there.
-        sibling: Any of them.
+        local_ranks: The local ranks that are alive.
+        sibling: Any rank of the launcher.
     """
     identity = sibling.identity
     if identity.local_rank < 0:

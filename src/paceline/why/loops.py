@@ -1,4 +1,4 @@
-"""Has one rank left a loop that another is still in: the loops around their lines. Pure."""
+"""Find out whether one rank has left a loop that another is still in, from the loops around their lines. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Nest:
     """A line and the loops around it.
 
     Attributes:
-        file: Its file.
-        function: First line of the function that it is in, 0 outside of any.
-        line: The line.
-        loops: First and last line of the loops around it.
+        file: Path of the file.
+        function: First line of the function around the line, 0 outside of functions.
+        line: Number of the line.
+        loops: First and last line of each loop around the line.
     """
 
     file: str

@@ -1,4 +1,4 @@
-"""The ranks on this host: processes whose environment names a rank, found in ``/proc``. This module only collects."""
+"""Find the ranks on this host: processes in ``/proc`` whose environment has a rank. This module only collects."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RankProcess:
     """A process that is a rank.
 
     Attributes:
-        pid: Its process.
-        identity: Which rank of which run.
-        launcher: The process that started it.
-        started_by: That in words: ``torchrun (process 4242)``.
-        script: What it runs: ``train.py --lr 0.1``.
+        pid: Process id.
+        identity: The rank and its run.
+        launcher: Process id of the process that started the rank.
+        started_by: Description of that process: ``torchrun (process 4242)``.
+        script: Command that the rank runs: ``train.py --lr 0.1``.
     """
 
     pid: int
@@ -35,12 +35,12 @@ class RankProcess:
 
 
 def is_possible() -> bool:
-    """Return whether processes are visible here as they are on Linux."""
+    """Return whether ``/proc`` shows processes as on Linux."""
     return (_PROC / "self" / "environ").exists()
 
 
 def find() -> list[RankProcess]:
-    """Return the ranks on this host that this user may look at, in the order of run and rank."""
+    """Return the ranks on this host that this user may observe, in the order of run and rank."""
     parents = _parents()
     identities = {
         pid: identity for pid in parents if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
@@ -54,10 +54,10 @@ def find() -> list[RankProcess]:
 def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
     """Return which Python processes are ranks: children of a rank inherit its variables. Pure.
 
-    A launcher inside a Slurm step has the step's variables: it is not a rank where its descendants are told one.
+    A launcher inside a Slurm step has the step's variables: it is not a rank if its descendants have ``RANK``.
 
     Args:
-        named: What Python processes are told, by process.
+        identities: Identities of Python processes by process id.
         parents: The parent of every process.
     """
     above = {pid: list(ancestors(pid, parents)) for pid in identities}
@@ -87,7 +87,7 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
     """Return the ranks of the runs that a process belongs to: as launcher, rank or child of a rank.
 
     Args:
-        ranks: All on this host.
+        ranks: All ranks on this host.
         pid: The process.
     """
     parents = _parents()
@@ -106,7 +106,7 @@ def owner(pid: int) -> int | None:
 
 
 def command(pid: int) -> list[str]:
-    """Return the words of the command line of a process; empty ones if it cannot be read."""
+    """Return the words of a process's command line; one empty word if it cannot be read."""
     return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
 
 
@@ -119,7 +119,7 @@ def _parents() -> dict[int, int]:
 
 
 def is_own(pid: int) -> bool:
-    """Return whether this user may look at a process: root at those of all users."""
+    """Return whether this user may observe a process; root may observe those of all users."""
     return os.geteuid() in (0, owner(pid))
 
 
@@ -129,7 +129,7 @@ def _identity(pid: int) -> Identity | None:
 
 
 def _is_python(pid: int) -> bool:
-    """Whether it runs Python: a shell between launcher and script has the same variables."""
+    """Return whether a process runs Python: a shell between launcher and script has the same variables."""
     try:
         name = os.path.basename(os.readlink(_PROC / str(pid) / "exe"))
     except OSError:
@@ -138,7 +138,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _trains(pid: int) -> bool:
-    """Whether a task of a step is a rank, and not another program, or a launcher of ours, whose ranks it watches."""
+    """Return whether a task of a Slurm step is a rank, and not another program or a launcher of paceline."""
     return has_loaded(pid, "libtorch") and not is_paceline(command(pid))
 
 
@@ -152,7 +152,7 @@ def has_loaded(pid: int, library: str) -> bool:
 
     Args:
         pid: The process.
-        library: Beginning of its name, such as ``libnccl``.
+        library: Prefix of the library's name, such as ``libnccl``.
     """
     return f"/{library}".encode() in _read(pid, "maps")
 
