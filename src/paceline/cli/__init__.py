@@ -1,1 +1,1 @@
-"""The command line: arguments, help, refusals and wiring."""
+"""The command line of paceline: arguments, help, error messages, and calls of the packages that do the work."""

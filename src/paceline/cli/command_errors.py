@@ -1,4 +1,4 @@
-"""What is said of a command line that cannot be carried out."""
+"""Report errors of the command line: unknown options, wrong usage, and errors of the commands."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.errors import EXIT_MISUSE, Finding, PacelineError, UsageError, clo
 from paceline.launch.plan import parsing
 from paceline.text import terminal
 
-_TOGETHER_S = 1.0  # so far apart do the tasks of a step come here
+_TOGETHER_S = 1.0  # the tasks of a Slurm step reach this point within this time
 
 
 def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
-    """Return that an option does not exist, with the nearest one."""
+    """Return the error for an unknown option, with the nearest existing one."""
     typed = error.option_name
     if error.ctx is not None and error.ctx.parent is None:
         what = f"paceline has no option {typed}"
@@ -36,7 +36,7 @@ def unknown_option(error: click.exceptions.NoSuchOption) -> UsageError:
 
 
 def misused(error: click.ClickException) -> UsageError:
-    """Return what else is wrong with what was typed."""
+    """Return the error for any other wrong usage."""
     command = getattr(getattr(error, "ctx", None), "command_path", "paceline")
     what = error.format_message()
     script = re.fullmatch(r"No such command '(.+\.py)'\.", what)
@@ -45,12 +45,12 @@ def misused(error: click.ClickException) -> UsageError:
 
 
 def refuse(error: PacelineError) -> NoReturn:
-    """Print an error and end with its status."""
+    """Print an error and exit with its status."""
     status = error.exit_status if error.exit_status else EXIT_MISUSE
     if not error.said_elsewhere:
         terminal.show(error.finding.render(), sys.stderr)
     if error.found_by_all:
-        # srun may end all tasks when the first has failed: before it was said, or with a status that says SIGTERM
+        # when the first task fails, srun may end the others before they print this, or with the status of SIGTERM
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
         sys.stderr.flush()
         time.sleep(_TOGETHER_S)

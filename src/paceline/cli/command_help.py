@@ -1,4 +1,4 @@
-"""``--help``: options in groups and in one form each, and two examples for every command. No torch."""
+"""Format ``--help``: options in groups, each in one form, and two examples for every command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.slurm.option_table import OWN
 
 
 def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
-    """Return headings and the options under them, by name; options without a group come last, under ``FURTHER``."""
+    """Return the names of options by heading; options without a group are listed last, under ``FURTHER``."""
     groups: dict[str, list[str]] = {}
     for option in options:
         if option.group:
@@ -64,20 +64,24 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
 
 
 class Command(click.Command):
-    """A command whose help is in groups."""
+    """A command that lists its options in groups."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, and the examples after them."""
         name = str(ctx.command.name)
-        records = {each.name: each for each in self.get_params(ctx) if isinstance(each, click.Option)}
+        records = {
+            parameter.name: parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)
+        }
         for heading, names in GROUPS.get(name, {}).items():
-            _write(ctx, formatter, heading, [records.pop(each) for each in names if each in records])
+            _write(
+                ctx, formatter, heading, [records.pop(option_name) for option_name in names if option_name in records]
+            )
         _write(ctx, formatter, FURTHER.get(name, FURTHER[""]), list(records.values()))
         _write_examples(ctx, formatter)
 
 
 class Group(click.Group):
-    """A group of commands whose summaries are not cut off."""
+    """A group of commands that shows their full summaries."""
 
     command_class = Command
 
@@ -102,19 +106,19 @@ def _summary(command: click.Command) -> str:
 def _write(
     ctx: click.Context, formatter: click.HelpFormatter, heading: str, parameters: Sequence[click.Parameter]
 ) -> None:
-    rows = [_one_form(record) for each in parameters if (record := each.get_help_record(ctx)) is not None]
+    rows = [_one_form(record) for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
     if rows:
         with formatter.section(heading):
             formatter.write_dl(rows, col_max=26)
 
 
 def _one_form(record: tuple[str, str]) -> tuple[str, str]:
-    """Leave out the form with underscores: it is taken, as by torchrun, and needs no line."""
+    """Leave out the form with underscores, which is accepted for compatibility with torchrun."""
     forms, text = record
-    shown = [form for form in forms.split(", ") if "_" not in form.split(" ")[0]]
-    dropped = [form for form in forms.split(", ") if form not in shown]
-    value = dropped[-1].partition(" ")[2] if dropped else ""  # the last form carries the name of the value
-    return ", ".join(shown) + (f" {value}" if value else ""), text
+    dashed = [form for form in forms.split(", ") if "_" not in form.split(" ")[0]]
+    underscored = [form for form in forms.split(", ") if form not in dashed]
+    value = underscored[-1].partition(" ")[2] if underscored else ""  # the last form has the name of the value
+    return ", ".join(dashed) + (f" {value}" if value else ""), text
 
 
 def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -122,5 +126,5 @@ def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
     examples = EXAMPLES.get(path, ())
     if examples:
         with formatter.section("Examples"):
-            for each in examples:
-                formatter.write(f"{'':>{formatter.current_indent}}{each}\n")
+            for example in examples:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

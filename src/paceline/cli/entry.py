@@ -14,8 +14,8 @@ def main() -> NoReturn:
     """Run the command."""
     catches = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if catches:  # not in the background of a script, where it is ignored
-        # Imports take most of the first second. An exception in the middle of one shows a traceback of the library
-        # that was being imported, or becomes another exception; nothing has been started that would need a farewell.
+        # Imports take most of the first second. A KeyboardInterrupt in one of them shows a traceback of the imported
+        # library, or becomes another exception. Nothing has been started yet that needs to be stopped.
         signal.signal(signal.SIGINT, _leave)
     from paceline.cli import main as cli
 

@@ -1,5 +1,5 @@
-"""Slurm: from a script to a queue and back.
+"""Slurm jobs: submit a script, follow its output, list runs, and requeue.
 
-Judges turn a request into a batch script and Slurm's answers into words; hands write the run folder and ask Slurm.
-Nothing here imports torch: it all runs on login nodes.
+Pure modules turn a request into a batch script and Slurm's answers into findings; the others write the run folder and
+call Slurm's commands. Nothing here imports torch, since login nodes often have none.
 """

@@ -1,4 +1,4 @@
-"""The single values of a request, each by its own rule: the same for the command line and for a profile. Pure."""
+"""Validate single values of a job request, by the same rules on the command line and in a profile. Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LONG = {option.name: option.long for option in OWN}
 
 
 def check(raw: Mapping[str, Any]) -> None:
-    """Check values of submit's own options; of others it says nothing.
+    """Check the values of submit's own options; other options are ignored.
 
     Raises:
-        UsageError: The first that is wrong.
+        UsageError: A value is invalid; the first one is reported.
     """
     for name, value in raw.items():
         if name in _LONG and isinstance(value, str):
             if CONTROL.search(value):
-                raise invalid(name, _shown(value), "is one line, without control characters")
+                raise invalid(name, _escaped(value), "is one line, without control characters")
             if name in _RULES:
                 _RULES[name](name, value)
             elif not value.strip():
@@ -34,18 +34,18 @@ def check(raw: Mapping[str, Any]) -> None:
 
 
 def num_gpus(text: str) -> int:
-    """Return how many GPUs ``4`` or ``a100:4`` are; nothing is none."""
+    """Return the number of GPUs in ``4`` or ``a100:4``, 0 for an empty text."""
     return int(str(text).rpartition(":")[2] or 0)
 
 
 def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-    """Read what was typed after ``--sbatch``: ``--constraint=a100``, ``-C a100``, ``--exclusive``.
+    """Parse the values of ``--sbatch``: ``--constraint=a100``, ``-C a100``, ``--exclusive``.
 
     Returns:
-        Of each its long name, and its value or None.
+        The long name of each option, and its value or None.
 
     Raises:
-        UsageError: It is no option, submit has one for it, or it lacks its value.
+        UsageError: A word is not an option, an option lacks its value, or submit has an option for it.
     """
     return tuple(_sbatch(word) for word in words)
 
@@ -61,7 +61,7 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
         raise _refused(typed, "begins with a dash, as sbatch has it, and has a name", near)
     word, value = match["long"] or match["short"], match["value"] or match["rest"] or ""
     name, kind = sbatch_option(word)
-    require_free(name or word, value, shown=f"--sbatch {_shown(typed)}")
+    require_free(name or word, value, label=f"--sbatch {_escaped(typed)}")
     if kind == "value" and not value:
         raise _refused(typed, f"needs a value: --{name} is an option with one", f"--sbatch --{name}=VALUE")
     if kind == "flag" and value:
@@ -69,21 +69,21 @@ def _sbatch(typed: str) -> tuple[str, str | None]:
     return name or word, value or None
 
 
-def require_free(name: str, value: str, *, shown: str) -> None:
+def require_free(name: str, value: str, *, label: str) -> None:
     """Refuse an option of sbatch that submit sets itself.
 
     Raises:
-        UsageError: It does, or a job of submit cannot have it.
+        UsageError: submit sets the option itself, or a job of submit cannot have it.
     """
     if name in NEVER:
-        fix = NEVER_FIX.get(name, f"leave out {shown}")
-        raise contradicted(f"{shown}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
+        fix = NEVER_FIX.get(name, f"leave out {label}")
+        raise contradicted(f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix)
     if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
     if instead:
-        given = " " + value.rpartition(":")[2] if value and instead in ("--gpus-per-node", f"--{name}") else ""
-        raise contradicted(f"{shown}: paceline submit sets --{name} itself", f"{instead}{given}")
+        amount = " " + value.rpartition(":")[2] if value and instead in ("--gpus-per-node", f"--{name}") else ""
+        raise contradicted(f"{label}: paceline submit sets --{name} itself", f"{instead}{amount}")
 
 
 def _nodes(name: str, text: str) -> None:
@@ -141,8 +141,8 @@ _RULES: Mapping[str, Callable[[str, str], None]] = {
 
 def invalid(name: str, value: str, rule: str, fix: str = "") -> UsageError:
     """Return the error for a value that breaks its rule."""
-    shown = f"{_LONG[name]} {value}"
-    return UsageError(Finding("option-invalid", f"{shown}: {_LONG[name]} {rule}", where="command line", fix=fix))
+    label = f"{_LONG[name]} {value}"
+    return UsageError(Finding("option-invalid", f"{label}: {_LONG[name]} {rule}", where="command line", fix=fix))
 
 
 def contradicted(what: str, fix: str) -> UsageError:
@@ -151,9 +151,9 @@ def contradicted(what: str, fix: str) -> UsageError:
 
 
 def _refused(typed: str, rule: str, fix: str = "") -> UsageError:
-    what = f"--sbatch {_shown(typed)}: it {rule}"
+    what = f"--sbatch {_escaped(typed)}: it {rule}"
     return UsageError(Finding("option-invalid", what, where="command line", fix=fix))
 
 
-def _shown(text: str) -> str:
+def _escaped(text: str) -> str:
     return repr(text)[1:-1] if CONTROL.search(text) else text

@@ -1,6 +1,6 @@
-"""The job script: a request in, its text out. Pure.
+"""Render the job script of a request. Pure.
 
-It is meant to be read and kept: what it asks for stands in ``#SBATCH`` lines, and plain ``sbatch`` submits it again.
+The script is meant to be read and kept: its resources are ``#SBATCH`` lines, and plain ``sbatch`` submits it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.slurm.request import Request
 from paceline.text.quoting import comment, directive, pattern, word
 
 _WIDTH = 110
-_LATE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # of what only a job knows
+_JOB_VARIABLE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # set inside a job only
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Place:
     """Where a job is submitted from and what it uses there.
 
     Attributes:
-        folder: The folder that it works in.
-        run_dir: Its run folder, whole.
-        script: Where its script is written to.
-        output: What the job prints goes there.
-        paceline: The command that submits, which the job's script uses too.
-        when: The time, as people write it.
-        printed: The script is printed, not submitted: its job makes the run folder.
+        folder: Working folder of the job.
+        run_dir: Absolute path of the run folder.
+        script: Path of the job script.
+        output: Path of the job's output.
+        paceline: Command that starts paceline, in words; the job script uses it too.
+        when: Time of submission as text.
+        printed: Whether the script is printed and not submitted: the job then creates the run folder.
     """
 
     folder: str
@@ -42,7 +42,7 @@ class Place:
 
 
 def render(request: Request, place: Place) -> str:
-    """Return the script that is handed to sbatch."""
+    """Return the text of the script for sbatch."""
     blocks = (
         _head(request, place),
         list(_set_up(request, place)),
@@ -86,14 +86,14 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
-    if place.printed:  # Slurm opens this file before anybody can make the run folder, where slurm.out leads to it
+    if place.printed:  # Slurm opens this file before the job creates the run folder, in which slurm.out links to it
         yield directive("output", "slurm-%j.out")
     else:
         yield directive("output", pattern(place.output))
 
 
 def _by_directive(folder: str) -> bool:
-    """Whether ``--chdir`` takes a folder as it is, whatever Slurm's version makes of ``%`` and ``\\`` in paths."""
+    """Return whether ``--chdir`` can name a folder: versions of Slurm differ in what ``%`` and ``\\`` mean in paths."""
     return "%" not in folder and "\\" not in folder
 
 
@@ -108,7 +108,7 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield from comment(setting.why)
         yield f"export {setting.name}={word(setting.value)}"
     if profile.tmp:
-        folder = _late(profile.tmp)
+        folder = _with_job_variables(profile.tmp)
         yield "# on each node, and before the variable is set: Slurm complains of a TMPDIR that is not there"
         yield f"srun --export=ALL --ntasks-per-node=1 mkdir -p -- {folder} || exit"
         yield f"export TMPDIR={folder}"
@@ -117,51 +117,56 @@ def _set_up(request: Request, place: Place) -> Iterator[str]:
         yield f"export {env.DAMAGED}=skip"
 
 
-def _late(text: str) -> str:
-    """Return a path as a word of bash, with Slurm's own variables left for the job to fill in."""
-    words, at = "", 0
-    for match in _LATE.finditer(text):
-        words += (word(text[at : match.start()]) if match.start() > at else "") + f'"${{{match[1] or match[2]}}}"'
-        at = match.end()
-    return words + (word(text[at:]) if at < len(text) else "")
+def _with_job_variables(text: str) -> str:
+    """Quote a path for bash, and leave Slurm's variables in it for the job to expand."""
+    quoted, position = "", 0
+    for match in _JOB_VARIABLE.finditer(text):
+        quoted += _quoted(text[position : match.start()])
+        quoted += f'"${{{match[1] or match[2]}}}"'
+        position = match.end()
+    return quoted + _quoted(text[position:])
+
+
+def _quoted(text: str) -> str:
+    return word(text) if text else ""
 
 
 def _start(request: Request, place: Place) -> list[str]:
-    # in front of the run alone: in a container there is no Slurm, which the other two commands talk to
+    # only before the run: the other two commands call Slurm, which a container does not have
     prefix = request.profile.prefix
-    command = [word(each) for each in ((*prefix, "paceline") if prefix else place.paceline)]
-    # of a job that was submitted with --export=NONE srun would start its tasks without an environment too
+    command = [word(part) for part in ((*prefix, "paceline") if prefix else place.paceline)]
+    # in a job that was submitted with --export=NONE, srun would start the tasks without an environment
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
         # since Slurm 22.05 srun does not take this from the job
         srun.append(f"--cpus-per-task={request.cpus}")
-    # lines of their own for what is long, so that the layout does not hang on where things are
-    own = " ".join([*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"])
-    options = _filled([_option(name, value) for name, value in request.handed])
-    goes_to = f"--run-dir {word(place.run_dir)}"
-    # a name with a dash in front would be taken for an option
+    # long words get separate lines, so that the layout does not depend on the length of paths
+    run_command = " ".join([*command, "run", '--rdzv-endpoint "$endpoint"', f"--grace-s {request.grace_s}"])
+    options = _filled([_option(name, value) for name, value in request.forwarded])
+    run_dir = f"--run-dir {word(place.run_dir)}"
+    # a name that starts with a dash would be parsed as an option
     script = ["--"] if request.script.startswith("-") else []
-    script += [word(each) for each in (request.script, *request.script_args)]
+    script += [word(argument) for argument in (request.script, *request.script_args)]
     return [
-        *_secret(request),
+        *_secret_lines(request),
         "# this script runs on the first node of the job: its address, and a port that is free there",
-        f"endpoint=$({_own(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
+        f"endpoint=$({_own_command(place)} endpoint --run-dir {word(place.run_dir)}{_record(request, place)}) || exit",
         "status=0",
-        # not by a line of its own after the command, which a profile's "set -e" would leave out
-        *_wrapped([" ".join(srun), own, goes_to, *options, *_filled([*script, "|| status=$?"])]),
+        # in the same line as the command: after a profile's "set -e" the next line would not run
+        *_wrapped([" ".join(srun), run_command, run_dir, *options, *_filled([*script, "|| status=$?"])]),
     ]
 
 
 def _record(request: Request, place: Place) -> str:
-    """Return the options by which the job of a printed script keeps its record."""
+    """Return the options with which the job of a printed script stores its record."""
     if not place.printed:
         return ""
     ends = " --on-node-loss fail" if request.on_node_loss == "fail" else ""
     return f' --job-script "$0"{ends}'
 
 
-def _secret(request: Request) -> list[str]:
-    """Return the lines that make the secret of this start; Slurm hands the variable to all tasks."""
+def _secret_lines(request: Request) -> list[str]:
+    """Return the lines that create the secret of this start; Slurm passes the variable to all tasks."""
     if request.max_nodes == 1:
         return []
     return [
@@ -170,29 +175,31 @@ def _secret(request: Request) -> list[str]:
     ]
 
 
-def _own(place: Place) -> str:
-    return " ".join(word(each) for each in place.paceline)
+def _own_command(place: Place) -> str:
+    return " ".join(word(part) for part in place.paceline)
 
 
 def _option(name: str, value: str) -> str:
     option = "--" + name.replace("_", "-")
-    # a value with a dash in front would be taken for an option
-    return option if not value else f"{option}={word(value)}" if value.startswith("-") else f"{option} {word(value)}"
+    if not value:
+        return option
+    separator = "=" if value.startswith("-") else " "  # after a space it would be parsed as an option
+    return f"{option}{separator}{word(value)}"
 
 
 def _filled(words: Sequence[str]) -> list[str]:
-    """Fill lines with words, as many as fit."""
+    """Join words into lines of at most ``_WIDTH`` characters."""
     lines: list[str] = []
-    for each in words:
-        if lines and len(lines[-1]) + 1 + len(each) <= _WIDTH:
-            lines[-1] += f" {each}"
+    for piece in words:
+        if lines and len(lines[-1]) + 1 + len(piece) <= _WIDTH:
+            lines[-1] += f" {piece}"
         else:
-            lines.append(each)
+            lines.append(piece)
     return lines
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
-    """Return lines as one command of the shell."""
+    """Return lines as one shell command, with backslashes at their ends."""
     head, *rest = lines
     listed = [head, *(f"    {line}" for line in rest)]
     return [*(f"{line} \\" for line in listed[:-1]), listed[-1]]
@@ -203,6 +210,6 @@ def _end(request: Request, place: Place) -> list[str]:
     if request.requeue:
         lines += [
             f"# {EXIT_UNFINISHED}: stopped unfinished, with a checkpoint; queued again, the job goes on from there",
-            f'{_own(place)} requeue {word(place.run_dir)} --status "$status"',
+            f'{_own_command(place)} requeue {word(place.run_dir)} --status "$status"',
         ]
     return [*lines, 'exit "$status"']

@@ -1,4 +1,4 @@
-"""A judge: what ``scontrol`` and ``sinfo`` print, as facts about partitions and their nodes."""
+"""Parse the output of ``scontrol``, ``sinfo`` and ``sacctmgr``: partitions, their nodes, and accounts. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from paceline.launch.plan.option_values import seconds_of
 
 PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
-# Each partition with each kind of node that it has: --exact, or sinfo would print "16+" for several kinds.
+# A line for each partition and kind of node: without --exact, sinfo would print "16+" for several kinds.
 NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%Z")
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
@@ -19,11 +19,11 @@ class NodeKind:
     """Nodes of a partition that are alike.
 
     Attributes:
-        count: How many there are.
-        cpus: CPUs of each.
-        memory_mb: Memory of each.
-        gpus: GPUs of each by kind; the kind is empty where the site names none.
-        threads: Threads of a core: Slurm gives whole cores.
+        count: Number of such nodes.
+        cpus: CPUs of a node.
+        memory_mb: Memory of a node.
+        gpus: Number of GPUs of a node by kind; the kind is empty if the site does not name it.
+        threads: Threads of a core; Slurm allocates whole cores.
     """
 
     count: int
@@ -33,7 +33,7 @@ class NodeKind:
     threads: int = 1
 
     def num_gpus(self, kind: str = "") -> int:
-        """Return the GPUs of each node, of one kind or of all."""
+        """Return the number of GPUs of a node, of one kind or of all kinds."""
         return self.gpus.get(kind, 0) if kind else sum(self.gpus.values())
 
 
@@ -42,17 +42,17 @@ class Partition:
     """A partition and its limits.
 
     Attributes:
-        name: Its name.
-        default: Jobs that name none go there.
-        up: It takes jobs and starts them.
-        max_time_s: Its limit; None where there is none.
-        max_nodes: The most nodes of a job; None where there is no limit.
+        name: Name of the partition.
+        default: Whether it is the partition of jobs that name none.
+        up: Whether it accepts and starts jobs.
+        max_time_s: Longest time limit of a job, None without a limit.
+        max_nodes: Largest number of nodes of a job, None without a limit.
         allow_accounts: Accounts that may use it; empty for all.
-        deny_accounts: Accounts that may not.
-        max_cpus: The most CPUs of a node that its jobs get; None where there is no limit.
-        cpus_per_gpu: CPUs that a job gets for each GPU if it asks for none; None where that is not set.
-        whole_nodes: A job has its nodes to itself.
-        kinds: Its nodes; empty where they are not known.
+        deny_accounts: Accounts that may not use it.
+        max_cpus: Largest number of CPUs that its jobs get on a node, None without a limit.
+        cpus_per_gpu: CPUs that a job gets for each GPU by default, None if that is not set.
+        whole_nodes: Whether nodes are allocated exclusively.
+        kinds: Kinds of its nodes; empty if they are unknown.
     """
 
     name: str
@@ -69,47 +69,47 @@ class Partition:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes it has."""
+        """Number of its nodes."""
         return sum(kind.count for kind in self.kinds)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What Slurm says of itself.
+    """Partitions and accounts of a Slurm cluster.
 
     Attributes:
-        partitions: In Slurm's order; empty where it does not answer.
-        accounts: Those that the user may charge; None where nobody answers.
+        partitions: Partitions in Slurm's order; empty if Slurm does not answer.
+        accounts: Accounts that the user may charge, None if Slurm does not answer.
     """
 
     partitions: tuple[Partition, ...] = ()
     accounts: tuple[str, ...] | None = None
 
     def find(self, name: str) -> Partition | None:
-        """Return a partition, or None."""
-        return next((each for each in self.partitions if each.name == name), None)
+        """Return the partition of this name, or None."""
+        return next((partition for partition in self.partitions if partition.name == name), None)
 
     @property
     def default(self) -> Partition | None:
         """The partition of jobs that name none."""
-        return next((each for each in self.partitions if each.default), None)
+        return next((partition for partition in self.partitions if partition.default), None)
 
 
 def read(partitions: str | None, nodes: str | None, associations: str | None = None) -> Cluster:
-    """Return the facts.
+    """Parse the output of Slurm's commands.
 
     Args:
-        partitions: What the command ``PARTITIONS`` printed, None where it did not answer.
-        nodes: What ``NODES`` printed.
-        associations: What ``sacctmgr`` printed, a line for each ``account|partition``.
+        partitions: Output of the command ``PARTITIONS``, None if it did not answer.
+        nodes: Output of ``NODES``.
+        associations: Output of ``sacctmgr``, a line for each ``account|partition``.
     """
     kinds = _kinds(nodes or "")
-    found = tuple(_partition(line, kinds) for line in (partitions or "").splitlines() if "PartitionName=" in line)
+    described = tuple(_partition(line, kinds) for line in (partitions or "").splitlines() if "PartitionName=" in line)
     accounts = None
     if associations is not None:
-        listed = (line.partition("|")[0].strip() for line in associations.splitlines())
-        accounts = tuple(dict.fromkeys(filter(None, listed))) or None
-    return Cluster(found, accounts)
+        names = (line.partition("|")[0].strip() for line in associations.splitlines())
+        accounts = tuple(dict.fromkeys(filter(None, names))) or None
+    return Cluster(described, accounts)
 
 
 def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
@@ -137,17 +137,21 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _kinds(text: str) -> dict[str, list[NodeKind]]:
-    found: dict[str, list[NodeKind]] = {}
+    kinds: dict[str, list[NodeKind]] = {}
     for line in text.splitlines():
         parts = line.split("|")
         if len(parts) < 5 or not parts[1].isdigit():
             continue
         name, count, cpus, memory, gres, *threads = parts
         kind = NodeKind(
-            int(count), _number(cpus), _number(memory), read_gpus(gres), max([1, *(_number(each) for each in threads)])
+            int(count),
+            _number(cpus),
+            _number(memory),
+            read_gpus(gres),
+            max([1, *(_number(count_text) for count_text in threads)]),
         )
-        found.setdefault(name.rstrip("*"), []).append(kind)
-    return found
+        kinds.setdefault(name.rstrip("*"), []).append(kind)
+    return kinds
 
 
 def _number(text: str) -> int:
@@ -156,13 +160,13 @@ def _number(text: str) -> int:
 
 
 def read_gpus(gres: str) -> dict[str, int]:
-    """Return the GPUs of a node by kind: ``gpu:a100:4(S:0-1),nvme:1`` has four of kind ``a100``."""
-    found: dict[str, int] = {}
+    """Return the number of GPUs by kind: ``gpu:a100:4(S:0-1),nvme:1`` has four of kind ``a100``."""
+    counts: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", gres):
         words = re.sub(r"\(.*?\)", "", part).strip().split(":")
         if words[0] != "gpu":
             continue
-        counted = len(words) > 1 and words[-1].isdigit()
-        kind = ":".join(words[1:-1] if counted else words[1:])
-        found[kind] = found.get(kind, 0) + (int(words[-1]) if counted else 1)
-    return found
+        has_count = len(words) > 1 and words[-1].isdigit()
+        kind = ":".join(words[1:-1] if has_count else words[1:])
+        counts[kind] = counts.get(kind, 0) + (int(words[-1]) if has_count else 1)
+    return counts

@@ -1,4 +1,4 @@
-"""How a job ended that its run could not tell: from what Slurm says to a finding. Pure."""
+"""Explain the end of a job whose run recorded no outcome, from what Slurm says. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 from paceline.text.quoting import printable, word
 
-# Of a launcher that could not tell its end; srun then ends the others, which print the same line later.
+# A launcher that was killed; srun then ends the other launchers, for which it prints the same line later.
 _SRUN = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Terminated|Segmentation fault|Bus error|Aborted).*")
-_MOST = 6  # lines of the output that a finding shows
+_MAX_EVIDENCE_LINES = 6  # lines of the output that a finding shows
 _LOST = re.compile(r"srun: error: Node failure on (\S+)")
 _MEANING = {
     "CANCELLED": ("was cancelled", "somebody did so on purpose, or a job that it depended on has failed; {again}"),
@@ -30,14 +30,14 @@ _MEANING = {
 
 
 def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[str], script: str) -> Finding:
-    """Return the finding of a job that has ended without an account of its run.
+    """Return the finding for a job that has ended although its run recorded no outcome.
 
     Args:
-        job: What Slurm says; None if it has forgotten the job.
-        record: The run's own record of it.
-        log: The file of the job's output.
-        tail: The last lines of it.
-        script: The job script, to submit it again.
+        job: State of the job, None if Slurm has forgotten it.
+        record: The run's record of the job.
+        log: Path of the job's output.
+        tail: Last lines of the output.
+        script: Path of the job script, to submit it again.
     """
     name = f"job {record.job_id}" + (f" ({record.name})" if record.name else "")
     again = f"to submit it again: sbatch {word(script)}"
@@ -47,10 +47,10 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
             "slurm-job-ended",
             f"Slurm does not know {name} any more, and its run has not told its end",
             where=where,
-            evidence=tuple(tail[-_MOST:]),
+            evidence=tuple(tail[-_MAX_EVIDENCE_LINES:]),
             fix=f"sacct -j {record.job_id} where the site keeps accounts; {again}",
         )
-    evidence = (_said(job), *tail[-_MOST:])
+    evidence = (_slurm_summary(job), *tail[-_MAX_EVIDENCE_LINES:])
     if job.state == "TIMEOUT":
         what = f"Slurm ended {name} at its time limit, before its run had ended by itself"
         fix = f"longer: --time; or in time: a larger --grace-s; {again}"
@@ -75,7 +75,7 @@ def judge(job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[s
     return Finding("slurm-job-ended", f"{name} {meaning}", where=where, evidence=evidence, fix=fix)
 
 
-def _said(job: JobState) -> str:
+def _slurm_summary(job: JobState) -> str:
     parts = [f"Slurm: {job.state}"]
     if job.reason:
         parts.append(f"reason {job.reason}")
@@ -87,19 +87,19 @@ def _said(job: JobState) -> str:
 
 
 def report(finding: Finding, *, folder: str) -> Report:
-    """Return the block of a finding, like that of a run that failed."""
+    """Return the final report for a finding, in the form of a failed run's."""
     first, *rest = finding.render().split("\n")
     head = f"{finding.what}   [{finding.code} {finding.name}]" if first else first
-    room = MOST_LINES - len(rest) - 2
-    if room < 0:  # the evidence follows the place
+    spare_lines = MOST_LINES - len(rest) - 2
+    if spare_lines < 0:  # shorten the evidence, which follows the line "where:"
         place = 1 + bool(finding.where)
-        rest = [*rest[:place], *rest[place - room :]]
+        rest = [*rest[:place], *rest[place - spare_lines :]]
     last = f"exit status {EXIT_FAILED} · run folder {folder}"
     return Report(EXIT_FAILED, [printable(line) for line in (head, *rest, last)], [finding])
 
 
-def retell(outcome: Outcome, *, folder: str) -> Report:
-    """Return the block of a run whose own one cannot be read, from what its events tell."""
+def from_outcome(outcome: Outcome, *, folder: str) -> Report:
+    """Return the final report of a run from its events, where the one that it printed cannot be read."""
     last = f"exit status {outcome.exit_status} · run folder {folder}"
     if outcome.exit_status == 0:
         return Report(0, [f"the run has succeeded · run folder {folder}"])

@@ -1,7 +1,7 @@
-"""``paceline follow``: a job's output as it grows, across all its starts, to its outcome. A hand.
+"""``paceline follow``: show a job's output as it grows, across all its starts, and exit with the run's status.
 
-The file is read often and Slurm is asked seldom: a file costs nobody anything, the controller serves all users of a
-cluster. What the run itself has told decides how it ended; Slurm's word counts where the run has none.
+The output file is read often and Slurm is queried rarely, since its controller serves all users of the cluster. The
+run's own events decide how it ended; without them the state in Slurm decides.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from paceline.text.quoting import printable, word
 
 _READ_S = 0.2
 _ASK_S, _ASK_LATER_S, _LATER_AFTER_S = 2.0, 5.0, 60.0
-_ASK_SELDOM_S, _SELDOM_AFTER_S = 30.0, 600.0  # of a job that runs: a hundred may be followed for days
-_NO_OUTPUT_S = 10.0  # a file that a node writes is seen on another host after so long at the latest, mostly
+_ASK_SELDOM_S, _SELDOM_AFTER_S = 30.0, 600.0  # while the job runs: a hundred jobs may be followed for days
+_NO_OUTPUT_S = 10.0  # until then a file that a node writes usually becomes visible on other hosts
 _LAST_LINES = 40
-_LAST_LINES_S = 3.0  # and so long its last lines may take
-_MOVED_S = 600  # an expected start that moves by less is not said again
+_LAST_LINES_S = 3.0  # time limit for the last lines to become visible
+_MOVED_S = 600  # smaller changes of the expected start are not reported
 
 
 def follow(subject: str | RunDir) -> int:
     """Show a job's output until the job has ended; returns the exit status of its run.
 
     Args:
-        subject: A run folder, the name of one in ``paceline-runs/``, or the number of a job.
+        subject: A run folder, the name of one in ``paceline-runs/``, or a job id.
 
     Raises:
-        UsageError: There is no such run, or it has no Slurm job.
+        UsageError: The run does not exist, or has no Slurm job.
     """
     if isinstance(subject, RunDir):
         run_dir, job = record.find(str(subject.root))
@@ -61,21 +61,21 @@ def _say(text: str) -> None:
 
 
 @dataclass
-class _Seen:
-    """What has been said already, so that it is said once."""
+class _Notices:
+    """Whether notices that are printed only once have been printed."""
 
     no_slurm: bool = False
     no_output: bool = False
 
 
 class Follower:
-    """Follows one run: its file, its job's state, and the job's number, which may change.
+    """Follows the output file of a run, the state of its job, and the job's id, which may change.
 
     Args:
         run_dir: The run folder.
-        job: Its record.
-        clock: Tells the time in seconds; for tests.
-        sleep: Waits; for tests.
+        job: Record of the job.
+        clock: Returns the time in seconds; for tests.
+        sleep: Sleeps for some seconds; for tests.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Follower:
         self._clock = clock
         self._sleep = sleep
         self._output = Output(run_dir)
-        self._seen = _Seen()
-        self._told: JobState | None = None
-        self._runs = False
+        self._notices = _Notices()
+        self._last_state: JobState | None = None
+        self._is_running = False
         self._has_run = False
-        self._runs_since: float | None = None
+        self._running_since: float | None = None
         self._ended_before = False
 
     def run(self) -> int:
-        """Follow to the end; returns the exit status."""
+        """Follow the job until it ends, and return the exit status."""
         try:
             return self._run()
         finally:
@@ -112,36 +112,36 @@ class Follower:
             self._output.show()
             now = self._clock()
             if now >= next_ask:
-                status = self._look(now)
+                status = self._check(now)
                 if status is not None:
                     return status
                 next_ask = self._clock() + self._pause_s(now - started)
             self._sleep(_READ_S)
 
     def _pause_s(self, followed_s: float) -> float:
-        """Return how long Slurm is not asked; soon again where a run has shown its end."""
+        """Return the time until the next query of Slurm; it is short once the run has printed its final report."""
         if followed_s < _LATER_AFTER_S:
             return _ASK_S
-        seldom = followed_s >= _SELDOM_AFTER_S and self._runs and not self._output.has_block
+        seldom = followed_s >= _SELDOM_AFTER_S and self._is_running and not self._output.has_block
         return _ASK_SELDOM_S if seldom else _ASK_LATER_S
 
     def say_goodbye(self) -> None:
-        """Say that the job does not end because nobody watches."""
+        """Print that the job continues, and how to follow it again or end it."""
         job = self._job.job_id
         on = f"-M {self._job.cluster} " if self._job.cluster else ""
         again = f"paceline follow {word(str(self._run_dir.root))}"
         _say(f"job {job} goes on; to watch it again: {again}; to end it: scancel {on}{job}")
 
-    def _look(self, now: float) -> int | None:
-        """Ask Slurm and the folder how the job does; returns the exit status if it has ended."""
-        self._reread()
+    def _check(self, now: float) -> int | None:
+        """Query Slurm and read the run folder; return the exit status if the job has ended."""
+        self._reread_record()
         answer = lookup.state(self._job)
         state = answer.state
-        self._runs = state is not None and state.state == RUNNING
+        self._is_running = state is not None and state.state == RUNNING
         if state is not None and not state.ended:
             self._ended_before = False
-            self._tell(state)
-            self._tell_missing_output(state, now)
+            self._report_state(state)
+            self._report_missing_output(state, now)
             if state.state != COMPLETING:
                 return None
             # its script may still queue it again, unless the run's end leaves no reason to
@@ -149,93 +149,100 @@ class Follower:
             final = outcome is not None and outcome.exit_status in (EXIT_OK, EXIT_FAILED) and not outcome.lost
             return self._end(state, outcome) if final else None
         if not answer.heard:
-            self._tell_silence()
+            self._report_silence()
         outcome = self._outcome(state)
         if state is None and outcome is None and not answer.heard:
-            return None  # it may run or not; the output goes on to be shown
+            return None  # the job may still run: continue to show its output
         if not self._ended_before and not (outcome and outcome.exit_status == EXIT_OK):
-            # once more: that the job was submitted again may stand in the folder a moment later
+            # check once more: the record of a new submission may appear in the folder a moment later
             self._ended_before = True
             return None
         return self._end(state, outcome)
 
-    def _reread(self) -> None:
+    def _reread_record(self) -> None:
         latest = record.read(self._run_dir)
         if latest is None or latest == self._job:
             return
         before, self._job = self._job, latest
         if latest.job_id != before.job_id:
-            _say(f"job {before.job_id} was submitted again as job {latest.job_id}{self._how_far()}")
-            self._told, self._ended_before = None, False
+            _say(f"job {before.job_id} was submitted again as job {latest.job_id}{self._progress()}")
+            self._last_state, self._ended_before = None, False
 
-    def _how_far(self) -> str:
+    def _progress(self) -> str:
         if self._job.requeues:
             step: int | None = self._job.requeues[-1].step
         else:
             last = evidence.last_checkpoint(self._run_dir.checkpoints)
             step = last.step if last else None
-        return f" after {step} step{'' if step == 1 else 's'}" if step else ""
+        if not step:
+            return ""
+        return f" after {step} step" if step == 1 else f" after {step} steps"
 
-    def _tell(self, state: JobState) -> None:
-        """Say what the job does now, if it is something else than before."""
-        if self._told is None and state.waits and not self._has_run:
-            # squeue does not tell whether Slurm has queued it again before anybody watched
+    def _report_state(self, state: JobState) -> None:
+        """Print the state of the job, if it has changed."""
+        if self._last_state is None and state.waits and not self._has_run:
+            # squeue does not show whether Slurm had queued the job again before this command started
             full = lookup.full(self._job)
             self._has_run = full is not None and full.restarts > 0
         self._has_run = self._has_run or not state.waits or bool(self._job.requeues)
-        if self._told is not None and _has_started_anew(self._told, state):
-            _say(f"job {state.job_id} was queued again{self._how_far()}")
-        words = describe(state, again=self._how_far() if self._has_run else None, now_s=time.time())
-        if words and not (self._told and _much_the_same(self._told, state)):
+        if self._last_state is not None and _has_restarted(self._last_state, state):
+            _say(f"job {state.job_id} was queued again{self._progress()}")
+        words = describe(state, again=self._progress() if self._has_run else None, now_s=time.time())
+        if words and not (self._last_state and _is_unchanged(self._last_state, state)):
             _say(words)
-            self._told = state
+            self._last_state = state
 
-    def _tell_missing_output(self, state: JobState, now: float) -> None:
-        if state.state != RUNNING or self._output.seen or self._seen.no_output:
+    def _report_missing_output(self, state: JobState, now: float) -> None:
+        if state.state != RUNNING or self._output.is_open or self._notices.no_output:
             return
-        self._runs_since = self._runs_since or now
-        if now - self._runs_since >= _NO_OUTPUT_S:
-            self._seen.no_output = True
+        self._running_since = self._running_since or now
+        if now - self._running_since >= _NO_OUTPUT_S:
+            self._notices.no_output = True
             where = f" on {state.nodes}" if state.nodes else ""
             path = self._run_dir.job_output
             _say(f"waiting for {path}, which job {state.job_id}{where} writes: it is not to be seen here yet")
 
-    def _tell_silence(self) -> None:
-        if not self._seen.no_slurm:
-            self._seen.no_slurm = True
+    def _report_silence(self) -> None:
+        if not self._notices.no_slurm:
+            self._notices.no_slurm = True
             _say("squeue does not answer here: only the run folder is followed")
 
     def _outcome(self, state: JobState | None) -> Outcome | None:
-        """Return how the last start of the run ended, None if it has not told."""
+        """Return how the last start of the run ended, None if there is no such event."""
         since_ns = lookup.last_start_ns(self._job, state)
         return events.read_history(self._run_dir.root, since_ns=since_ns).outcome
 
     def _end(self, state: JobState | None, outcome: Outcome | None) -> int:
         self._drain(until_block=outcome is not None)
         folder = str(self._run_dir.root)
-        unaware = outcome is not None and outcome.stopped and state is not None and state.broke
-        if outcome is not None and not unaware:
+        has_cause_in_slurm = state is not None and state.broke
+        is_incomplete = outcome is not None and outcome.stopped and has_cause_in_slurm
+        if outcome is not None and not is_incomplete:
             if not self._output.has_block:
-                self._print(ending.retell(outcome, folder=folder).framed())
+                self._print(ending.from_outcome(outcome, folder=folder).framed())
             if state is not None and state.state not in (COMPLETED, COMPLETING, "FAILED"):
                 _say(f"Slurm has ended job {state.job_id}: {state.state}")
             return outcome.exit_status
         if state is not None and state.succeeded:
             _say(f"job {self._job.job_id} has ended well; {folder} has no account of the run")
             return EXIT_OK
-        last = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
-        if unaware:  # the run's own block has just been shown
-            last = tuple(line for line in last if line.startswith(("srun: error", "slurmstepd")))
+        tail = evidence.read_tail(self._run_dir.job_output, lines=_LAST_LINES)
+        if is_incomplete:  # the run's own final report has just been shown
+            tail = tuple(line for line in tail if line.startswith(("srun: error", "slurmstepd")))
         where, script = str(self._run_dir.job_output), str(self._run_dir.job_script)
-        finding = ending.judge(state, self._job, log=where, tail=last, script=script)
+        finding = ending.judge(state, self._job, log=where, tail=tail, script=script)
         report = ending.report(finding, folder=folder)
         self._print(report.framed())
         return report.exit_status
 
     def _drain(self, *, until_block: bool) -> None:
-        """Show the rest: the last lines come through a file server later than the job's end."""
+        """Show the rest of the output: a file server may deliver the last lines after the job has ended."""
         deadline = self._clock() + _LAST_LINES_S
-        while self._output.show() or (until_block and not self._output.has_block and self._clock() < deadline):
+
+        def is_awaited() -> bool:
+            return until_block and not self._output.has_block and self._clock() < deadline
+
+        while self._output.show() or is_awaited():
             self._sleep(_READ_S)
 
     def _print(self, lines: list[str]) -> None:
@@ -244,12 +251,12 @@ class Follower:
 
 
 def describe(state: JobState, *, again: str | None, now_s: float) -> str:
-    """Return what a job does in one line, empty if there is nothing to say. Pure.
+    """Return the state of a job in one line, empty if there is nothing to report. Pure.
 
     Args:
-        state: What Slurm says.
-        again: How far it had come if it has run before, None if it has not.
-        now_s: The time, to leave out the day if it is today.
+        state: State of the job in Slurm.
+        again: Progress of the run if the job has run before, such as ``" after 100 steps"``; None if it has not.
+        now_s: The current time, to leave out the day if it is today.
     """
     name = f"job {state.job_id}"
     if state.waits:
@@ -266,22 +273,24 @@ def describe(state: JobState, *, again: str | None, now_s: float) -> str:
     return f"{name} is {state.state.lower()}{on}"
 
 
-def _has_started_anew(one: JobState, other: JobState) -> bool:
-    """Return whether a job runs that ran before, and was queued between two looks."""
-    if one.state != RUNNING or other.state != RUNNING or one.start_s is None or other.start_s is None:
+def _has_restarted(earlier: JobState, later: JobState) -> bool:
+    """Return whether a job was started again between two queries that both saw it running."""
+    if earlier.state != RUNNING or later.state != RUNNING:
         return False
-    return other.start_s > one.start_s
+    if earlier.start_s is None or later.start_s is None:
+        return False
+    return later.start_s > earlier.start_s
 
 
-def _much_the_same(one: JobState, other: JobState) -> bool:
-    """Nothing to say anew: the expected start of a job that waits moves a little all the time."""
-    if (one.state, one.reason, one.nodes) != (other.state, other.reason, other.nodes):
+def _is_unchanged(earlier: JobState, later: JobState) -> bool:
+    """Return whether there is nothing new to report: the expected start of a pending job changes all the time."""
+    if (earlier.state, earlier.reason, earlier.nodes) != (later.state, later.reason, later.nodes):
         return False
-    if not other.waits:
-        return not _has_started_anew(one, other)
-    if other.start_s is None:
+    if not later.waits:
+        return not _has_restarted(earlier, later)
+    if later.start_s is None:
         return True
-    return one.start_s is not None and abs(one.start_s - other.start_s) < _MOVED_S
+    return earlier.start_s is not None and abs(earlier.start_s - later.start_s) < _MOVED_S
 
 
 def _clock_of(at_s: float, now_s: float) -> str:

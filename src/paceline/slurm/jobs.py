@@ -1,7 +1,7 @@
-"""``paceline jobs``: the runs of a folder, how each does, how far it has come.
+"""``paceline jobs``: list the runs of a folder with state, nodes, last step and loss.
 
-Slurm is asked once for all of them; a run that it has forgotten, or never knew, is told by its folder. Of every file
-only the end is read, so that hundreds of runs are listed at once.
+Slurm is queried once for all jobs; the run folder decides about runs that Slurm has forgotten or never knew. Only the
+end of every file is read, so that hundreds of runs are listed quickly.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _COLUMNS = ("run", "job", "state", "nodes", "step", "loss", "since")
 _RIGHT = frozenset({"job", "step", "loss"})
 _TAIL_BYTES = 1 << 14
 _STEP = "step"
-# The first of these that a table has is the loss; after them any other name that ends so.
+# The first of these columns is the loss, or else the first one whose name ends with "loss".
 _LOSSES = ("loss", "train/loss", "train_loss", "loss/train", "train/loss_step", "train_loss_step")
 _RUN_NAME = re.compile(r"^(\d{8}-\d{6})-")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run as the table shows it.
+    """One run, as a row of the table.
 
     Attributes:
-        run: Name of its folder.
-        folder: Its folder.
-        job: Number of its Slurm job, empty if it has none.
-        state: What it does, or how it ended, in one word.
-        nodes: Its nodes by name, or how many.
-        step: Steps so far, None if none were told.
-        loss: The last loss that it logged, None if it logged none.
-        since_s: Since when it is in this state, None if that is not known.
-        reason: Why it waits, in Slurm's word.
+        run: Name of the run folder.
+        folder: Path of the run folder.
+        job: Id of the Slurm job, empty if the run has none.
+        state: State or outcome in one word.
+        nodes: Names of the nodes, or their number.
+        step: Last known step, None if there is none.
+        loss: The last loss that was logged, None if there is none.
+        since_s: When the state began, None if that is unknown.
+        reason: Slurm's reason why the job waits.
     """
 
     run: str
@@ -66,27 +66,27 @@ class Row:
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as plain data; a loss that is no number any more is none in JSON."""
+        """Return the row as plain data; a loss that is not finite becomes None."""
         loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         return {**asdict(self), "loss": loss}
 
 
 def jobs(folder: Path | None, *, as_json: bool) -> int:
-    """Print the runs of a folder, the newest first; returns the exit status.
+    """Print the runs of a folder, the newest first, and return the exit status.
 
     Raises:
-        UsageError: There is no such folder.
+        UsageError: The folder does not exist.
     """
     if folder is not None and not folder.is_dir():
         raise UsageError(_no_folder(folder))
     runs = gather(*([folder] if folder is not None else profile_files.run_folders()))
-    known, silent = lookup.states(job for _, job in runs if job is not None)
+    states, silent = lookup.states(job for _, job in runs if job is not None)
     for cluster in silent:
         where = f"for cluster {cluster}" if cluster else "here"
         _say(f"squeue does not answer {where}: states are those of the run folders")
-    rows = [each for run_dir, job in runs if (each := _row(run_dir, job, known)) is not None]
+    rows = [entry for run_dir, job in runs if (entry := _row(run_dir, job, states)) is not None]
     if as_json:
-        print(json.dumps([each.to_json() for each in rows], indent=1))
+        print(json.dumps([entry.to_json() for entry in rows], indent=1))
     elif rows:
         print(render(rows))
     else:
@@ -98,11 +98,11 @@ def _say(text: str) -> None:
     terminal.say(printable(text))
 
 
-def _row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row | None:
-    """Return what is told of one run; None, with a line on stderr, if its folder cannot be read."""
+def _row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]) -> Row | None:
+    """Return the row of a run, or print a line to stderr and return None if its folder cannot be read."""
     try:
-        return row(run_dir, job, known)
-    except Exception as error:  # the files may be anybody's; the other runs are listed all the same
+        return row(run_dir, job, states)
+    except Exception as error:  # the files may be damaged; the other runs are listed all the same
         _say(f"{run_dir.root} cannot be read: {type(error).__name__}: {error}")
         return None
 
@@ -113,7 +113,7 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
     for folder in places:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             paths += [Path(entry.path) for entry in entries if entry.is_dir()]
-    found = []
+    dated = []
     for path in paths:
         run_dir, job = RunDir(path), None
         try:
@@ -121,46 +121,57 @@ def gather(*places: Path) -> list[tuple[RunDir, JobRecord | None]]:
         except (OSError, ValueError) as error:
             _say(f"{run_dir.job} cannot be read: {error}")
         if job is not None or run_dir.plan().exists() or any(path.glob("plan.attempt-*.json")):
-            found.append((_begun(run_dir, job), run_dir, job))
-    return [(run_dir, job) for _, run_dir, job in sorted(found, key=lambda each: (each[0], each[1].root), reverse=True)]
+            dated.append((_begun(run_dir, job), run_dir, job))
+    return [
+        (run_dir, job) for _, run_dir, job in sorted(dated, key=lambda entry: (entry[0], entry[1].root), reverse=True)
+    ]
 
 
 def _begun(run_dir: RunDir, job: JobRecord | None) -> float:
-    """Return when a run began: submitted, or as its name says, or when it was planned."""
+    """Return the time of submission, else that in the folder's name, else that of the plan."""
     if job is not None and job.submitted_ns:
         return job.submitted_ns / 1e9
-    named = _RUN_NAME.match(run_dir.root.name)
+    name_match = _RUN_NAME.match(run_dir.root.name)
     try:
-        if named:
-            return time.mktime(time.strptime(named[1], "%Y%m%d-%H%M%S"))
+        if name_match:
+            return time.mktime(time.strptime(name_match[1], "%Y%m%d-%H%M%S"))
         return run_dir.plan().stat().st_mtime
     except (OSError, ValueError, OverflowError):
         return 0.0
 
 
-def row(run_dir: RunDir, job: JobRecord | None, known: dict[tuple[str, str], JobState]) -> Row:
-    """Return what is told of one run."""
-    slurm = known.get((job.cluster, job.job_id)) if job is not None else None
-    history = events.read_history(run_dir.root, since_ns=lookup.last_start_ns(job, slurm) if job is not None else 0)
-    state, since_s = judge(slurm, history, submitted_s=job.submitted_ns / 1e9 if job else None, alive=_is_alive)
-    step, loss = _figures(run_dir)
+def row(run_dir: RunDir, job: JobRecord | None, states: dict[tuple[str, str], JobState]) -> Row:
+    """Return the row of a run."""
+    slurm = states.get((job.cluster, job.job_id)) if job is not None else None
+    since_ns = lookup.last_start_ns(job, slurm) if job is not None else 0
+    history = events.read_history(run_dir.root, since_ns=since_ns)
+    submitted_s = job.submitted_ns / 1e9 if job else None
+    state, since_s = judge(slurm, history, submitted_s=submitted_s, alive=_is_alive)
+    logged_step, loss = _figures(run_dir)
     last = evidence.last_checkpoint(run_dir.checkpoints)
-    # each may be behind the others: rows are logged now and then, events count the last start alone
-    step = max((each for each in (step, last.step if last else None, history.steps) if each is not None), default=None)
-    nodes = (
-        (slurm.nodes if slurm else "") or (job.nodes if job else "") or (str(history.nodes) if history.nodes else "")
-    )
+    # any of these may lag behind the others: metrics are logged rarely, events cover the last start only
+    steps = (logged_step, last.step if last else None, history.steps)
+    step = max((count for count in steps if count is not None), default=None)
     return Row(
         run=run_dir.root.name,
         folder=str(run_dir.root),
         job=job.job_id if job else "",
         state=state,
-        nodes=nodes,
+        nodes=_nodes(slurm, job, history),
         step=step,
         loss=loss,
         since_s=since_s,
         reason=slurm.reason if slurm and slurm.waits else "",
     )
+
+
+def _nodes(slurm: JobState | None, job: JobRecord | None, history: History) -> str:
+    """Return the names of a run's nodes, else the requested number, else the number in its events."""
+    if slurm is not None and slurm.nodes:
+        return slurm.nodes
+    if job is not None and job.nodes:
+        return job.nodes
+    return str(history.nodes) if history.nodes else ""
 
 
 def judge(
@@ -173,10 +184,10 @@ def judge(
     """Return a run's state in one word, and since when. Pure.
 
     Args:
-        slurm: What Slurm says, None if it says nothing.
-        history: What the run folder tells.
-        submitted_s: When the job was submitted, None if there is none.
-        alive: Returns whether a process of a host, started before a time, is still there; None if nobody knows.
+        slurm: State of the job in Slurm, None if Slurm does not know it.
+        history: The events in the run folder.
+        submitted_s: When the job was submitted, None if there is no job.
+        alive: Returns whether a process of a host that started before a time is alive, None if that is unknown.
     """
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
@@ -186,11 +197,11 @@ def judge(
     if slurm is not None:
         return "succeeded" if slurm.succeeded else slurm.state.lower(), slurm.start_s
     started_s = history.started_ns / 1e9 if history.started_ns else submitted_s
-    lives = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
-    if any(lives):
+    living = [alive(host, pid, history.started_ns / 1e9) for host, pid in history.launchers]
+    if any(living):
         return "running", started_s
-    # A launcher that ends by itself says so in the run folder.
-    return "killed" if lives and None not in lives else "unknown", started_s
+    # A launcher that ends without being killed writes its outcome to the run folder.
+    return "killed" if living and None not in living else "unknown", started_s
 
 
 def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
@@ -199,13 +210,13 @@ def _is_alive(host: str, pid: int, before_s: float) -> bool | None:
     if host != socket.gethostname():
         return None
     try:
-        return psutil.Process(pid).create_time() <= before_s + 1  # another one has the number by now
+        return psutil.Process(pid).create_time() <= before_s + 1  # else the process id has been reused
     except (psutil.NoSuchProcess, ValueError, OverflowError):
         return False
 
 
 def _figures(run_dir: RunDir) -> tuple[int | None, float | None]:
-    """Return the last step and the last loss of what a run logged."""
+    """Return the last step and the last loss in the metrics of a run."""
     try:
         with open_file(run_dir.metrics) as file:
             head = file.readline(_TAIL_BYTES)
@@ -223,21 +234,26 @@ def last_figures(head: str, lines: Sequence[str]) -> tuple[int | None, float | N
     """Return the last step and the last loss of a table. Pure.
 
     Args:
-        head: Its first line.
-        lines: Its last ones.
+        head: Its header line.
+        lines: Its last lines.
     """
     columns = _split(head)
-    name = next((name for name in _LOSSES if name in columns), None) or next(
-        (name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))), None
-    )
-    step = _last(columns, lines, _STEP)
-    return int(step) if step is not None and math.isfinite(step) else None, None if name is None else _last(
-        columns, lines, name
-    )
+    last_step = _last(columns, lines, _STEP)
+    step = int(last_step) if last_step is not None and math.isfinite(last_step) else None
+    loss_column = _loss_column(columns)
+    loss = _last(columns, lines, loss_column) if loss_column else None
+    return step, loss
+
+
+def _loss_column(columns: Sequence[str]) -> str:
+    """Return the name of the column with the training loss, empty if there is none."""
+    usual = [name for name in _LOSSES if name in columns]
+    others = [name for name in columns if name.endswith("loss") and not name.startswith(("val", "test"))]
+    return next(iter(usual + others), "")
 
 
 def _last(columns: Sequence[str], lines: Sequence[str], name: str) -> float | None:
-    """Return the last figure of a column; not every row has every figure."""
+    """Return the last value of a column, None if there is none: rows may leave columns empty."""
     if name not in columns:
         return None
     place = columns.index(name)
@@ -256,7 +272,7 @@ def _split(line: str) -> list[str]:
 
 def render(rows: Sequence[Row]) -> str:
     """Return the table."""
-    lines = [_COLUMNS, *(tuple(map(printable, _cells(each))) for each in rows)]
+    lines = [_COLUMNS, *(tuple(map(printable, _cells(row))) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
     aligned = (
         "  ".join(
@@ -268,22 +284,22 @@ def render(rows: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in aligned)
 
 
-def _cells(each: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     return (
-        each.run,
-        each.job or "-",
-        each.state + (f" ({each.reason})" if each.reason else ""),
-        each.nodes or "-",
-        "-" if each.step is None else str(each.step),
-        "-" if each.loss is None else f"{each.loss:.4g}",
-        _when(each.since_s),
+        row.run,
+        row.job or "-",
+        row.state + (f" ({row.reason})" if row.reason else ""),
+        row.nodes or "-",
+        "-" if row.step is None else str(row.step),
+        "-" if row.loss is None else f"{row.loss:.4g}",
+        _when(row.since_s),
     )
 
 
 def _when(at_s: float | None) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(at_s)) if at_s else "-"
-    except (ValueError, OverflowError, OSError):  # no time of this world
+    except (ValueError, OverflowError, OSError):  # outside of the range of dates
         return "-"
 
 

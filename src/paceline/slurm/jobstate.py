@@ -1,7 +1,7 @@
-"""What Slurm says of a job, from the texts of squeue, scontrol and sacct. Pure.
+"""Parse the state of Slurm jobs from the output of squeue, scontrol and sacct. Pure.
 
-Three commands know different things: squeue tells all jobs of a table at once, scontrol tells one in full and forgets
-it minutes after its end (``MinJobAge``), sacct remembers where a site keeps accounts.
+The three commands know different things: squeue lists many jobs at once; scontrol shows one in full, and forgets it
+minutes after its end (``MinJobAge``); sacct remembers old jobs, if the site has accounting.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# What squeue and sacct are asked for; a reason may hold anything but the bar.
+# Output formats of squeue and sacct; a reason may contain anything but the bar.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%r"
 SACCT_FORMAT = "JobIDRaw,State,NodeList,Start,ExitCode,Reason"
 
 PENDING, RUNNING, COMPLETING, COMPLETED = "PENDING", "RUNNING", "COMPLETING", "COMPLETED"
-# Out of these a job does not come by itself.
+# Final states.
 _ENDED = frozenset(
     {
         *(COMPLETED, "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED"),
         *("BOOT_FAIL", "DEADLINE", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"),
     }
 )
-# Of these no run knows: it only hears that it is to end.
+# Final states whose cause the run cannot know, since all that it gets is a signal.
 _BROKEN = frozenset({"NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "LAUNCH_FAILED", "RECONFIG_FAIL"})
 _WAITING = frozenset({PENDING, "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _NOTHING = frozenset({"", "(null)", "None", "N/A", "Unknown", "None assigned"})
@@ -34,17 +34,17 @@ class JobState:
     """A job as Slurm sees it.
 
     Attributes:
-        job_id: Its number.
-        state: Slurm's word in full: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
-        reason: Why it waits or has ended; empty where Slurm names none.
-        nodes: Its nodes as Slurm writes them, ``node[1-2]``.
-        start_s: When it started or is expected to; None where that is not known.
-        exit_code: Exit status of its script; None where that is not told.
-        signal: The signal that ended its script, 0 if none did.
-        restarts: How often it was queued again under this number.
-        requeue: Whether it may be queued again; None where that is not told.
-        excluded: Nodes that it must not have.
-        limit_s: Its time limit; None where that is not told, or there is none.
+        job_id: Id of the job.
+        state: Slurm's name of the state: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``.
+        reason: Why the job waits or has ended; empty if Slurm gives no reason.
+        nodes: Nodes of the job as Slurm writes them, ``node[1-2]``.
+        start_s: Time of the actual or expected start, None if unknown.
+        exit_code: Exit status of the job script, None if unknown.
+        signal: Signal that ended the job script, 0 if none did.
+        restarts: How often the job was queued again under this id.
+        requeue: Whether the job may be queued again, None if unknown.
+        excluded: Nodes that the job must not use.
+        limit_s: Time limit, None if it is unknown or unlimited.
     """
 
     job_id: str
@@ -61,35 +61,35 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """The job does not go on."""
+        """Whether the job has ended."""
         return self.state in _ENDED
 
     @property
     def waits(self) -> bool:
-        """The job is in the queue."""
+        """Whether the job is in the queue."""
         return self.state in _WAITING
 
     @property
     def broke(self) -> bool:
-        """It was ended by what its run cannot know: all that a run hears then is a signal."""
+        """Whether the job ended for a reason that its run cannot know: all that a run gets then is a signal."""
         return self.state in _BROKEN
 
     @property
     def succeeded(self) -> bool:
-        """Slurm calls it completed."""
+        """Whether Slurm calls the job completed."""
         return self.state == COMPLETED
 
 
 def from_squeue(text: str) -> dict[str, JobState]:
-    """Return the jobs of ``squeue -h -o SQUEUE_FORMAT`` by their numbers."""
+    """Return the jobs in the output of ``squeue -h -o SQUEUE_FORMAT`` by their ids."""
     rows = (line.split("|", 4) for line in text.splitlines())  # with -M a line names the cluster
     jobs = (
         JobState(
             job_id=row[0].strip(),
             state=_word(row[1]),
-            nodes=_told(row[2]),
+            nodes=_value(row[2]),
             start_s=_seconds(row[3]),
-            reason=_told(row[4]),
+            reason=_value(row[4]),
         )
         for row in rows
         if len(row) == 5
@@ -98,7 +98,7 @@ def from_squeue(text: str) -> dict[str, JobState]:
 
 
 def from_scontrol(text: str) -> JobState | None:
-    """Return the job of ``scontrol show job -o``, None if the text tells of none."""
+    """Return the job in the output of ``scontrol show job -o``, None if there is none."""
     values = _pairs(text)
     if "JobId" not in values or "JobState" not in values:
         return None
@@ -106,20 +106,20 @@ def from_scontrol(text: str) -> JobState | None:
     return JobState(
         job_id=values["JobId"],
         state=_word(values["JobState"]),
-        reason=_told(values.get("Reason", "")),
-        nodes=_told(values.get("NodeList", "")),
+        reason=_value(values.get("Reason", "")),
+        nodes=_value(values.get("NodeList", "")),
         start_s=_seconds(values.get("StartTime", "")),
         exit_code=code,
         signal=signal,
         restarts=int(values.get("Restarts", "0") or 0),
         requeue=values["Requeue"] == "1" if "Requeue" in values else None,
-        excluded=_told(values.get("ExcNodeList", "")),
+        excluded=_value(values.get("ExcNodeList", "")),
         limit_s=_limit(values.get("TimeLimit", "")),
     )
 
 
 def from_sacct(text: str) -> JobState | None:
-    """Return the job of ``sacct -X -n -P -o SACCT_FORMAT``, None if the text tells of none."""
+    """Return the job in the output of ``sacct -X -n -P -o SACCT_FORMAT``, None if there is none."""
     rows = [row for row in (line.split("|", 5) for line in text.splitlines()) if len(row) == 6]
     if not rows:
         return None
@@ -128,8 +128,8 @@ def from_sacct(text: str) -> JobState | None:
     return JobState(
         job_id=job_id,
         state=_word(state),
-        reason=_told(reason),
-        nodes=_told(nodes),
+        reason=_value(reason),
+        nodes=_value(nodes),
         start_s=_seconds(start),
         exit_code=code,
         signal=signal,
@@ -137,9 +137,9 @@ def from_sacct(text: str) -> JobState | None:
 
 
 def _pairs(text: str) -> Mapping[str, str]:
-    """Return ``Key=value`` of one line; the first counts, since a name or a path may look like another pair."""
+    """Return the ``Key=value`` pairs of a line; the first of a key wins, since a path may look like another pair."""
     values: dict[str, str] = {}
-    # the job's name comes second and may hold anything, so the rest is looked for behind the first field after it
+    # the job's name is the second field and may contain anything, so parsing resumes at the field after it
     rest = re.sub(r"^(JobId=\S+ )JobName=.*? (?=UserId=)", r"\1", text.strip())
     for key, value in re.findall(r"(?:^|\s)([A-Z]\w*)=(\S*)", rest):
         values.setdefault(key, value)
@@ -147,12 +147,12 @@ def _pairs(text: str) -> Mapping[str, str]:
 
 
 def _word(text: str) -> str:
-    """``CANCELLED by 1000`` and ``RUNNING+`` are states with something behind."""
+    """Return the state without a suffix, as in ``CANCELLED by 1000`` and ``RUNNING+``."""
     match = re.match(r"[A-Z_]+", text.strip())
     return match[0] if match else text.strip()
 
 
-def _told(text: str) -> str:
+def _value(text: str) -> str:
     return "" if text.strip() in _NOTHING else text.strip()
 
 
@@ -166,7 +166,7 @@ def _limit(text: str) -> float | None:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text.strip())
     if not match:
         return None
-    days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 

@@ -1,6 +1,7 @@
-"""A judge: what a cluster cannot give, before the job waits for it for ever.
+"""Compare a request with the limits of the cluster, before the job waits forever. Pure.
 
-Slurm takes many such jobs and lets them wait with a reason that only ``squeue`` shows. What is not known is not judged.
+Slurm accepts many impossible jobs and leaves them pending, with a reason that only ``squeue`` shows. Limits that are
+unknown are not checked.
 """
 
 from __future__ import annotations
@@ -16,70 +17,82 @@ from paceline.text.quoting import word
 from paceline.text.wording import few
 
 _NAME = "slurm-request-impossible"
-_OVERRULED = ("qos", "reservation")  # whose own limits may be above those of the partition
+_OVERRULED = ("qos", "reservation")  # their limits may exceed those of the partition
 _MOST_NAMED = 8
 
 
 def judge(request: Request, cluster: Cluster) -> list[Finding]:
-    """Return what is impossible about a request: errors, and as warnings what Slurm may know better.
+    """Return the limits that a request exceeds: errors, and warnings where Slurm may accept the job.
 
     Args:
         request: The request.
-        cluster: What Slurm says of itself; nothing is found where it says nothing.
+        cluster: The cluster's partitions and accounts; what is unknown is not checked.
     """
-    found = list(_account(request, cluster))
+    findings = list(_account(request, cluster))
     if not cluster.partitions:
-        return found
-    names = [name for name in request.partition.split(",") if name]
-    unknown = [name for name in names if cluster.find(name) is None]
+        return findings
+    unknown = [name for name in _names(request.partition) if cluster.find(name) is None]
     if unknown:
-        return [*found, _unknown_partition(unknown[0], request, cluster)]
-    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
-    judged = [list(_partition(request, partition, cluster)) for partition in chosen]
-    # Slurm takes whichever of several partitions will do, so all of them must fail
-    return [*found, *next((each for each in judged if not _fatal(each)), judged[0] if judged else [])]
+        return [*findings, _unknown_partition(unknown[0], request, cluster)]
+    candidates = [
+        list(_partition(request, partition, cluster)) for partition in _partitions(request.partition, cluster)
+    ]
+    # Slurm chooses any of several partitions that is possible, so the request fails only if all are impossible
+    possible = [candidate for candidate in candidates if not _fatal(candidate)]
+    best = next(iter(possible + candidates), [])
+    return [*findings, *best]
+
+
+def _names(listed: str) -> list[str]:
+    return [name for name in listed.split(",") if name]
+
+
+def _partitions(listed: str, cluster: Cluster) -> list[Partition]:
+    """Return the known partitions of a list such as ``gpu,cpu``, or else the default partition, if there is one."""
+    named = [partition for name in _names(listed) if (partition := cluster.find(name))]
+    if named or cluster.default is None:
+        return named
+    return [cluster.default]
 
 
 def waits_for_ever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
-    """Return what keeps a job waiting that sbatch has taken on trial.
+    """Return the limits that keep a job pending although ``sbatch --test-only`` accepts it.
 
-    Where ``EnforcePartLimits`` is off it takes a job beyond its partition's limits, which never starts.
+    Without ``EnforcePartLimits`` Slurm accepts a job beyond the limits of its partition, which then never starts.
 
     Args:
         request: The request.
-        cluster: What Slurm says of itself.
-        partition: Where the job would start by sbatch's word; empty where it has not said.
+        cluster: The cluster's partitions.
+        partition: The partition in which sbatch would start the job; empty if it names none.
     """
-    names = [name for name in (partition or request.partition).split(",") if name]
-    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
     if any(name in _OVERRULED for name, _ in request.sbatch):
         return []
-    judged = [list(_limits(request, each, cluster)) for each in chosen]
-    return judged[0] if judged and all(judged) else []
+    candidates = _partitions(partition or request.partition, cluster)
+    by_partition = [list(_limits(request, candidate, cluster)) for candidate in candidates]
+    return by_partition[0] if by_partition and all(by_partition) else []
 
 
 _ASK_FOR_CPUS = ("mincpus", "extra-node-info", "tres-per-task")
 
 
 def lacks_cpus(request: Request) -> bool:
-    """Return whether a job with GPUs asks for no CPUs: Slurm would give its task one."""
-    asked = request.cpus or any(name in _ASK_FOR_CPUS for name, _ in request.sbatch)
-    return bool(request.gpus) and not asked
+    """Return whether a job with GPUs requests no CPUs: Slurm would allocate one for its task."""
+    has_cpus = request.cpus or any(name in _ASK_FOR_CPUS for name, _ in request.sbatch)
+    return bool(request.gpus) and not has_cpus
 
 
 def with_cpus(request: Request, cluster: Cluster) -> Request:
     """Return a request for GPUs with the CPUs that belong to them: their share of the CPUs of a node.
 
     Args:
-        request: The request, which asks for no CPUs.
-        cluster: What Slurm says of itself.
+        request: The request, without CPUs.
+        cluster: The cluster's partitions.
 
     Raises:
-        UsageError: Slurm does not say what its nodes have, or none has such GPUs.
+        UsageError: Slurm does not show the hardware of its nodes, or no node has such GPUs.
     """
-    names = [name for name in request.partition.split(",") if name]
-    chosen = [each for name in names if (each := cluster.find(name))] or ([cluster.default] if cluster.default else [])
-    shares = [share for partition in chosen for share in _shares(request, partition)]
+    partitions = _partitions(request.partition, cluster)
+    shares = [share for partition in partitions for share in _shares(request, partition)]
     cpus, why = min(shares, default=(0, ""))
     if not cpus:
         raise UsageError(no_cpus(request, "the cluster does not say how many CPUs belong to a GPU"))
@@ -87,7 +100,7 @@ def with_cpus(request: Request, cluster: Cluster) -> Request:
 
 
 def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]:
-    """Return for each kind of node how many CPUs belong to the GPUs that are asked for, and why."""
+    """Yield for each kind of node how many CPUs belong to the requested GPUs, and why."""
     kind = request.gpus.rpartition(":")[0]
     whole = partition.whole_nodes or any(name == "exclusive" for name, _ in request.sbatch)
     for node in partition.kinds:
@@ -105,7 +118,7 @@ def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]
 
 
 def no_cpus(request: Request, why: str) -> Finding:
-    """Return the finding of a job with GPUs that asks for no CPUs, where paceline does not know how many to ask for."""
+    """Return the finding for a job with GPUs and without CPUs, if paceline cannot choose their number."""
     return Finding(
         "cpus-per-task-missing",
         f"--gpus-per-node {request.gpus} without CPUs: Slurm would give the ranks of a node one CPU together",
@@ -121,7 +134,7 @@ def _fatal(findings: Sequence[Finding]) -> bool:
 
 def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
     accounts = cluster.accounts
-    if accounts is None or not request.account or request.account.lower() in (each.lower() for each in accounts):
+    if accounts is None or not request.account or request.account.lower() in (account.lower() for account in accounts):
         return
     near = closest(request.account, accounts)
     yield _impossible(
@@ -133,9 +146,11 @@ def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding:
-    names = [each.name for each in cluster.partitions]
+    names = [partition.name for partition in cluster.partitions]
     near = closest(name, names)
-    fitting = [each.name for each in cluster.partitions if not _fatal(list(_partition(request, each, cluster)))]
+    fitting = [
+        partition.name for partition in cluster.partitions if not _fatal(list(_partition(request, partition, cluster)))
+    ]
     return _impossible(
         f"there is no partition {name}",
         where=f"--partition {word(request.partition)}",
@@ -153,7 +168,7 @@ def _partition(request: Request, partition: Partition, cluster: Cluster) -> Iter
 
 
 def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
-    """Each of the nodes must have what is asked of it; then there must be as many."""
+    """Check what is requested of each node, and if that is possible the number of nodes."""
     if not partition.kinds:
         return
     kind = request.gpus.rpartition(":")[0]
@@ -161,7 +176,7 @@ def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) ->
     yield from short
     if short:
         return
-    fitting = sum(each.count for each in partition.kinds if _fits(each, request, kind))
+    fitting = sum(node.count for node in partition.kinds if _fits(node, request, kind))
     if request.min_nodes > fitting:
         alike = fitting < partition.num_nodes
         what = f"has {_nodes(fitting)}" + (" with what is asked of each" if alike else "")
@@ -169,18 +184,18 @@ def _nodes_as_asked(request: Request, partition: Partition, cluster: Cluster) ->
         yield _impossible(
             f"partition {partition.name} {what}, not {request.min_nodes}",
             where=_where(f"--nodes {request.nodes}", request),
-            evidence=tuple(_describe(each) for each in partition.kinds[:_MOST_NAMED]) if alike else (),
+            evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]) if alike else (),
             fix=f"--nodes {fitting}" + larger,
         )
 
 
 def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -> Iterator[Finding]:
-    most = max(each.num_gpus(kind) for each in partition.kinds)
+    most = max(node.num_gpus(kind) for node in partition.kinds)
     if request.num_gpus <= most:
         return
     where = _where(f"--gpus-per-node {request.gpus}", request)
-    # a job may ask for a type of GPU only by the name that the site gave it
-    kinds = sorted({each for node in partition.kinds for each in node.gpus if each})
+    # a job can request a type of GPU only by the name that the site gave it
+    kinds = sorted({name for node in partition.kinds for name in node.gpus if name})
     if kind and kind not in kinds:
         listed = f"kinds: {few(kinds, _MOST_NAMED)}" if kinds else "its GPUs have no kinds"
         near = closest(kind, kinds) or (kinds[0] if kinds else "")
@@ -198,13 +213,13 @@ def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -
         f"no node of partition {partition.name} has {request.num_gpus} {_gpu_words(kind, request.num_gpus)}; "
         + (f"the most is {most}" if most else "there are none"),
         where=where,
-        evidence=tuple(_describe(each) for each in partition.kinds[:_MOST_NAMED]),
+        evidence=tuple(_describe(node) for node in partition.kinds[:_MOST_NAMED]),
         fix=least + elsewhere if most or not elsewhere else elsewhere.removeprefix(", or "),
     )
 
 
 def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
-    most = max(each.cpus for each in partition.kinds)
+    most = max(node.cpus for node in partition.kinds)
     if request.cpus <= most or not most:
         return
     if request.cpus_per_gpu:
@@ -218,7 +233,7 @@ def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
 
 
 def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
-    most = max(each.memory_mb for each in partition.kinds)
+    most = max(node.memory_mb for node in partition.kinds)
     if not most or not request.mem or megabytes(request.mem) <= most:
         return
     yield _impossible(
@@ -231,10 +246,10 @@ def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
 def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     limit_s = partition.max_time_s
     if limit_s is not None and (request.unlimited or (request.time_s or 0) > limit_s):
-        asked = "UNLIMITED" if request.unlimited else clock(request.time_s or 0)
+        requested = "UNLIMITED" if request.unlimited else clock(request.time_s or 0)
         yield _impossible(
             f"the time limit of partition {partition.name} is {clock(limit_s)}",
-            where=_where(f"--time {asked}", request),
+            where=_where(f"--time {requested}", request),
             why="a job that asks for more waits for ever, or is refused"
             + ("; with less it is queued again when its time is over, and goes on" if request.requeue else ""),
             fix=f"--time {clock(limit_s)}" + _elsewhere(request, partition, cluster),
@@ -269,18 +284,18 @@ def _accounts_of(request: Request, partition: Partition) -> Iterator[Finding]:
 
 
 def describe(partition: Partition) -> str:
-    """Return what a partition has, in a few words."""
+    """Describe the nodes and the time limit of a partition in a few words."""
     kinds = [_describe(kind) for kind in partition.kinds]
     limit = f"at most {clock(partition.max_time_s)}" if partition.max_time_s else "no time limit"
     return "; ".join([*kinds[:3], limit])
 
 
 def _elsewhere(request: Request, partition: Partition, cluster: Cluster) -> str:
-    """Return what names another partition in which all that was asked for is possible, with a comma before it."""
+    """Return ``, or --partition NAME`` for another partition that can serve the request; empty if there is none."""
     for other in cluster.partitions:
         if other.name == partition.name or not other.up or not other.kinds:
             continue
-        alone = Cluster((other,))  # in which nothing is elsewhere, or this would never end
+        alone = Cluster((other,))  # without other partitions, which ends the recursion
         if not any(_partition(request, other, alone)):
             return f", or --partition {other.name}"
     return ""
@@ -293,7 +308,7 @@ def _fits(node: NodeKind, request: Request, kind: str) -> bool:
 
 
 def megabytes(text: str) -> int:
-    """Return the megabytes of sbatch's ``64G``; a bare number counts them."""
+    """Return the megabytes of a size such as ``64G``; a bare number is in megabytes."""
     match = re.fullmatch(r"(\d+)([KMGT]?)", text.upper())
     if not match:
         return 0

@@ -1,4 +1,4 @@
-"""A hand: Slurm is asked about jobs, by whichever of its commands answers."""
+"""Query Slurm for the state of jobs: squeue first, then scontrol and sacct."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord
 
 _UNKNOWN = "Invalid job id"
-_CLOCKS_NS = 2_000_000_000  # nodes' clocks and the controller's agree within this
+_CLOCKS_NS = 2_000_000_000  # the clocks of the nodes and the controller agree to within this
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What Slurm answered about a job.
+    """Slurm's answer about a job.
 
     Attributes:
-        heard: There was an answer.
-        state: The job's state; None where Slurm has forgotten the job, or did not answer.
+        heard: Whether Slurm answered.
+        state: State of the job, None if Slurm has forgotten it or did not answer.
     """
 
     heard: bool
@@ -32,60 +32,60 @@ def _cluster(name: str) -> tuple[str, ...]:
 
 
 def state(job: JobRecord) -> Answer:
-    """Ask about one job: a short question while it lives, and all that Slurm knows at its end."""
+    """Query the state of a job: with squeue while it lives, in full once it has ended."""
     shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
-    said = commands.query("squeue", *_cluster(job.cluster), *shape, "-j", job.job_id)
-    if said.status != 0 and _UNKNOWN not in said.err:
+    result = commands.query("squeue", *_cluster(job.cluster), *shape, "-j", job.job_id)
+    if result.status != 0 and _UNKNOWN not in result.err:
         return Answer(heard=False)
-    found = jobstate.from_squeue(said.out).get(job.job_id)
-    if found is not None and not found.ended:
-        return Answer(True, found)
-    return Answer(True, full(job) or found)
+    current = jobstate.from_squeue(result.out).get(job.job_id)
+    if current is not None and not current.ended:
+        return Answer(True, current)
+    return Answer(True, full(job) or current)
 
 
 def full(job: JobRecord) -> JobState | None:
-    """Return all that Slurm knows of a job, None if no command of it knows the job."""
+    """Return the full state of a job, None if neither scontrol nor sacct knows the job."""
     where = _cluster(job.cluster)
-    found = jobstate.from_scontrol(commands.ask("scontrol", *where, "show", "job", "-o", job.job_id) or "")
-    if found is not None:
-        return found
+    job_state = jobstate.from_scontrol(commands.ask("scontrol", *where, "show", "job", "-o", job.job_id) or "")
+    if job_state is not None:
+        return job_state
     shape = ("-X", "-n", "-P", "-o", jobstate.SACCT_FORMAT)
     return jobstate.from_sacct(commands.ask("sacct", *where, *shape, "-j", job.job_id) or "")
 
 
 def states(jobs: Iterable[JobRecord]) -> tuple[dict[tuple[str, str], JobState], list[str]]:
-    """Return the states of many jobs by cluster and number, and the clusters that do not answer; asks each once."""
-    wanted: dict[str, list[str]] = {}
+    """Return the states of jobs by cluster and id, and the clusters that do not answer; each is queried once."""
+    ids_by_cluster: dict[str, list[str]] = {}
     for job in jobs:
-        wanted.setdefault(job.cluster, []).append(job.job_id)
-    found: dict[tuple[str, str], JobState] = {}
+        ids_by_cluster.setdefault(job.cluster, []).append(job.job_id)
+    by_job: dict[tuple[str, str], JobState] = {}
     silent = []
-    for cluster, ids in wanted.items():
+    for cluster, ids in ids_by_cluster.items():
         text = _table(cluster, ids)
         if text is None:
             silent.append(cluster)
         else:
-            found |= {(cluster, number): each for number, each in jobstate.from_squeue(text).items()}
-    return found, silent
+            by_job |= {(cluster, number): job_state for number, job_state in jobstate.from_squeue(text).items()}
+    return by_job, silent
 
 
 def _table(cluster: str, ids: Sequence[str]) -> str | None:
     shape = ("-h", "-t", "all", "-o", jobstate.SQUEUE_FORMAT)
-    said = commands.query("squeue", *_cluster(cluster), *shape, "-j", ",".join(ids))
-    if said.status == 0 or _UNKNOWN in said.err:  # of a single job that was forgotten
-        return said.out
+    result = commands.query("squeue", *_cluster(cluster), *shape, "-j", ",".join(ids))
+    if result.status == 0 or _UNKNOWN in result.err:  # the latter if the only job in the list was forgotten
+        return result.out
     return None
 
 
 def last_start_ns(job: JobRecord, state: JobState | None) -> int:
-    """Return when the last start of a job began, at the earliest: what its run told before is of another start. Pure.
+    """Return a lower bound of the time of the job's last start: earlier events belong to an earlier start. Pure.
 
     Args:
-        job: The record of the job.
-        state: What Slurm says; None if it says nothing.
+        job: Record of the job.
+        state: State of the job in Slurm, None if unknown.
     """
-    since_ns = max([job.submitted_ns - _CLOCKS_NS, *(each.time_ns for each in job.requeues[-1:])])
-    # Slurm queues a job again by itself too, after a node failed: that is in no record
+    since_ns = max([job.submitted_ns - _CLOCKS_NS, *(requeue.time_ns for requeue in job.requeues[-1:])])
+    # after a node failure Slurm requeues a job automatically, which the record does not show
     if state is not None and state.start_s is not None and (state.restarts or job.earlier_ids):
         since_ns = max(since_ns, int(state.start_s * 1e9) - _CLOCKS_NS)
     return since_ns

@@ -1,4 +1,4 @@
-"""The options of ``paceline submit``: its own, and those of ``paceline run`` that it hands on. Data only."""
+"""The options of ``paceline submit``: its own, and those that it forwards to ``paceline run``. Data only."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from paceline.launch.plan.options import OPTIONS
 
 ON_NODE_LOSS = ("requeue", "fail")
 
-ASKED = "What is asked of Slurm"
+RESOURCES = "What is asked of Slurm"
 LOSS = "When a job stops or a node is lost"
 SUBMITTING = "Submitting"
 
-# Short forms are sbatch's; what they mean there, they mean here.
+# Short forms are those of sbatch, with the same meaning.
 OWN: tuple[Option, ...] = (
-    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N", group=ASKED),
-    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N", group=ASKED),
-    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N", group=ASKED),
-    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=ASKED),
-    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=ASKED),
+    Option("nodes", "number of nodes, or a range MIN-MAX", "1", short="-N", metavar="N", group=RESOURCES),
+    Option("gpus_per_node", "GPUs on each node, 4 or a100:4; without it none", metavar="N", group=RESOURCES),
+    Option("cpus_per_gpu", "CPUs for each GPU", metavar="N", group=RESOURCES),
+    Option("cpus_per_node", "CPUs on each node, for jobs without GPUs", metavar="N", group=RESOURCES),
+    Option("mem", "memory on each node, such as 64G; 0 is all of it", metavar="SIZE", group=RESOURCES),
     Option(
         "time",
         "how long the job may take: 90m, 2h, or as sbatch has it, 1-12:00:00",
         short="-t",
         metavar="TIME",
-        group=ASKED,
+        group=RESOURCES,
     ),
-    Option("account", "who pays", short="-A", metavar="NAME", group=ASKED),
+    Option("account", "who pays", short="-A", metavar="NAME", group=RESOURCES),
     Option(
         "partition",
         "where the job waits; default the cluster's own choice",
         short="-p",
         metavar="NAME",
-        group=ASKED,
+        group=RESOURCES,
     ),
-    Option("job_name", "default the script's name", short="-J", metavar="NAME", group=ASKED),
+    Option("job_name", "default the script's name", short="-J", metavar="NAME", group=RESOURCES),
     Option(
         "sbatch",
         "any other option of sbatch: --sbatch --constraint=a100",
         many=True,
         metavar="OPTION",
-        group=ASKED,
+        group=RESOURCES,
     ),
-    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME", group=ASKED),
+    Option("profile", "a site's settings: profiles/NAME.toml, or a path", metavar="NAME", group=RESOURCES),
     Option(
         "requeue",
         "queue the job again when it stopped unfinished (this is the default)",
@@ -70,20 +70,20 @@ OWN: tuple[Option, ...] = (
     Option("json", "print what was submitted as JSON to stdout", flag=True, group=SUBMITTING),
 )
 
-# What Slurm decides, what the two commands mean differently, and what starts nothing.
-_NOT_HANDED = {
+# Options that Slurm decides, that the two commands define differently, or that start no ranks.
+_NOT_FORWARDED = {
     "nnodes", "node_rank", "master_addr", "master_port", "local_addr", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
     "rdzv_conf", "standalone", "check_only", "no_slurm", "run_dir", "json",
 }  # fmt: skip
-_SHORT = {"-m"}  # -t and -r are others' to whoever knows sbatch
-HANDED: tuple[Option, ...] = tuple(
+_SHORT = {"-m"}  # -t and -r have other meanings in sbatch
+FORWARDED: tuple[Option, ...] = tuple(
     option if option.short in _SHORT else replace(option, short="")
     for option in OPTIONS
-    if option.name not in _NOT_HANDED
+    if option.name not in _NOT_FORWARDED
 )
-GRACE = ("grace_s", "shutdown_timeout")  # handed on too, and what --signal follows from
+GRACE = ("grace_s", "shutdown_timeout")  # forwarded too, and --signal is derived from them
 
-# The option of submit that says what one of sbatch's does, and what follows it.
+# The option of submit that sets what an option of sbatch sets.
 INSTEAD: Mapping[str, str] = {
     "nodes": "--nodes",
     "gpus": "--gpus-per-node",
@@ -105,7 +105,7 @@ INSTEAD: Mapping[str, str] = {
     "test-only": "--dry-run",
     "wait": "--follow",
 }
-# Options of sbatch that a job script of submit cannot have, and why.
+# Options of sbatch that submit refuses, and why.
 NEVER: Mapping[str, str] = {
     "ntasks": "there is one task on each node, and it starts the ranks of the node",
     "ntasks-per-node": "there is one task on each node, and it starts the ranks of the node",
@@ -121,7 +121,7 @@ NEVER: Mapping[str, str] = {
     "usage": "it starts nothing",
     "version": "it starts nothing",
 }
-# What does instead of them; the others are left out.
+# What to use instead of them; without an entry the option is left out.
 NEVER_FIX: Mapping[str, str] = {
     "ntasks": "--nproc-per-node 4   (the ranks of each node)",
     "ntasks-per-node": "--nproc-per-node 4   (the ranks of each node)",

@@ -1,4 +1,4 @@
-"""A site's settings: the text of a TOML file in, a checked Profile out. Pure."""
+"""Parse and validate a site's profile for ``paceline submit``, a TOML file. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import parsing
 from paceline.slurm import asking
-from paceline.slurm.option_table import HANDED, OWN
+from paceline.slurm.option_table import FORWARDED, OWN
 from paceline.text.quoting import CONTROL
 
 if sys.version_info >= (3, 11):
@@ -23,20 +23,20 @@ else:
 
 _NOT_IN_PROFILES = {"profile", "sbatch", "run_dir", "dry_run", "follow", "json"}
 _OWN = {option.name: option for option in OWN if option.name not in _NOT_IN_PROFILES}
-_HANDED = {option.name: option for option in HANDED}
+_FORWARDED = {option.name: option for option in FORWARDED}
 _SETUP, _PATHS = ("modules", "lines"), ("runs", "tmp")
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable for the job.
+    """An environment variable for the job.
 
     Attributes:
-        name: Its name.
-        value: Its value.
-        why: Why it is set; empty if nobody said.
-        line: Where it stands in the profile.
+        name: Name of the variable.
+        value: Value of the variable.
+        why: Why it is set; may be empty.
+        line: Line of the profile that sets it.
     """
 
     name: str
@@ -47,21 +47,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile, checked.
+    """A validated profile.
 
     Attributes:
-        name: As it was asked for; empty for none.
-        path: Its file.
-        description: One line.
+        name: Name as typed; empty without a profile.
+        path: Path of the file.
+        description: One line about the profile.
         slurm: Defaults of submit's own options.
         sbatch: Further options of sbatch: long name, and value or None.
         modules: Modules to load.
-        lines: Lines of shell, as they are.
-        environment: Variables.
-        prefix: The command before ``paceline``, in words.
+        lines: Lines of shell, copied unchanged.
+        environment: Environment variables.
+        prefix: Command in front of ``paceline``, in words.
         run: Defaults of options of ``paceline run``.
-        runs: Where run folders go; empty for ``runs`` in the current folder.
-        tmp: What ``TMPDIR`` is in the job; empty where it is left alone.
+        runs: Parent of the run folders; empty for the default in the current folder.
+        tmp: Value of ``TMPDIR`` in the job; empty to leave it unset.
     """
 
     name: str = ""
@@ -79,22 +79,22 @@ class Profile:
 
 
 def read(text: str, *, name: str, path: str, environ: Mapping[str, str]) -> Profile:
-    """Return the profile that a file holds.
+    """Parse a profile.
 
     Args:
-        text: The file.
-        name: How it was asked for.
-        path: Where it is, for what is said of it.
-        environ: The environment that ``~`` and ``$NAME`` in paths stand for.
+        text: Content of the file.
+        name: Name of the profile as typed.
+        path: Path of the file, for messages.
+        environ: Environment to expand ``~`` and ``$NAME`` in paths.
 
     Raises:
-        UsageError: It is not TOML, or something in it is unknown or of the wrong kind.
+        UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
     """
     return _Reader(text, path, environ).read(name)
 
 
 class _Reader:
-    """Reads one file; whatever is wrong with it is told with its line."""
+    """Parses one file; errors name the line."""
 
     def __init__(self, text: str, path: str, environ: Mapping[str, str]) -> None:
         self._text, self._path, self._environ = text, path, environ
@@ -129,14 +129,14 @@ class _Reader:
             what = re.sub(r" *\(at .*\)", "", str(error))
             number = int(place[1]) if place else self._text.count("\n") + 1
             lines = self._text.splitlines()
-            shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-            quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", shown)
+            faulty_line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+            quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", faulty_line)
             raise UsageError(
                 Finding(
                     "profile-invalid",
                     f"the profile is not TOML: {what[:1].lower()}{what[1:]}",
                     where=f"{self._path}:{number}",
-                    evidence=(shown,) if shown else (),
+                    evidence=(faulty_line,) if faulty_line else (),
                     fix=f'{quotes[1]} = "{quotes[2]}"' if quotes else f"correct line {number}; texts stand in quotes",
                 )
             ) from None
@@ -160,9 +160,9 @@ class _Reader:
         if _OWN[name].flag:
             if not isinstance(value, bool):
                 raise self._invalid("slurm", key, f"{key} is true or false", f"{key} = true")
-            asked = value == (name == "requeue")
-            return {"requeue": True} if asked else {"no_requeue": True}
-        if isinstance(value, datetime.time):  # which is what TOML makes of 04:00:00 without quotes
+            requeues = value if name == "requeue" else not value
+            return {"requeue": True} if requeues else {"no_requeue": True}
+        if isinstance(value, datetime.time):  # TOML parses 04:00:00 without quotes as a time
             value = value.isoformat()
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise self._invalid("slurm", key, f"{key} is a text or a whole number", f'{key} = "..."')
@@ -174,8 +174,10 @@ class _Reader:
 
         name, kind = sbatch_option(key.replace("_", "-"))
         if not name or name != key.replace("_", "-"):
-            known = [*(option.long[2:] for option in _OWN.values()), *sbatch_options(), "sbatch"]
-            raise self._unknown("slurm", key, known, table, also='an option of a plug-in: sbatch = ["--option=value"]')
+            valid_keys = [*(option.long[2:] for option in _OWN.values()), *sbatch_options(), "sbatch"]
+            raise self._unknown(
+                "slurm", key, valid_keys, table, also='an option of a plug-in: sbatch = ["--option=value"]'
+            )
         is_flag = isinstance(value, bool)
         if not isinstance(value, (bool, str, int, datetime.time)):
             raise self._invalid("slurm", key, f"{key} is a text, a whole number, or true", f'{key} = "..."')
@@ -187,13 +189,15 @@ class _Reader:
         text = "" if is_flag else str(value)
         if CONTROL.search(text):
             raise self._invalid("slurm", key, f"{key} is one line, without control characters", "")
-        self._checked("slurm", key, lambda given: asking.require_free(name, given, shown=f"{key} = {value!r}"), text)
+        self._checked(
+            "slurm", key, lambda option_value: asking.require_free(name, option_value, label=f"{key} = {value!r}"), text
+        )
         return [(name, None if is_flag else text)]
 
     def _setup(self, table: Mapping[str, Any]) -> dict[str, Any]:
         self._require_known("setup", table, _SETUP)
         modules = tuple(self._strings("setup", "modules", table.get("modules", [])))
-        bad = next((each for each in modules if CONTROL.search(each) or not each.strip()), None)
+        bad = next((module for module in modules if CONTROL.search(module) or not module.strip()), None)
         if bad is not None:
             raise self._invalid("setup", "modules", f"{bad!r} is no module", 'modules = ["cuda/12.4"]')
         return {"modules": modules, "lines": tuple(self._strings("setup", "lines", table.get("lines", [])))}
@@ -214,8 +218,8 @@ class _Reader:
             why = self._string("environment", name, value.get("why", ""))
             value = value["value"]
         if not isinstance(value, str) or "\0" in value:
-            shown = str(value).lower() if isinstance(value, bool) else value
-            fix = f'{name} = "{shown}"' if isinstance(value, (int, float, bool)) else f'{name} = "..."'
+            example = str(value).lower() if isinstance(value, bool) else value
+            fix = f'{name} = "{example}"' if isinstance(value, (int, float, bool)) else f'{name} = "..."'
             raise self._invalid("environment", name, f"the value of {name} is a text in quotes", fix)
         return Setting(name, value, why, _line_of(self._text, "environment", name))
 
@@ -226,19 +230,19 @@ class _Reader:
             name = key.replace("-", "_")
             if key == "prefix":
                 prefix = self._prefix(value)
-            elif name not in _HANDED:
-                raise self._unknown("run", key, ["prefix", *(option.long[2:] for option in _HANDED.values())], table)
-            elif _HANDED[name].flag != isinstance(value, bool):
-                kind, example = ("true or false", "true") if _HANDED[name].flag else ("a text or a number", '"..."')
+            elif name not in _FORWARDED:
+                raise self._unknown("run", key, ["prefix", *(option.long[2:] for option in _FORWARDED.values())], table)
+            elif _FORWARDED[name].flag != isinstance(value, bool):
+                kind, example = ("true or false", "true") if _FORWARDED[name].flag else ("a text or a number", '"..."')
                 raise self._invalid("run", key, f"{key} is {kind}", f"{key} = {example}")
             elif not isinstance(value, (bool, str, int, float)):
                 raise self._invalid("run", key, f"{key} is a text or a number", f'{key} = "..."')
             elif value is not False:
                 run[name] = value if value is True else str(value)
                 self._checked(
-                    "run", key, lambda one: parsing.parse("x", (), typed=one, inherited={}), {name: run[name]}
+                    "run", key, lambda values: parsing.parse("x", (), typed=values, inherited={}), {name: run[name]}
                 )
-        self._checked("run", "", lambda all_: parsing.parse("x", (), typed=all_, inherited={}), run)
+        self._checked("run", "", lambda values: parsing.parse("x", (), typed=values, inherited={}), run)
         return {"run": run, "prefix": prefix}
 
     def _prefix(self, value: Any) -> tuple[str, ...]:
@@ -247,7 +251,7 @@ class _Reader:
             words = shlex.split(value) if isinstance(value, str) else self._strings("run", "prefix", value)
         except ValueError as error:
             raise self._invalid("run", "prefix", f"the quotes of prefix do not match: {error}", fix) from None
-        return tuple(self._expanded("run", "prefix", each, late=False) for each in words)
+        return tuple(self._expanded("run", "prefix", part, late=False) for part in words)
 
     def _paths(self, table: Mapping[str, Any]) -> dict[str, Any]:
         self._require_known("paths", table, _PATHS)
@@ -257,7 +261,7 @@ class _Reader:
         }
 
     def _expanded(self, section: str, key: str, text: str, *, late: bool) -> str:
-        """Return a path with ``~`` and variables filled in; ``late`` leaves those that Slurm sets to the job."""
+        """Expand ``~`` and variables in a path; ``late`` leaves Slurm's variables for the job to expand."""
         if CONTROL.search(text):
             raise self._invalid(section, key, f"{key} is one line, without control characters", "")
 
@@ -273,7 +277,7 @@ class _Reader:
         return VARIABLE.sub(fill, re.sub(r"^~(?=/|$)", lambda _: home, text))
 
     def _checked(self, section: str, key: str, check: Callable[[Any], Any], value: Any) -> Any:
-        """Let the command line's own rule judge a value; what it says is told of the profile's line."""
+        """Validate a value by the rule of the command line; errors name the line of the profile."""
         try:
             return check(value)
         except UsageError as error:
@@ -285,23 +289,23 @@ class _Reader:
         return value
 
     def _strings(self, section: str, key: str, value: Any) -> list[str]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._invalid(section, key, f"{key} is a list of texts", f'{key} = ["..."]')
         return value
 
-    def _require_known(self, section: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    def _require_known(self, section: str, table: Mapping[str, Any], valid_keys: tuple[str, ...]) -> None:
         for key in table:
-            if key not in known:
-                raise self._unknown(section, key, [*known], table)
+            if key not in valid_keys:
+                raise self._unknown(section, key, [*valid_keys], table)
 
     def _unknown(
-        self, section: str, key: str, known: list[str], table: Mapping[str, Any], *, also: str = ""
+        self, section: str, key: str, valid_keys: list[str], table: Mapping[str, Any], *, also: str = ""
     ) -> UsageError:
-        near = closest(key.replace("_", "-"), [each for each in known if each not in table])
+        near = closest(key.replace("_", "-"), [name for name in valid_keys if name not in table])
         value = f'"{table[key]}"' if isinstance(table[key], str) else str(table[key]).lower()
         fix = f"{near} = {value}" if section else f"[{near}]"
         if not near:
-            fix = also or f"one of {', '.join(known[:9])}"
+            fix = also or f"one of {', '.join(valid_keys[:9])}"
         what = f"[{section}] has no key {key}" if section else f"a profile has no section {key}"
         return self._invalid(section, key, what, fix)
 
@@ -312,7 +316,7 @@ class _Reader:
 
 
 def _line_of(text: str, section: str, key: str) -> int:
-    """Return the line of a key in its section, of the section if the key stands nowhere by itself, 0 if neither."""
+    """Return the line of a key in its section, else the line of the section, 0 if neither is found."""
     inside, begins = not section, 0
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([\w.-]+)\"?\s*\]+", line):

@@ -1,4 +1,4 @@
-"""``paceline profile check``: a profile against the cluster that it is for. Asks much and changes nothing."""
+"""``paceline profile check``: compare a profile with the cluster it is for. Queries Slurm, and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.text.wording import few
 
 OK, SILENT, WRONG = "ok", "not answered", "finding"
 _SHELL_LIMIT_S = 10.0
-# In a login shell, as modules are a function there; each after those before it, which may have opened its tree.
+# In a login shell, where "module" is a function; a module may be visible only after those before it are loaded.
 _MODULE = (
     "type module >/dev/null 2>&1 || exit 42; last=$1; shift; "
     '[ $# -eq 0 ] || module load "$@" >/dev/null 2>&1; module is-avail "$last"'
@@ -32,82 +32,84 @@ _NO_MODULES = 42
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What, such as ``partition gpu``.
+        subject: What was checked, such as ``partition gpu``.
         state: ``"ok"``, ``"not answered"`` or ``"finding"``.
-        told: What was found, a few words.
-        findings: What is wrong.
+        detail: The result in a few words.
+        findings: Faults, if there are any.
     """
 
     subject: str
     state: str
-    told: str = ""
+    detail: str = ""
     findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was looked at.
+    """The results of all checks.
 
     Attributes:
-        items: In order.
+        items: Results in the order of the checks.
     """
 
     items: tuple[Item, ...]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that is wrong."""
+        """The findings of all checks."""
         return tuple(finding for item in self.items for finding in item.findings)
 
     @property
     def exit_status(self) -> int:
-        """1 if something would not work."""
+        """1 if a finding is an error, else 0."""
         return status_of(self.findings)
 
     def render(self) -> str:
-        """Return a line for each thing, and then what is wrong."""
-        lines = [f"{item.state:<12}  {item.subject}" + (f": {item.told}" if item.told else "") for item in self.items]
+        """Return a line for each check, and then the findings."""
+        lines = [
+            f"{item.state:<12}  {item.subject}" + (f": {item.detail}" if item.detail else "") for item in self.items
+        ]
         return "\n".join([*lines, *(f"\n{finding.render()}" for finding in self.findings)])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        items = [{"subject": item.subject, "state": item.state, "told": item.told} for item in self.items]
+        items = [{"subject": item.subject, "state": item.state, "told": item.detail} for item in self.items]
         return {"items": items, "findings": [finding.to_json() for finding in self.findings]}
 
 
 def check(name: str) -> Report:
-    """Look whether a profile is right, and whether the cluster has what it asks for.
+    """Check that a profile is valid, and that the cluster can serve what it requests.
 
     Raises:
-        UsageError: There is no such profile.
+        UsageError: The profile does not exist.
     """
     path = profile_files.find(name)
     subject = f"file {path}"
     try:
         site = profile_files.read(path, name)
-        asked = _asked(site)
+        requested = _parse_request(site)
     except UsageError as error:
         return Report((_wrong(subject, error.finding),))
-    return Report((Item(subject, OK, site.description), *_items(site, asked)))
+    return Report((Item(subject, OK, site.description), *_items(site, requested)))
 
 
-def _asked(site: Profile) -> Request:
-    """Return what a job with nothing but the profile asks for."""
+def _parse_request(site: Profile) -> Request:
+    """Return the request of a job that is submitted with the profile and without options."""
     try:
         return request.parse("train.py", (), typed={}, profile=site)
     except UsageError as error:
         raise UsageError(replace(error.finding, name="profile-invalid", where=site.path)) from None
 
 
-def _items(site: Profile, asked: Request) -> Iterator[Item]:
-    cluster = survey.gather(account=bool(asked.account))
-    told = list(_request(asked, cluster))
-    yield from told
-    if all(item.state != WRONG for item in told):  # of what is known to be wrong sbatch would say less
-        yield _sbatch(asked)
+def _items(site: Profile, requested: Request) -> Iterator[Item]:
+    cluster = survey.gather(account=bool(requested.account))
+    limit_items = list(_request(requested, cluster))
+    yield from limit_items
+    if all(item.state != WRONG for item in limit_items):  # else sbatch would report the same with less detail
+        yield _sbatch(requested)
     for number, module in enumerate(site.modules):
         yield _module(module, site.modules[:number])
     if site.prefix:
@@ -117,41 +119,41 @@ def _items(site: Profile, asked: Request) -> Iterator[Item]:
     if site.tmp:
         yield _tmp(site.tmp)
     if site.environment:
-        yield _environment(site, asked.max_nodes)
+        yield _environment(site, requested.max_nodes)
 
 
-def _request(asked: Request, cluster: Cluster) -> Iterator[Item]:
-    """Tell of the partition with its limits, and of the account."""
-    found = limits.judge(asked, cluster)
-    of_account = tuple(each for each in found if each.where.startswith("--account"))
-    others = tuple(each for each in found if each not in of_account)
-    name = asked.partition or (cluster.default.name if cluster.default else "")
+def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
+    """Check the partition with its limits, and the account."""
+    findings = limits.judge(requested, cluster)
+    account_findings = tuple(finding for finding in findings if finding.where.startswith("--account"))
+    other_findings = tuple(finding for finding in findings if finding not in account_findings)
+    name = requested.partition or (cluster.default.name if cluster.default else "")
     subject = f"partition {name}" if name else "partition"
     partition = cluster.find(name)
     if not cluster.partitions:
         yield Item(subject, SILENT, "scontrol and sinfo do not answer")
-    elif others:
-        yield Item(subject, WRONG, others[0].what, others)
+    elif other_findings:
+        yield Item(subject, WRONG, other_findings[0].what, other_findings)
     else:
         yield Item(subject, OK, limits.describe(partition) if partition else "")
-    if not asked.account:
+    if not requested.account:
         return
-    subject = f"account {asked.account}"
-    if of_account:
-        yield Item(subject, WRONG, of_account[0].what, of_account)
+    subject = f"account {requested.account}"
+    if account_findings:
+        yield Item(subject, WRONG, account_findings[0].what, account_findings)
     elif cluster.accounts is None:
         yield Item(subject, SILENT, "sacctmgr does not answer")
     else:
         yield Item(subject, OK, f"accounts: {few(cluster.accounts, 8)}")
 
 
-def _sbatch(asked: Request) -> Item:
-    """Let sbatch itself judge all options together."""
+def _sbatch(requested: Request) -> Item:
+    """Let sbatch check all options together."""
     subject = "sbatch --test-only"
-    said = survey.trial(asked, environ=commands.outside())
-    if said.status == 0:
-        return Item(subject, OK, said.err.strip().removeprefix("sbatch: ").split("\n")[0])
-    finding = refusal.judge(said, known_options=refusal.sbatch_options)
+    result = survey.trial(requested, environ=commands.outside())
+    if result.status == 0:
+        return Item(subject, OK, result.err.strip().removeprefix("sbatch: ").split("\n")[0])
+    finding = refusal.judge(result, known_options=refusal.sbatch_options)
     if finding.name == "slurm-unavailable":
         return Item(subject, SILENT, finding.what)
     return _wrong(subject, finding)
@@ -159,16 +161,16 @@ def _sbatch(asked: Request) -> Item:
 
 def _module(module: str, before: Sequence[str]) -> Item:
     subject = f"module {module}"
-    said = _shell(_MODULE, module, *before)
-    if said.status in (_NO_MODULES, commands.UNANSWERED, commands.MISSING):
-        return Item(subject, SILENT, "there is no command module here" if said.status == _NO_MODULES else said.err)
-    if said.status == 0:
+    result = _shell(_MODULE, module, *before)
+    if result.status in (_NO_MODULES, commands.UNANSWERED, commands.MISSING):
+        return Item(subject, SILENT, "there is no command module here" if result.status == _NO_MODULES else result.err)
+    if result.status == 0:
         return Item(subject, OK)
     finding = Finding(
         "profile-invalid",
         f"there is no module {module} here",
         where="[setup] modules",
-        evidence=tuple(said.err.strip().splitlines()[:3]),
+        evidence=tuple(result.err.strip().splitlines()[:3]),
         fix=f"module avail {word(module.partition('/')[0])}",
     )
     return _wrong(subject, finding)
@@ -181,9 +183,9 @@ def _shell(text: str, *words: str) -> commands.Said:
 def _prefix(site: Profile) -> Item:
     command = site.prefix[0]
     subject = f"prefix {command}"
-    found = shutil.which(command) or _shell(_COMMAND, command, *site.modules).out.strip()
-    if found:
-        return Item(subject, OK, found.splitlines()[-1])
+    location = shutil.which(command) or _shell(_COMMAND, command, *site.modules).out.strip()
+    if location:
+        return Item(subject, OK, location.splitlines()[-1])
     what = f"there is no command {command} here"
     return _wrong(
         subject,
@@ -198,7 +200,7 @@ def _path(key: str, path: str, *, severity: str) -> Item:
         existing = os.path.dirname(existing)
     try:
         with tempfile.TemporaryFile(dir=existing):
-            pass  # permissions alone do not tell: a file system may be full, or read-only for this machine
+            pass  # permissions are not enough: the file system may be full, or mounted read-only here
     except OSError as error:
         why = f"{existing}: {error.strerror}"
     else:
@@ -209,7 +211,7 @@ def _path(key: str, path: str, *, severity: str) -> Item:
 
 
 def _tmp(path: str) -> Item:
-    # on a node's own disk mostly, which this machine does not see
+    # usually on a node's local disk, which is not visible here
     if "$" in path:
         return Item(f"tmp {path}", SILENT, "only the job knows it")
     return _path("tmp", path, severity="warning")
@@ -218,10 +220,10 @@ def _tmp(path: str) -> Item:
 def _environment(site: Profile, num_nodes: int) -> Item:
     settings = {setting.name: setting.value for setting in site.environment}
     where = {setting.name: f"{site.path}:{setting.line}" for setting in site.environment}
-    found = list(judge_settings(settings, where=where, num_nodes=num_nodes))
-    found += [_not_filled_in(name, where[name]) for name, value in settings.items() if _names_another(value)]
-    told = few(list(settings), 8)
-    return Item("environment", WRONG if found else OK, told, tuple(found))
+    findings = list(judge_settings(settings, where=where, num_nodes=num_nodes))
+    findings += [_not_filled_in(name, where[name]) for name, value in settings.items() if _names_another(value)]
+    names = few(list(settings), 8)
+    return Item("environment", WRONG if findings else OK, names, tuple(findings))
 
 
 def _names_another(value: str) -> bool:

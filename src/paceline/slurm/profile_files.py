@@ -1,4 +1,4 @@
-"""A hand: where profiles are. A file that is named, the project's own, then the user's."""
+"""Find and read profile files: a path as typed, else those of the project, else those of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(name: str) -> Profile:
     """Return the profile of a name.
 
     Raises:
-        UsageError: There is none, or it is not right.
+        UsageError: The profile does not exist, or is invalid.
     """
     return read(find(name), name)
 
@@ -28,7 +28,7 @@ def read(path: Path, name: str) -> Profile:
     """Return the profile of a file.
 
     Raises:
-        UsageError: It cannot be read, or it is not right.
+        UsageError: The file cannot be read, or the profile is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,26 +39,26 @@ def read(path: Path, name: str) -> Profile:
 
 
 def run_folders() -> list[Path]:
-    """Return the folders that runs are in: those of the current folder, then those that profiles name."""
-    found = [RUNS, EARLIER_RUNS]
+    """Return the parents of run folders: those in the current folder, then those that profiles name."""
+    folders = [RUNS, EARLIER_RUNS]
     for path in (path for folder in _folders() for path in sorted(folder.glob("*.toml"))):
-        with contextlib.suppress(UsageError):  # that of another cluster may name what is not set on this one
+        with contextlib.suppress(UsageError):  # another cluster's profile may name variables that are not set here
             runs = read(path, path.stem).runs
-            found += [Path(runs)] if runs else []
-    return list(dict.fromkeys(each for each in found if each.is_dir()))
+            folders += [Path(runs)] if runs else []
+    return list(dict.fromkeys(folder for folder in folders if folder.is_dir()))
 
 
 def find(name: str) -> Path:
     """Return the file of a profile.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such file.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(os.path.expanduser(name))
         if path.is_file():
             return path
-        near = closest(path.name, [each.name for each in path.parent.glob("*.toml")])
+        near = closest(path.name, [file.name for file in path.parent.glob("*.toml")])
         fix = f"--profile {path.parent / near}" if near else f"ls {path.parent}"
         raise UsageError(Finding("profile-invalid", f"there is no file {name}", where="command line", fix=fix))
     folders = list(_folders())
@@ -77,8 +77,8 @@ def _folders() -> Iterator[Path]:
 
 
 def _unknown(name: str, folders: list[Path]) -> Finding:
-    there = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
-    near = closest(name, there)
+    existing = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    near = closest(name, existing)
     own, user = folders[0], folders[-1]
     return Finding(
         "profile-invalid",
@@ -86,7 +86,7 @@ def _unknown(name: str, folders: list[Path]) -> Finding:
         where="command line",
         evidence=(
             f"looked for {name}.toml in {own} and the same of the folders above, and in {user}",
-            f"profiles there: {few(there, 8)}" if there else "there are no profiles there",
+            f"profiles there: {few(existing, 8)}" if existing else "there are no profiles there",
         ),
         fix=f"--profile {near}" if near else f"write {user / f'{name}.toml'}, or give a path that ends in .toml",
     )

@@ -1,6 +1,6 @@
-"""What is known of a run's Slurm job: ``job.json`` in its run folder, and how a run is found by what was typed.
+"""Read and write ``job.json``, the record of a run's Slurm job in its run folder, and find runs by name or job id.
 
-``paceline submit`` writes it, the job's own script adds to it whenever the job is queued again, and all else reads it.
+``paceline submit`` writes the record, and the job script adds an entry each time the job is queued again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from paceline.text.quoting import printable, word
 VERSION = 1
 
 UNFINISHED, NODE_LOST = "unfinished", "node-lost"
-# Slurm's commands are asked about these, so they must be what Slurm gives.
+# These are passed to Slurm's commands, so their syntax is checked.
 _JOB_ID = re.compile(r"[0-9]{1,20}(_[0-9]{1,20})?")
 _CLUSTER = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """One time that the job was queued again.
+    """One requeue of the job.
 
     Attributes:
-        step: Optimizer steps of the checkpoint from which it goes on, 0 where there is none.
-        time_ns: When.
+        step: Optimizer steps of the checkpoint from which the next start resumes, 0 without a checkpoint.
+        time_ns: Time of the requeue.
         why: ``"unfinished"`` or ``"node-lost"``.
-        elsewhere: The start before had trained, and its script keeps its checkpoints in a place of its own.
+        elsewhere: Whether the previous start trained, and its script keeps checkpoints outside of the run folder.
     """
 
     step: int
@@ -46,15 +46,15 @@ class JobRecord:
     """A run's Slurm job.
 
     Attributes:
-        job_id: Its number, as sbatch told it.
-        earlier_ids: Numbers that it had before it was submitted again, the first one first.
-        cluster: The cluster that sbatch named; empty if it named none.
-        name: The job's name.
-        script: The script that is trained.
-        nodes: What was asked for, ``"2"`` or ``"1-2"``.
-        submitted_ns: When it was first submitted.
+        job_id: Job id that sbatch printed.
+        earlier_ids: Ids before the job was submitted again, in the order of submission.
+        cluster: The cluster that sbatch printed; empty if it printed none.
+        name: Name of the job.
+        script: The training script.
+        nodes: Requested number of nodes, ``"2"`` or ``"1-2"``.
+        submitted_ns: Time of the first submission.
         on_node_loss: ``"requeue"`` or ``"fail"``.
-        requeues: Every time that it was queued again by its own script.
+        requeues: Requeues by the job script, in order.
     """
 
     job_id: str
@@ -73,25 +73,27 @@ class JobRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> JobRecord:
-        """Return the record that ``to_json`` made.
+        """Return the record from the output of ``to_json``.
 
         Raises:
-            ValueError: It is none, or one of a version that is not known here.
+            ValueError: The values are not a record of this version.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ValueError(f"not the record of a job in version {VERSION}")
         fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         try:
             requeues = tuple(
-                Requeue(int(each["step"]), int(each["time_ns"]), str(each["why"]), bool(each.get("elsewhere", False)))
-                for each in fields.pop("requeues", ())
+                Requeue(
+                    int(entry["step"]), int(entry["time_ns"]), str(entry["why"]), bool(entry.get("elsewhere", False))
+                )
+                for entry in fields.pop("requeues", ())
             )
-            earlier = tuple(str(each) for each in fields.pop("earlier_ids", ()))
-            made = cls(**fields, earlier_ids=earlier, requeues=requeues)
+            earlier = tuple(str(number) for number in fields.pop("earlier_ids", ()))
+            record = cls(**fields, earlier_ids=earlier, requeues=requeues)
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not the record of a job: {error}") from None
-        made._check()
-        return made
+        record._check()
+        return record
 
     def _check(self) -> None:
         texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
@@ -103,16 +105,16 @@ class JobRecord:
             raise ValueError("not the record of a job: its cluster has no name")
 
     def resubmitted(self, job_id: str, cluster: str = "") -> JobRecord:
-        """Return the record of the job under a new number."""
+        """Return the record of the job under a new id."""
         return replace(self, job_id=job_id, cluster=cluster, earlier_ids=(*self.earlier_ids, self.job_id))
 
     def under(self, job_id: str) -> JobRecord:
-        """Return the record as the job of this number has it: somebody may have submitted the script again."""
+        """Return the record with this job id: the script may have been submitted again by hand."""
         return self if job_id == self.job_id else self.resubmitted(job_id)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """All numbers that the job has had."""
+        """All ids that the job has had."""
         return (*self.earlier_ids, self.job_id)
 
 
@@ -129,8 +131,8 @@ def load(run_dir: RunDir) -> JobRecord | None:
     """Return the record of a run's job, None if the run has none.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is not a record.
+        OSError: The file cannot be read.
+        ValueError: The file is not a record.
     """
     try:
         return JobRecord.from_json(read_json(run_dir.job))
@@ -139,7 +141,7 @@ def load(run_dir: RunDir) -> JobRecord | None:
 
 
 def read(run_dir: RunDir) -> JobRecord | None:
-    """Return the record of a run's job, None if the run has none that can be read."""
+    """Return the record of a run's job, None if there is no readable record."""
     try:
         return load(run_dir)
     except (OSError, ValueError):
@@ -147,14 +149,14 @@ def read(run_dir: RunDir) -> JobRecord | None:
 
 
 def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tuple[RunDir, JobRecord]:
-    """Return the run that is meant, and its job.
+    """Find a run and the record of its job.
 
     Args:
-        subject: A run folder, the name of one, or the number of a job.
-        places: Where run folders are.
+        subject: A run folder, the name of one, or a job id.
+        places: Parents of run folders.
 
     Raises:
-        UsageError: There is no such run, or it has no Slurm job.
+        UsageError: The run does not exist, or has no Slurm job.
     """
     for folder in (Path(subject), *(runs / subject for runs in places)):
         run_dir = RunDir(folder)
@@ -164,10 +166,10 @@ def find(subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)) -> tupl
         if record is None:
             raise UsageError(_no_job(run_dir))
         return run_dir, record
-    found = [(run_dir, record) for runs in places for run_dir, record in _all(runs) if subject in record.ids]
-    if not found:
+    matches = [(run_dir, record) for runs in places for run_dir, record in _all(runs) if subject in record.ids]
+    if not matches:
         raise UsageError(_unknown(subject, places))
-    return max(found, key=lambda each: each[1].submitted_ns)
+    return max(matches, key=lambda match: match[1].submitted_ns)
 
 
 def _all(runs: Path) -> Iterator[tuple[RunDir, JobRecord]]:
@@ -179,12 +181,12 @@ def _all(runs: Path) -> Iterator[tuple[RunDir, JobRecord]]:
 
 
 def _no_job(run_dir: RunDir) -> Finding:
-    there = run_dir.job.exists()
+    exists = run_dir.job.exists()
     return Finding(
         "slurm-job-unknown",
-        printable(f"{run_dir.job} cannot be read" if there else f"the run of {run_dir.root} has no Slurm job"),
+        printable(f"{run_dir.job} cannot be read" if exists else f"the run of {run_dir.root} has no Slurm job"),
         where=printable(str(run_dir.root)),
-        evidence=() if there else (printable(f"there is no {run_dir.job}: paceline submit writes one"),),
+        evidence=() if exists else (printable(f"there is no {run_dir.job}: paceline submit writes one"),),
         fix=f"paceline explain {word(str(run_dir.root))}",
     )
 

@@ -1,4 +1,4 @@
-"""A judge: what sbatch said when it took no job, and what it means."""
+"""Explain why sbatch refused a job, from its error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paceline.errors import Finding, closest
 from paceline.machine.slurm_commands import MISSING, UNANSWERED, Said
 
-# What Slurm says, what it means, what to do. The first that fits counts.
+# Pattern of Slurm's message, its meaning, and the fix. The first match wins.
 _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (
         r"account or account/partition",
@@ -60,31 +60,33 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
     (r"reservation", "the reservation is not there, or is for others", "scontrol show reservation"),
     (r"dependency", "the job that this one waits for is not there", "leave out --sbatch --dependency"),
 )
-_NOT_THERE = re.compile(r"Unable to contact slurm controller|[Uu]nable to resolve|Could not establish a configuration")
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|[Uu]nable to resolve|Could not establish a configuration"
+)
 
 
-def unsure(said: Said) -> bool:
-    """Whether a job may have been queued although sbatch says that it was not, since no answer came in time."""
-    return said.status == UNANSWERED or "timed out" in said.err or "Unable to contact" in said.err
+def unsure(result: Said) -> bool:
+    """Return whether a job may have been queued although sbatch failed, since no answer came in time."""
+    return result.status == UNANSWERED or "timed out" in result.err or "Unable to contact" in result.err
 
 
-def judge(said: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
-    """Return why a job was not taken.
+def judge(result: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
+    """Return why sbatch did not accept a job.
 
     Args:
-        said: What sbatch said.
-        known_options: Returns the long names of sbatch's options; asked for one that it does not know.
+        result: Status and output of sbatch.
+        known_options: Returns the long names of sbatch's options; called if sbatch rejects an option.
     """
-    lines = tuple(line.strip() for line in said.err.splitlines() if line.strip())[-6:]
+    lines = tuple(line.strip() for line in result.err.splitlines() if line.strip())[-6:]
     text = "\n".join(lines)
-    if said.status == MISSING:
+    if result.status == MISSING:
         return Finding(
             "slurm-unavailable",
             "there is no sbatch here: this is no login node of a cluster, or Slurm's commands are not on PATH",
             evidence=lines,
             fix="paceline submit --dry-run ... prints the job script; without Slurm: paceline run",
         )
-    if said.status == UNANSWERED or "timed out" in text:
+    if result.status == UNANSWERED or "timed out" in text:
         return Finding(
             "slurm-unavailable",
             "sbatch did not answer in time",
@@ -92,7 +94,7 @@ def judge(said: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Findin
             why="the job may have been queued all the same",
             fix="squeue --me   (before it is submitted again)",
         )
-    if _NOT_THERE.search(text):
+    if _UNREACHABLE.search(text):
         return Finding("slurm-unavailable", "Slurm's controller does not answer", evidence=lines, fix="scontrol ping")
     if match := re.search(r"unrecognized option '--([\w-]+)", text):
         near = closest(match[1], known_options())
@@ -101,7 +103,7 @@ def judge(said: Said, *, known_options: Callable[[], tuple[str, ...]]) -> Findin
     for pattern, meaning, fix in _MEANINGS:
         if re.search(pattern, text):
             return Finding("slurm-refused", f"sbatch refused the job: {meaning}", evidence=lines, fix=fix)
-    what = f"sbatch refused the job with status {said.status}"
+    what = f"sbatch refused the job with status {result.status}"
     return Finding("slurm-refused", what, evidence=lines, fix="paceline submit --dry-run ... shows what was asked for")
 
 

@@ -1,4 +1,4 @@
-"""What ``paceline submit`` is asked for: the command line over a profile, checked and merged. Pure."""
+"""Validate the command line of ``paceline submit``, and merge it with a profile. Pure."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import option_values, parsing
 from paceline.launch.plan.options import Options
 from paceline.slurm import asking
-from paceline.slurm.option_table import GRACE, HANDED, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
+from paceline.slurm.option_table import FORWARDED, GRACE, INSTEAD, NEVER, NEVER_FIX, ON_NODE_LOSS, OWN
 from paceline.slurm.profile import Profile
 from paceline.text.quoting import CONTROL
 
 DEFAULT_GRACE_S = 120
-HANG_TIMEOUT = "15m"  # of a job: hangs that cannot be proven burn its hours until torch's timeout otherwise
-# Ranks that are killed when their grace is over still need a moment to be told of, and the script then has questions
-# to Slurm before it queues the job again, which a controller may let wait.
+HANG_TIMEOUT = "15m"  # otherwise a hang that cannot be proven wastes the job's hours until torch's timeout
+# After the grace period the launcher still has to report, and the script calls Slurm's commands to queue the job
+# again, which a busy controller may delay.
 SIGNAL_MARGIN_S = 60
 NOTICES = ("SIGUSR1", "SIGUSR2")
-_HANDED = {option.name for option in HANDED}
+_FORWARDED = {option.name for option in FORWARDED}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A job as asked for.
+    """A request for a job.
 
     Attributes:
         script: The script, module or program, as typed.
-        script_args: Its arguments.
-        nodes: Number of nodes or a range, as sbatch takes it.
+        script_args: Arguments of the script.
+        nodes: Number of nodes or a range, in sbatch's syntax.
         gpus: GPUs on each node, ``4`` or ``a100:4``; empty for none.
-        cpus: CPUs of the one task on each node, 0 where Slurm decides.
-        cpus_per_gpu: What they follow from, 0 if they were given as they are.
-        cpus_why: Why there are so many, where nobody gave a number; empty if somebody did.
-        mem: Memory on each node, empty where Slurm decides.
-        time_s: Time limit; None where Slurm decides, or there is to be none (``unlimited``).
-        unlimited: No time limit was asked for.
-        account: Empty where Slurm decides.
-        partition: Empty where Slurm decides.
+        cpus: CPUs of the one task on each node, 0 for Slurm's default.
+        cpus_per_gpu: CPUs for each GPU from which ``cpus`` follows, 0 if it was set directly.
+        cpus_why: Reason of ``cpus`` if paceline chose it; empty if the user did.
+        mem: Memory on each node, empty for Slurm's default.
+        time_s: Time limit, None for Slurm's default or with ``unlimited``.
+        unlimited: Whether a job without a time limit was requested.
+        account: Account to charge, empty for Slurm's default.
+        partition: Partition or a list of them, empty for Slurm's default.
         job_name: Name of the job.
-        requeue: The job is queued again when it stopped unfinished.
+        requeue: Whether the job is queued again when it stopped unfinished.
         on_node_loss: ``"requeue"`` or ``"fail"``.
         grace_s: Seconds that ranks have to save and end.
         sbatch: Further options of sbatch: long name, and value or None.
-        handed: Options of ``paceline run``: name, and value or an empty text for a flag.
-        run_dir: Folder of the run as typed; empty for a new one.
-        profile: The site's settings.
+        forwarded: Options of ``paceline run``: name, and value or an empty text for a flag.
+        run_dir: Run folder as typed; empty for a new one.
+        profile: The site's profile.
     """
 
     script: str
@@ -69,7 +69,7 @@ class Request:
     on_node_loss: str = "requeue"
     grace_s: int = DEFAULT_GRACE_S
     sbatch: tuple[tuple[str, str | None], ...] = ()
-    handed: tuple[tuple[str, str], ...] = ()
+    forwarded: tuple[tuple[str, str], ...] = ()
     run_dir: str = ""
     profile: Profile = field(default_factory=Profile)
 
@@ -80,38 +80,41 @@ class Request:
 
     @property
     def max_nodes(self) -> int:
-        """The largest number of nodes that it may get."""
+        """The largest number of nodes."""
         return int(self.nodes.rpartition("-")[2])
 
     @property
     def min_nodes(self) -> int:
-        """The smallest number of nodes that will do."""
+        """The smallest number of nodes."""
         return int(self.nodes.partition("-")[0])
 
     @property
     def signal_s(self) -> int:
-        """How long before its time limit the job is told to stop."""
+        """Seconds before the time limit at which Slurm sends the stop signal."""
         return self.grace_s + _margin(_limit(self.time_s))
 
     @property
     def signal(self) -> str:
-        """The signal by which Slurm tells the job to stop, ``"TERM"`` but where another is handed on to the ranks."""
-        handled = dict(self.handed).get("signals_to_handle", "").split(",")
+        """Name of the stop signal that Slurm sends: ``"TERM"``, or a notice signal that ranks handle."""
+        handled = dict(self.forwarded).get("signals_to_handle", "").split(",")
         return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
 
     def saving_at(self, signal: str) -> Request:
-        """Return the request of a script that saves at a signal: it is handed on to the ranks, unless others were."""
-        if signal not in NOTICES or "signals_to_handle" in dict(self.handed):
+        """Return the request for a script that saves at a signal: the launcher forwards this signal to the ranks.
+
+        Signals that the user chose with ``--signals-to-handle`` stay as they are.
+        """
+        if signal not in NOTICES or "signals_to_handle" in dict(self.forwarded):
             return self
         handled = ",".join((*Options.signals_to_handle, signal))
-        return replace(self, handed=(*self.handed, ("signals_to_handle", handled)))
+        return replace(self, forwarded=(*self.forwarded, ("signals_to_handle", handled)))
 
     def directives(self) -> list[tuple[str, str | None]]:
-        """Return what is asked of Slurm: sbatch's long names, each with its value or None."""
+        """Return the options of sbatch for this request: long names, each with its value or None."""
         time = "UNLIMITED" if self.unlimited else clock(self.time_s) if self.time_s else ""
-        listed: list[tuple[str, str | None]] = [
+        directives: list[tuple[str, str | None]] = [
             ("nodes", self.nodes),
-            # for a range Slurm would count the tasks of the fewest nodes, and give no more nodes than those need
+            # with a range, Slurm would compute the tasks from MIN and allocate no more nodes than those need
             ("ntasks-per-node", "1" if self.min_nodes == self.max_nodes else ""),
             ("gpus-per-node", self.gpus),
             ("cpus-per-task", str(self.cpus or "")),
@@ -120,39 +123,39 @@ class Request:
             ("account", self.account),
             ("partition", self.partition),
         ]
-        return [each for each in listed if each[1]] + list(self.sbatch)
+        return [directive for directive in directives if directive[1]] + list(self.sbatch)
 
     @property
     def options(self) -> Options:
-        """Return what ``paceline run`` is asked for inside the job, as far as it is known before."""
+        """Return the options of ``paceline run`` inside the job, as far as they are known before it starts."""
         return parsing.parse(
             self.script,
             self.script_args,
-            typed={name: value or True for name, value in self.handed},
+            typed={name: value or True for name, value in self.forwarded},
             inherited={},
         )
 
 
 def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], profile: Profile) -> Request:
-    """Check what was typed and merge it with a profile; the command line wins.
+    """Validate the command line and merge it with a profile; the command line takes precedence.
 
     Args:
         script: The script, module or program.
-        script_args: Its arguments, not looked at.
+        script_args: Arguments of the script, passed on unchanged.
         typed: ``{name: text}`` of the options on the command line, True for a flag, a sequence for ``sbatch``.
-        profile: The site's settings, checked before.
+        profile: The site's validated profile.
 
     Raises:
-        UsageError: A value is wrong, or options contradict each other or have no effect.
+        UsageError: A value is invalid, or options contradict each other or have no effect.
     """
     asking.check(typed)
     _refuse_contradictions(typed)
     raw = {**_defaults(profile, typed), **typed}
-    handed = _handed(profile, typed)
-    options = parsing.parse(script, tuple(script_args), typed=handed, inherited={})
+    forwarded = _forwarded(profile, typed)
+    options = parsing.parse(script, tuple(script_args), typed=forwarded, inherited={})
     gpus = "" if asking.num_gpus(raw.get("gpus_per_node", "")) == 0 else str(raw["gpus_per_node"])
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
-    ranks = str(handed.get("nproc_per_node", ""))
+    ranks = str(forwarded.get("nproc_per_node", ""))
     cpus_why = ""
     if not cpus and not gpus and ranks.isdigit():
         cpus, cpus_why = int(ranks), "one for each rank"
@@ -176,24 +179,26 @@ def parse(script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], 
         on_node_loss=_on_node_loss(raw, set(typed)),
         grace_s=_grace(options.shutdown_timeout, time_s),
         sbatch=_merge_sbatch(profile.sbatch, asking.sbatch_options(typed.get("sbatch", ()))),
-        handed=tuple((key, "" if value is True else str(value)) for key, value in handed.items() if key not in GRACE),
+        forwarded=tuple(
+            (key, "" if value is True else str(value)) for key, value in forwarded.items() if key not in GRACE
+        ),
         run_dir=raw.get("run_dir", ""),
         profile=profile,
     )
 
 
-def _handed(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ``paceline run`` in the job. Nobody watches a job, so a hang has a limit by default."""
-    handed = {**profile.run, **{name: value for name, value in typed.items() if name in _HANDED}}
-    without = {"hang_timeout", "no_probe"} & set(handed) or handed.get("on_hang") == "report"
-    return handed if without else {**handed, "hang_timeout": HANG_TIMEOUT}
+def _forwarded(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of ``paceline run`` in the job, with a hang timeout by default: nobody watches a job."""
+    forwarded = {**profile.run, **{name: value for name, value in typed.items() if name in _FORWARDED}}
+    has_own_policy = {"hang_timeout", "no_probe"} & set(forwarded) or forwarded.get("on_hang") == "report"
+    return forwarded if has_own_policy else {**forwarded, "hang_timeout": HANG_TIMEOUT}
 
 
 def _defaults(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a profile says where the command line does not: of two ways to say one thing, the typed one."""
+    """Return the profile's defaults without those that a typed option excludes."""
     defaults = dict(profile.slurm)
-    for one, other in (("cpus_per_gpu", "cpus_per_node"), ("requeue", "no_requeue")):
-        for name, rival in ((one, other), (other, one)):
+    for first, second in (("cpus_per_gpu", "cpus_per_node"), ("requeue", "no_requeue")):
+        for name, rival in ((first, second), (second, first)):
             if name in typed:
                 defaults.pop(rival, None)
     return defaults
@@ -219,23 +224,23 @@ def _refuse_contradictions(typed: Mapping[str, Any]) -> None:
 
 
 def _cpus(raw: Mapping[str, Any], gpus: str, typed: set[str]) -> tuple[int, int]:
-    """Return the CPUs of a node's task, and for each GPU if that is what was said."""
+    """Return the CPUs of a node's task, and the CPUs for each GPU, 0 if they were not set for each GPU."""
     if "cpus_per_gpu" in raw and gpus:
-        each = int(raw["cpus_per_gpu"])
-        return each * asking.num_gpus(gpus), each
+        count = int(raw["cpus_per_gpu"])
+        return count * asking.num_gpus(gpus), count
     if "cpus_per_gpu" in typed:
         raise asking.contradicted("--cpus-per-gpu has no effect without --gpus-per-node", "--gpus-per-node 1")
     return int(raw.get("cpus_per_node", 0)), 0
 
 
 def _on_node_loss(raw: Mapping[str, Any], typed: set[str]) -> str:
-    asked = raw.get("on_node_loss", "")
+    choice = raw.get("on_node_loss", "")
     if raw.get("no_requeue"):
-        if asked == "requeue" and "on_node_loss" in typed:
+        if choice == "requeue" and "on_node_loss" in typed:
             what = "--on-node-loss requeue and --no-requeue exclude each other: one of them queues the job again"
             raise asking.contradicted(what, "leave out --no-requeue")
         return "fail"
-    return str(asked) or ON_NODE_LOSS[0]
+    return str(choice) or ON_NODE_LOSS[0]
 
 
 def _time(text: str) -> tuple[int | None, bool]:
@@ -246,24 +251,24 @@ def _time(text: str) -> tuple[int | None, bool]:
     return ceil(option_values.seconds_of(text, bare_s=60)), False
 
 
-def _grace(asked: int | None, time_s: int | None) -> int:
+def _grace(grace_s: int | None, time_s: int | None) -> int:
     limit_s = _limit(time_s)
-    if asked is None:
+    if grace_s is None:
         return DEFAULT_GRACE_S if limit_s is None else min(DEFAULT_GRACE_S, limit_s // 4)
-    least_s = asked + _margin(limit_s)
+    least_s = grace_s + _margin(limit_s)
     if limit_s is not None and least_s >= limit_s:
-        what = f"--grace-s {asked} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
+        what = f"--grace-s {grace_s} leaves nothing of --time {clock(limit_s)}: the job would be told to stop at once"
         raise asking.contradicted(what, f"--time {clock(4 * least_s)}, or a shorter --grace-s")
-    return asked
+    return grace_s
 
 
 def _limit(time_s: int | None) -> int | None:
-    """Return the time limit that Slurm makes of a time: it counts minutes."""
+    """Return the effective time limit: Slurm rounds up to minutes."""
     return None if time_s is None else max(60, -(-time_s // 60) * 60)
 
 
 def _margin(limit_s: int | None) -> int:
-    """Return how long before the end of the grace the signal comes; of a short time no more than a quarter."""
+    """Return the margin between the grace period and the time limit, at most a quarter of the limit."""
     return SIGNAL_MARGIN_S if limit_s is None else min(SIGNAL_MARGIN_S, limit_s // 4)
 
 
@@ -273,21 +278,21 @@ def _plain_range(text: str) -> str:
 
 
 def _name(script: str) -> str:
-    """Return a job's name: its script's, without the folder and ``.py``."""
+    """Return a job name: that of the script without the folder and ``.py``."""
     stem = re.sub(r"\.pyw?$", "", script.rstrip("/").rpartition("/")[2])
     return CONTROL.sub(" ", stem).encode("utf-8", "replace").decode() or "run"
 
 
 def _merge_sbatch(
-    ours: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
+    defaults: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Return a profile's options and the typed ones; what was typed takes the place of what the profile says."""
+    """Return the options of a profile and the typed ones, which replace options of the same name."""
     names = {name for name, _ in typed}
-    return (*(each for each in ours if each[0] not in names), *typed)
+    return (*(option for option in defaults if option[0] not in names), *typed)
 
 
 def clock(seconds: float) -> str:
-    """Return a time as sbatch takes it and squeue shows it: ``04:00:00``, ``1-12:00:00``."""
+    """Return a time in the format of sbatch and squeue: ``04:00:00``, ``1-12:00:00``."""
     minutes, second = divmod(ceil(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -295,26 +300,26 @@ def clock(seconds: float) -> str:
 
 
 def unknown_option(typed: str) -> UsageError:
-    """Return the error for an option that submit does not have, with what to type instead."""
+    """Return the error for an option that submit does not have, with the option to use instead."""
     from paceline.diagnose.lint import sbatch_option
 
     word = typed.split("=", maxsplit=1)[0]
     name = word.lstrip("-").replace("_", "-")
-    known = [option.long for option in (*OWN, *HANDED)]
-    meant = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
+    forms = [option.long for option in (*OWN, *FORWARDED)]
+    synonyms = {"nnodes": "nodes", "nproc": "nproc-per-node", "gpus": "gpus-per-node", "gres": "gpus-per-node"}
     what = f"paceline submit has no option {word}"
-    theirs, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
-    if name in meant:
-        fix = f"--{meant[name]}"
-    elif theirs in NEVER:
-        fix = NEVER_FIX.get(theirs, "leave it out")
-        what += f": {NEVER[theirs]}"
-    elif theirs in INSTEAD:
-        fix = INSTEAD[theirs]
-    elif theirs == name or len(name) == 1:
-        fix = f"--sbatch --{theirs}" + ("=VALUE" if kind == "value" else "") if theirs else ""
+    sbatch_name, kind = sbatch_option(name) if word.startswith("--") or len(name) == 1 else ("", "")
+    if name in synonyms:
+        fix = f"--{synonyms[name]}"
+    elif sbatch_name in NEVER:
+        fix = NEVER_FIX.get(sbatch_name, "leave it out")
+        what += f": {NEVER[sbatch_name]}"
+    elif sbatch_name in INSTEAD:
+        fix = INSTEAD[sbatch_name]
+    elif sbatch_name == name or len(name) == 1:
+        fix = f"--sbatch --{sbatch_name}" + ("=VALUE" if kind == "value" else "") if sbatch_name else ""
     else:
-        near = next((form for form in known if form.startswith(word)), "") or closest(word, known)
+        near = next((form for form in forms if form.startswith(word)), "") or closest(word, forms)
         fix = f"did you mean {near}?" if near else ""
     return UsageError(
         Finding("option-unknown", what, where="command line", fix=fix or "paceline submit --help lists them")

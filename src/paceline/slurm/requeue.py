@@ -1,7 +1,7 @@
-"""``paceline requeue``: what a job script calls after its run, to go on where the run stopped.
+"""``paceline requeue``: called by a job script after its run, to queue the job again if the run can resume.
 
-It stands between a run's end and its next start, in a script that nobody watches: it never changes the job's status,
-and a fault of its own costs a line and not the job.
+Nobody watches a job script, so the command never changes the exit status of the job, and an error of paceline itself
+prints a line and does not fail the job.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from paceline.text import terminal
 from paceline.text.quoting import word
 from paceline.world import expand_nodelist
 
-# How often a job is queued again from one and the same place: another node may break, or a start be preempted early,
-# without anything being wrong with the run.
-_FRUITLESS = 2
-# Of a run that was told to stop, by the signals that Slurm may be asked to send.
+# How often a job is queued again from the same step: further nodes may fail, or a start be preempted early, although
+# nothing is wrong with the run.
+_MAX_FRUITLESS = 2
+# Exit statuses of a run that was stopped by one of the signals that Slurm may be asked to send.
 _STOPPED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
-# Slurm did not hear or did not answer: what it was asked for may be done all the same.
+# Messages after which Slurm may have carried out the command all the same.
 _UNSURE = re.compile(r"timed out|unable to contact|socket|communication|connection|transmitted|standby", re.IGNORECASE)
 _TRIES, _PAUSE_S, _ANSWER_S = 3, 3.0, 15.0
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is done about a run that ended.
+    """Whether and how a job is queued again.
 
     Attributes:
         why: ``"unfinished"`` or ``"node-lost"``; empty if the job is not queued again.
-        step: Where it would go on.
-        exclude: Nodes that its next start must not have.
-        finding: Why it is not queued again although its end would have it so.
-        elsewhere: The run has trained and keeps its checkpoints in a place of its own.
+        step: Step from which the run resumes.
+        exclude: Nodes that the next start must not use.
+        finding: Why the job is not queued again, if the user should know.
+        elsewhere: Whether the run trained, and keeps its checkpoints outside of the run folder.
     """
 
     why: str = ""
@@ -64,8 +64,8 @@ class _Refusal:
     """Why a job was not put back into the queue.
 
     Attributes:
-        text: Slurm's words.
-        sure: It is not queued again; without an answer it may be.
+        text: Slurm's message.
+        sure: Whether the job is certainly not queued again; without an answer it may be.
     """
 
     text: str
@@ -73,7 +73,7 @@ class _Refusal:
 
 
 def requeue(folder: Path, *, status: int) -> int:
-    """Queue this job again if its run has ended so that it can go on; returns 0 in any case.
+    """Queue this job again if its run can resume, and return 0 in any case.
 
     Args:
         folder: The run folder.
@@ -86,31 +86,31 @@ def requeue(folder: Path, *, status: int) -> int:
         return EXIT_OK
     try:
         _requeue(RunDir(folder), status, job_id)
-    except Exception as error:  # whatever it is, the job's own status says how its run ended
+    except Exception as error:  # the exit status of the job is that of its run, whatever fails here
         terminal.say(f"the job cannot be queued again: {type(error).__name__}: {error}")
     return EXIT_OK
 
 
 def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
-    # the script may be somebody's own, or have been submitted again by hand
+    # the script may be hand-written, or submitted again by hand
     job = (record.read(run_dir) or JobRecord(job_id)).under(job_id)
     last = evidence.last_checkpoint(run_dir.checkpoints)
-    now = lookup.full(job)
-    if now is not None and now.state != RUNNING:
-        return  # somebody cancels it or has queued it again, as Lightning does
-    history = events.read_history(run_dir.root, since_ns=lookup.last_start_ns(job, now))
+    job_state = lookup.full(job)
+    if job_state is not None and job_state.state != RUNNING:
+        return  # the job is being cancelled, or was already queued again, as Lightning does
+    history = events.read_history(run_dir.root, since_ns=lookup.last_start_ns(job, job_state))
     decision = decide(
         status,
         job=job,
         history=history,
         last_step=last.step if last else None,
         nodelist=env.read(env.JOB_NODELIST) or "",
-        limit=_limit_words(now, time.time()),
+        limit=_limit_words(job_state, time.time()),
     )
     if decision.finding is not None:
         _show(decision.finding)
     if decision.why:
-        _carry_out(run_dir, job, decision, now=now)
+        _carry_out(run_dir, job, decision, job_state=job_state)
 
 
 def decide(
@@ -120,11 +120,11 @@ def decide(
 
     Args:
         status: Exit status of the run.
-        job: The record of its job.
-        history: What the run has told of its last start.
-        last_step: Steps of the last checkpoint, None if there is none.
-        nodelist: The job's nodes as Slurm writes them.
-        limit: How long this start ran, and its time limit, in words; empty where they are not known.
+        job: Record of the job.
+        history: The events of the run's last start.
+        last_step: Step of the last checkpoint, None if there is none.
+        nodelist: Nodes of the job as Slurm writes them.
+        limit: How long this start ran, and its time limit, in words; empty if unknown.
     """
     why = _why(status, job, history)
     if not why:
@@ -132,10 +132,10 @@ def decide(
     lost = history.outcome.lost if history.outcome and why == NODE_LOST else ()
     step = last_step or 0
     if why == NODE_LOST and last_step is None and history.steps:
-        return Decision(finding=_nothing_kept(job))
-    # a script that keeps its checkpoints elsewhere: what it says counts, unless it has not trained at all
+        return Decision(finding=_no_checkpoint(job))
+    # a script that keeps its checkpoints elsewhere: its exit status decides, unless it has not trained at all
     elsewhere = status == EXIT_UNFINISHED and last_step is None and history.steps != 0
-    if not elsewhere and _times_from(job, step) >= _FRUITLESS:
+    if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
     return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
 
@@ -146,49 +146,50 @@ def _why(status: int, job: JobRecord, history: History) -> str:
     lost = status != EXIT_OK and history.outcome is not None and history.outcome.lost
     if lost:
         return NODE_LOST if job.on_node_loss == "requeue" else ""
-    # preempted while it started: nothing was there to be saved, and what was saved before is. A scancel does not come
-    # here, since it ends this script too.
+    # stopped before the first step, for example by preemption: there was nothing new to save. After scancel this code
+    # does not run, since scancel ends the job script too.
     stopped = history.outcome is None or history.outcome.stopped
     return UNFINISHED if status in _STOPPED and stopped and not history.steps else ""
 
 
 def _times_from(job: JobRecord, step: int) -> int:
-    """Return how often in a row the job was queued again to go on from a step, or from none."""
+    """Return how often in a row the job was queued again to resume from a step, 0 for the beginning."""
     times = 0
-    for each in reversed(job.requeues):
-        if each.step < step:
+    for entry in reversed(job.requeues):
+        if entry.step < step:
             break
         times += 1
-        if each.elsewhere:  # the start before it got on, though no step tells of it
+        if entry.elsewhere:  # the start before it made progress, which no step shows
             break
     return times
 
 
 def _names(lost: Sequence[tuple[int, str]], nodelist: str) -> tuple[str, ...]:
-    """Return Slurm's names of lost nodes: by the host's name, or else by the place in the job's list."""
+    """Return Slurm's names of lost nodes, by host name or else by their position in the job's node list."""
     try:
         nodes = expand_nodelist(nodelist)
     except ValueError:
         return ()
     short = {node.partition(".")[0]: node for node in nodes}
-    found = []
+    names = []
     for rank, host in lost:
         by_name = short.get(host.partition(".")[0])
         if by_name or rank < len(nodes):
-            found.append(by_name or nodes[rank])
-    return tuple(dict.fromkeys(found))
+            names.append(by_name or nodes[rank])
+    return tuple(dict.fromkeys(names))
 
 
-def _limit_words(now: JobState | None, now_s: float) -> str:
-    if now is None or now.start_s is None or now.limit_s is None:
+def _limit_words(job_state: JobState | None, now_s: float) -> str:
+    if job_state is None or job_state.start_s is None or job_state.limit_s is None:
         return ""
-    return f"this start ran for {clock(max(0, now_s - now.start_s))} of its time limit, --time {clock(now.limit_s)}"
+    ran_s = max(0, now_s - job_state.start_s)
+    return f"this start ran for {clock(ran_s)} of its time limit, --time {clock(job_state.limit_s)}"
 
 
 def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     fruitless, starts = _times_from(job, step), len(job.requeues) + 1
     if not step and fruitless == len(job.requeues) and not job.requeues[0].elsewhere:
-        fruitless += 1  # the first start had saved nothing either
+        fruitless += 1  # the first start saved nothing either
     which = f"the last {fruitless} starts have" if fruitless < starts else f"all {starts} starts have"
     if why == UNFINISHED:
         cause = "was stopped"
@@ -208,7 +209,7 @@ def _no_progress(why: str, job: JobRecord, step: int, limit: str) -> Finding:
     )
 
 
-def _nothing_kept(job: JobRecord) -> Finding:
+def _no_checkpoint(job: JobRecord) -> Finding:
     return Finding(
         "slurm-job-ended",
         "the run lost a node and there is no checkpoint to go on from: the job is not queued again",
@@ -227,70 +228,72 @@ def _not_saved(job: JobRecord, status: int) -> Finding:
     )
 
 
-def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, now: JobState | None) -> None:
-    """Queue the job again, or submit it anew where the site forbids that."""
-    exclude = _possible(run_dir, decision.exclude, now)
+def _carry_out(run_dir: RunDir, job: JobRecord, decision: Decision, *, job_state: JobState | None) -> None:
+    """Queue the job again, or submit it as a new job if the site forbids requeueing."""
+    exclude = _possible(run_dir, decision.exclude, job_state)
     entry = Requeue(decision.step, time.time_ns(), decision.why, decision.elsewhere)
-    written = replace(job, requeues=(*job.requeues, entry))
-    record.write(run_dir, written)  # now, since this script is ended within moments of what comes
-    allowed = now is None or now.requeue is not False
-    refused = _put_back(job, decision, exclude) if allowed else _Refusal("--no-requeue")
-    if refused is None:
+    updated = replace(job, requeues=(*job.requeues, entry))
+    record.write(run_dir, updated)  # before the requeue, since Slurm then ends this script within moments
+    allowed = job_state is None or job_state.requeue is not False
+    failure = _requeue_or_refusal(job, decision, exclude) if allowed else _Refusal("--no-requeue")
+    if failure is None:
         return
-    if not refused.sure:  # a second job beside a first that was queued after all would write the same checkpoints
+    if not failure.sure:  # if the job was queued after all, a second one would write the same checkpoints
         record.write(run_dir, job)
-        again = f"squeue --me tells whether it is; if not: sbatch {word(str(run_dir.job_script.absolute()))}"
-        terminal.say(f"Slurm does not tell whether job {job.job_id} is queued again ({refused.text}); {again}")
+        advice = f"squeue --me tells whether it is; if not: sbatch {word(str(run_dir.job_script.absolute()))}"
+        terminal.say(f"Slurm does not tell whether job {job.job_id} is queued again ({failure.text}); {advice}")
         return
-    cannot = f"job {job.job_id} cannot be queued again ({refused.text})"
-    said = _submit(run_dir, exclude)
-    number, _, cluster = said.out.strip().partition(";")
-    if said.status != 0 or not number.isdigit():
+    cannot = f"job {job.job_id} cannot be queued again ({failure.text})"
+    result = _submit(run_dir, exclude)
+    number, _, cluster = result.out.strip().partition(";")
+    if result.status != 0 or not number.isdigit():
         record.write(run_dir, job)
-        maybe = "; squeue --me tells whether it was all the same" if refusal.unsure(said) else ""
-        terminal.say(f"{cannot}, nor submitted again: {_first_line(said)}{maybe}")
+        maybe = "; squeue --me tells whether it was all the same" if refusal.unsure(result) else ""
+        terminal.say(f"{cannot}, nor submitted again: {_first_line(result)}{maybe}")
         return
-    record.write(run_dir, written.resubmitted(number, cluster))
+    record.write(run_dir, updated.resubmitted(number, cluster))
     terminal.say(f"{cannot}: submitted as job {number}{_words(decision, exclude)}")
 
 
-def _put_back(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Refusal | None:
-    """Put the job back into the queue; returns why not, None if it was."""
-    with _deaf():
-        refused = _try_to_put_back(job)
-        if refused is not None:
-            return refused
-        if exclude:  # can only be said of a job that waits
+def _requeue_or_refusal(job: JobRecord, decision: Decision, exclude: Sequence[str]) -> _Refusal | None:
+    """Queue the job again, and return None, or why that failed."""
+    with _sigterm_ignored():
+        failure = _request_requeue(job)
+        if failure is not None:
+            return failure
+        if exclude:  # Slurm accepts this only for a pending job
             commands.tell("scontrol", "update", f"JobId={job.job_id}", f"ExcNodeList={','.join(exclude)}")
         terminal.say(f"job {job.job_id} is queued again{_words(decision, exclude)}")
     return None
 
 
-def _try_to_put_back(job: JobRecord) -> _Refusal | None:
-    refused = None
+def _request_requeue(job: JobRecord) -> _Refusal | None:
+    failure = None
     for number in range(_TRIES):
         if number:
             time.sleep(_PAUSE_S)
-        said = commands.tell("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
-        if said.status == 0:
+        result = commands.tell("scontrol", "requeue", job.job_id, timeout_s=_ANSWER_S)
+        if result.status == 0:
             return None
-        refused = _Refusal(_first_line(said), sure=said.status != commands.UNANSWERED and not _UNSURE.search(said.err))
-        if refused.sure and not number:
+        failure = _Refusal(
+            _first_line(result), sure=result.status != commands.UNANSWERED and not _UNSURE.search(result.err)
+        )
+        if failure.sure and not number:
             break
-        # a question that got no answer may have been heard; asked again, Slurm refuses what it has done already
+        # without an answer the requeue may have succeeded; Slurm then refuses the next attempt
         state = lookup.state(job).state
         if state is not None and (state.waits or state.state == COMPLETING):  # until this script has ended
             return None
         running = state is not None and state.state == RUNNING
-        refused = replace(refused, sure=refused.sure and running)
-        if refused.sure or (state is not None and not running):
+        failure = replace(failure, sure=failure.sure and running)
+        if failure.sure or (state is not None and not running):
             break
-    return refused
+    return failure
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Hear no SIGTERM: Slurm ends this script as soon as its job is queued again, and one thing is still to do."""
+def _sigterm_ignored() -> Iterator[None]:
+    """Ignore SIGTERM: Slurm ends this script once its job is queued again, before the nodes are excluded."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield
@@ -304,15 +307,15 @@ def _submit(run_dir: RunDir, exclude: Sequence[str], *more: str) -> commands.Sai
     return commands.tell(*words, environ=commands.outside())
 
 
-def _possible(run_dir: RunDir, lost: Sequence[str], now: JobState | None) -> tuple[str, ...]:
-    """Return the nodes to exclude: those lost, and those excluded before; none if the rest would not do.
+def _possible(run_dir: RunDir, lost: Sequence[str], job_state: JobState | None) -> tuple[str, ...]:
+    """Return the nodes to exclude: lost nodes and those excluded before; none if too few nodes would remain.
 
-    A job that no nodes are left for is held for good, as an administrator's, so Slurm is asked before.
+    Slurm holds a job permanently if no nodes remain for it, so ``sbatch --test-only`` is called first.
     """
     if not lost:
         return ()
-    before = expand_nodelist(now.excluded) if now is not None and now.excluded else []
-    nodes = tuple(dict.fromkeys([*before, *lost]))
+    excluded = expand_nodelist(job_state.excluded) if job_state is not None and job_state.excluded else []
+    nodes = tuple(dict.fromkeys([*excluded, *lost]))
     return nodes if _submit(run_dir, nodes, "--test-only").status == 0 else ()
 
 
@@ -321,8 +324,8 @@ def _words(decision: Decision, exclude: Sequence[str]) -> str:
     return where + (f", without {', '.join(exclude)}" if exclude else "")
 
 
-def _first_line(said: commands.Said) -> str:
-    return next((line.strip() for line in said.err.splitlines() if line.strip()), f"status {said.status}")
+def _first_line(result: commands.Said) -> str:
+    return next((line.strip() for line in result.err.splitlines() if line.strip()), f"status {result.status}")
 
 
 def _show(finding: Finding) -> None:

@@ -1,7 +1,7 @@
-"""A job script reserves its run folder before it starts the launchers on its nodes.
+"""Reserve the run folder for a job, before its script starts the launchers.
 
-``job.sh`` can be submitted by plain ``sbatch`` too, twice or as an array. The folder then has one owner all the same:
-the lease (``paceline.rundir.lease``), which the job's launcher takes over from this reservation.
+``job.sh`` can be submitted with plain ``sbatch`` too, twice or as an array. The lease (``paceline.rundir.lease``)
+ensures that the folder still has one owner; the job's launcher takes it over from this reservation.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from paceline.text import terminal
 
 
 def reserve(folder: Path, job_id: str, *, script: Path | None = None, on_node_loss: str = "requeue") -> None:
-    """Reserve a run folder for this job, and write the job's number into the record of the run.
+    """Reserve a run folder for this job, and write the job id into the record of the run.
 
     Args:
         folder: The run folder.
-        job_id: The job that starts.
-        script: The script of the job, if ``paceline submit`` has printed it: it keeps a record of its own then.
+        job_id: Id of the job that starts.
+        script: The job script, if ``paceline submit --dry-run`` printed it: the job then creates the record.
         on_node_loss: ``"requeue"`` or ``"fail"``, for that record.
 
     Raises:
-        UsageError: A living run has it, or it belongs to another array element.
-        OSError: It cannot be written.
+        UsageError: The folder belongs to a living run, or to another array element.
+        OSError: The folder cannot be written.
     """
     run_dir = RunDir(folder)
-    mine = identity.of_command("", (), env.snapshot(), folder=identity.working_folder())
-    conflict = identity.conflict(folder, identity.read(run_dir), mine)
+    own_identity = identity.of_command("", (), env.snapshot(), folder=identity.working_folder())
+    conflict = identity.conflict(folder, identity.read(run_dir), own_identity)
     if conflict is not None:
         raise UsageError(conflict)
     folder.mkdir(parents=True, exist_ok=True)
-    lease.acquire(folder, lease.this_job(element=mine.element), say=terminal.say, ended=_has_ended)
-    known = record.read(run_dir)
-    if known is None and script is not None:
-        known = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
-        record.write(run_dir, known)
-    elif known is not None and known.job_id != job_id:
-        record.write(run_dir, known.under(job_id))
+    lease.acquire(folder, lease.this_job(element=own_identity.element), say=terminal.say, ended=_has_ended)
+    job = record.read(run_dir)
+    if job is None and script is not None:
+        job = JobRecord(job_id, submitted_ns=time.time_ns(), on_node_loss=on_node_loss)
+        record.write(run_dir, job)
+    elif job is not None and job.job_id != job_id:
+        record.write(run_dir, job.under(job_id))
     if script is not None:
-        with contextlib.suppress(OSError):  # the run does not need them
-            _keep(run_dir, script)
+        with contextlib.suppress(OSError):  # the run works without these files
+            _store_script(run_dir, script)
 
 
-def _keep(run_dir: RunDir, script: Path) -> None:
-    """Keep what ``submit`` leaves in a run folder: the script, to submit it again, and where the output is."""
+def _store_script(run_dir: RunDir, script: Path) -> None:
+    """Store what ``submit`` stores in a run folder: the script, to submit it again, and a link to the output."""
     shutil.copyfile(script, run_dir.job_script)
     output = Path(os.readlink("/proc/self/fd/2"))  # the script's, which this command inherits
     if not output.is_file() or (run_dir.job_output.exists() and not run_dir.job_output.is_symlink()):
@@ -64,6 +64,6 @@ def _keep(run_dir: RunDir, script: Path) -> None:
 
 
 def _has_ended(job_id: str) -> bool:
-    """Return whether a job has ended as far as Slurm says: its run then gives no sign any more."""
+    """Return whether a job has ended according to Slurm."""
     state = lookup.state(JobRecord(job_id)).state
     return state is not None and state.ended

@@ -1,7 +1,7 @@
-"""At which signal a training script saves, as far as its text shows. Pure.
+"""Find out at which signal a training script saves a checkpoint, from its text. Pure.
 
 Frameworks differ: a Session saves at SIGTERM, Lightning's auto-requeue at SIGUSR1, Lightning's Trainer alone at none.
-What is not seen here may be in a module that the script imports, so only what a framework is known to do is reported.
+A module that the script imports may save too, so only the known behaviour of a framework is reported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from paceline.text.syntax import tree_of
 _NOTICES = ("SIGUSR1", "SIGUSR2")
 _LIGHTNING = ("lightning", "pytorch_lightning")
 _TRAINERS = ("Trainer", "LightningCLI")
-# What in a script's text shows that it saves when it is stopped, or that somebody thought of it.
+# Names in a script which show that it saves when it is stopped, or that its author considered it.
 _SAVES = {"SIGTERM", "OnExceptionCheckpoint", "SIGTERMException", "on_exception", "SLURMEnvironment"}
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What a script does when it is told to stop.
+    """How a script reacts to a stop signal.
 
     Attributes:
-        signal: The signal to stop it by: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``.
-        finding: Why nothing will be saved; None where that is not known.
+        signal: The signal to send: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``.
+        finding: Why nothing will be saved, None if that is unknown.
     """
 
     signal: str = "SIGTERM"
@@ -34,11 +34,11 @@ class Saving:
 
 
 def look(text: str, *, script: str) -> Saving:
-    """Return what a script does when it is told to stop.
+    """Return how a script reacts to a stop signal.
 
     Args:
-        text: The script.
-        script: Its name, for people.
+        text: Text of the script.
+        script: Name of the script, for messages.
     """
     tree = tree_of(text)
     if tree is None:
@@ -46,15 +46,15 @@ def look(text: str, *, script: str) -> Saving:
     nodes = list(ast.walk(tree))
     names = {_name(node) for node in nodes} | set(_imported(nodes))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    requeues = next((each for each in calls if _name(each.func) == "SLURMEnvironment"), None)
+    requeues = next((call for call in calls if _name(call.func) == "SLURMEnvironment"), None)
     if requeues is not None and _is_on(requeues):
         return Saving(_requeue_signal(requeues))
     if "SIGTERM" not in names:
         handled = next((number for call in calls if (number := _handled(call))), "")
         if handled:
             return Saving(handled)
-    trainer = next((each for each in calls if _name(each.func) in _TRAINERS), None)
-    modules = {each.partition(".")[0] for each in _modules(nodes)}
+    trainer = next((call for call in calls if _name(call.func) in _TRAINERS), None)
+    modules = {module.partition(".")[0] for module in _modules(nodes)}
     silent = names & _SAVES or modules & {"paceline", "signal"} or not modules & set(_LIGHTNING)
     if trainer is None or silent:
         return Saving()
@@ -62,7 +62,7 @@ def look(text: str, *, script: str) -> Saving:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last part of a dotted name, or the name of a function; empty for other nodes."""
+    """Return the last part of a dotted name or the name of a function, and an empty text for other nodes."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Name):
@@ -85,18 +85,20 @@ def _modules(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_on(environment: ast.Call) -> bool:
-    values = [each.value for each in environment.keywords if each.arg == "auto_requeue"] + environment.args[:1]
+    values = [keyword.value for keyword in environment.keywords if keyword.arg == "auto_requeue"] + environment.args[:1]
     return not any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
 
 def _requeue_signal(environment: ast.Call) -> str:
-    values = [each.value for each in environment.keywords if each.arg == "requeue_signal"] + environment.args[1:2]
-    named = next((_name(value) for value in values), "")
-    return named if named in (*_NOTICES, "SIGTERM") else "SIGUSR1"
+    values = [keyword.value for keyword in environment.keywords if keyword.arg == "requeue_signal"] + environment.args[
+        1:2
+    ]
+    signal_name = next((_name(value) for value in values), "")
+    return signal_name if signal_name in (*_NOTICES, "SIGTERM") else "SIGUSR1"
 
 
 def _handled(call: ast.Call) -> str:
-    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` gives it a handler, else nothing."""
+    """Return SIGUSR1 or SIGUSR2 if a call of ``signal.signal`` installs a handler for it, else an empty text."""
     if _name(call.func) not in ("signal", "add_signal_handler") or len(call.args) < 2:
         return ""
     number = _name(call.args[0])

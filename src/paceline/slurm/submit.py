@@ -1,4 +1,4 @@
-"""A hand: ``paceline submit``. The run folder, the job script in it, sbatch, and what to type next."""
+"""``paceline submit``: create the run folder, write the job script into it, and call sbatch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from paceline.slurm.request import Request
 from paceline.text import terminal
 from paceline.text.quoting import CONTROL, word
 
-# sbatch lets these overrule what stands in a script; of what the script says itself that is not meant.
-_OVERRULE = {
+# sbatch prefers these variables to the directives of a script, so they are removed for directives that the script has.
+_OVERRIDING_VARIABLES = {
     "job-name": ("SBATCH_JOB_NAME",),
     "nodes": ("SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_OPEN_MODE", "SBATCH_SIGNAL"),
     "requeue": ("SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"),
@@ -47,15 +47,15 @@ _OVERRULE = {
 }
 
 
-_TO_START_S = 120  # a minute that the signal may come early, and one to start
+_MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
-    """Carry out ``paceline submit``.
+    """Run ``paceline submit``.
 
     Args:
-        name: The script.
-        arguments: Its arguments.
+        name: Path of the training script.
+        arguments: Arguments of the script.
         typed: ``{name: text}`` of the options on the command line, True for a flag.
 
     Returns:
@@ -68,23 +68,23 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     site = profile_files.load(typed["profile"]) if typed.get("profile") else Profile()
     if "time" not in typed and "time" not in site.slurm:
         site = _with_time(site)
-    asked = request.parse(name, arguments, typed=typed, profile=site)
-    asked = _with_signal(asked, _require_script(asked))
-    place = replace(_place(asked), printed=bool(typed.get("dry_run")))
-    told = None
+    requested = request.parse(name, arguments, typed=typed, profile=site)
+    requested = _with_signal(requested, _require_script(requested))
+    place = replace(_place(requested), printed=bool(typed.get("dry_run")))
+    cluster = None
     if not typed.get("dry_run"):
         _require_sbatch()
-        told = _ask_cluster(asked)
-        _require_possible(asked, told)
-    if limits.lacks_cpus(asked):
-        asked = _with_cpus(asked, told or _ask_cluster(asked))
-    text = batch.render(asked, place)
+        cluster = _ask_cluster(requested)
+        _require_possible(requested, cluster)
+    if limits.lacks_cpus(requested):
+        requested = _with_cpus(requested, cluster or _ask_cluster(requested))
+    text = batch.render(requested, place)
     if typed.get("dry_run"):
         _print(text)
         return EXIT_OK
-    _warn_of_early_signal(asked)
-    job = _submit(asked, place, text)
-    _say(job, place, as_json=bool(typed.get("json")))
+    _warn_of_early_signal(requested)
+    job = _submit(requested, place, text)
+    _report(job, place, as_json=bool(typed.get("json")))
     if typed.get("follow"):
         from paceline.slurm import follow
 
@@ -93,16 +93,16 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
 
 
 def _with_time(site: Profile) -> Profile:
-    """Return a profile with the time limit of the shell's own variable, which the grace and the script depend on."""
-    given = env.read(env.SBATCH_TIME)
-    if not given:
+    """Add the time limit of ``SBATCH_TIMELIMIT`` to a profile: the grace period and the script depend on it."""
+    time_limit = env.read(env.SBATCH_TIME)
+    if not time_limit:
         return site
     try:
-        asking.check({"time": given})
+        asking.check({"time": time_limit})
     except UsageError as error:
         fix = f"unset {env.SBATCH_TIME}, or give --time"
         raise UsageError(replace(error.finding, where=env.SBATCH_TIME, fix=fix)) from None
-    return replace(site, slurm={**site.slurm, "time": given})
+    return replace(site, slurm={**site.slurm, "time": time_limit})
 
 
 def _require_folder() -> None:
@@ -116,18 +116,18 @@ def _require_folder() -> None:
 
 
 def _print(text: str) -> None:
-    """Print a script as bytes: the terminal's encoding is not the script's."""
+    """Print a script as UTF-8, also where the terminal has another encoding."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
-def _require_script(asked: Request) -> str:
-    """Look for the script before anything is queued: the job would find out in hours. Returns its text, if known."""
-    options, site = asked.options, asked.profile
-    named = options.module or (options.no_python and "/" not in options.script)
-    if named and (site.prefix or site.modules or site.lines):
-        return ""  # it may come from what only the job loads
+def _require_script(requested: Request) -> str:
+    """Check that the script exists before the job is queued, and return its text, if it is known."""
+    options, site = requested.options, requested.profile
+    by_name = options.module or (options.no_python and "/" not in options.script)
+    if by_name and (site.prefix or site.modules or site.lines):
+        return ""  # a module or a setup line of the job may provide it
     try:
         return script.read(options)
     except PacelineError as error:
@@ -135,20 +135,22 @@ def _require_script(asked: Request) -> str:
         raise type(error)(replace(error.finding, fix=fix)) from None
 
 
-def _with_signal(asked: Request, text: str) -> Request:
-    """Have the script stopped by the signal that it saves at, and say where it is known to save at none."""
-    found = saving.look(text, script=asked.script)
-    if found.finding is not None and asked.requeue:
-        terminal.show(found.finding.render(), sys.stderr)
-    return asked.saving_at(found.signal)
+def _with_signal(requested: Request, text: str) -> Request:
+    """Choose the signal at which the script saves, and warn if it is known to save at none."""
+    reaction = saving.look(text, script=requested.script)
+    if reaction.finding is not None and requested.requeue:
+        terminal.show(reaction.finding.render(), sys.stderr)
+    return requested.saving_at(reaction.signal)
 
 
-def _place(asked: Request) -> Place:
+def _place(requested: Request) -> Place:
     folder = os.getcwd()
     now_s = time.time()
-    runs = asked.profile.runs or str(RUNS)
-    # Slurm writes lines of its own with these paths: only plain text survives all of them
-    run_dir = asked.run_dir or os.path.join(runs, new_run_id(asked.script, now_s=now_s, salt=os.urandom(2).hex()))
+    runs = requested.profile.runs or str(RUNS)
+    # Slurm itself prints these paths, and only plain text survives that
+    run_dir = requested.run_dir or os.path.join(
+        runs, new_run_id(requested.script, now_s=now_s, salt=os.urandom(2).hex())
+    )
     run = RunDir(Path(os.path.abspath(run_dir)))
     _require_nameable(folder, "the current folder", "cd to a folder without them")
     _require_nameable(str(run.root), "the run folder", "--run-dir FOLDER", also="\\")
@@ -163,13 +165,13 @@ def _place(asked: Request) -> Place:
 
 
 def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None:
-    """Refuse paths that no ``#SBATCH`` line can name: Slurm drops backslashes from the path of a job's output."""
-    bad = [letter for letter in path if letter in also or CONTROL.match(letter)]
-    if bad:
+    """Refuse a path that cannot be written in an ``#SBATCH`` line: Slurm drops backslashes from output paths."""
+    unusable = [letter for letter in path if letter in also or CONTROL.match(letter)]
+    if unusable:
         raise UsageError(
             Finding(
                 "option-invalid",
-                f"Slurm cannot write to {what}, {path!r}: its name has {bad[0]!r}",
+                f"Slurm cannot write to {what}, {path!r}: its name has {unusable[0]!r}",
                 where="command line",
                 fix=fix,
             )
@@ -177,180 +179,180 @@ def _require_nameable(path: str, what: str, fix: str, *, also: str = "") -> None
 
 
 def _own_command() -> tuple[str, ...]:
-    """Return how this paceline is started, whatever the job's PATH.
+    """Return the command that starts this installation of paceline, independent of the job's PATH.
 
-    Its script rather than ``python -m``, which looks into the current folder first: a ``paceline.py`` or ``random.py``
-    there would be taken for what it is named after.
+    The installed script is preferred to ``python -m``, which imports from the current folder first: a ``paceline.py``
+    or ``random.py`` there would shadow the real module.
     """
-    beside = os.path.join(os.path.dirname(sys.executable), "paceline")
-    return (beside,) if os.access(beside, os.X_OK) else (sys.executable, "-m", "paceline")
+    command = os.path.join(os.path.dirname(sys.executable), "paceline")
+    return (command,) if os.access(command, os.X_OK) else (sys.executable, "-m", "paceline")
 
 
 def _require_sbatch() -> None:
     if shutil.which("sbatch") is None:
-        said = commands.Said(commands.MISSING)
-        raise SetupError(refusal.judge(said, known_options=tuple))
+        result = commands.Said(commands.MISSING)
+        raise SetupError(refusal.judge(result, known_options=tuple))
 
 
-def _as_meant(asked: Request) -> Request:
-    """Return a request with what the shell's variables add to it."""
+def _with_shell_defaults(requested: Request) -> Request:
+    """Return a request with the account and partition of sbatch's environment variables."""
     return replace(
-        asked,
-        account=asked.account or env.read(env.SBATCH_ACCOUNT) or "",
-        partition=asked.partition or env.read(env.SBATCH_PARTITION) or "",
+        requested,
+        account=requested.account or env.read(env.SBATCH_ACCOUNT) or "",
+        partition=requested.partition or env.read(env.SBATCH_PARTITION) or "",
     )
 
 
-def _ask_cluster(asked: Request) -> Cluster:
-    """Return what Slurm says of itself; nothing where it does not answer."""
-    if any(name in ("clusters", "cluster-constraint") for name, _ in asked.sbatch):
-        return Cluster()  # what answers here is another one
-    from paceline.slurm import survey  # its threads are not for a dry run
+def _ask_cluster(requested: Request) -> Cluster:
+    """Return the partitions and accounts of the cluster; an empty ``Cluster`` if Slurm does not answer."""
+    if any(name in ("clusters", "cluster-constraint") for name, _ in requested.sbatch):
+        return Cluster()  # the job goes to another cluster than the one that answers here
+    from paceline.slurm import survey  # imports threads, which a dry run does not need
 
-    return survey.gather(account=bool(_as_meant(asked).account))
+    return survey.gather(account=bool(_with_shell_defaults(requested).account))
 
 
-def _with_cpus(asked: Request, told: Cluster) -> Request:
-    """Return a request with the CPUs that belong to its GPUs, if Slurm gives them: some cores may be reserved.
+def _with_cpus(requested: Request, cluster: Cluster) -> Request:
+    """Return a request for the CPUs that belong to its GPUs, unless Slurm refuses them: some cores may be reserved.
 
     Raises:
-        UsageError: It is not known how many there are to ask for.
+        UsageError: The number of CPUs for each GPU is unknown.
     """
-    cpus = limits.with_cpus(_as_meant(asked), told)
-    shared = replace(asked, cpus=cpus.cpus, cpus_why=cpus.cpus_why)
+    with_share = limits.with_cpus(_with_shell_defaults(requested), cluster)
+    complete = replace(requested, cpus=with_share.cpus, cpus_why=with_share.cpus_why)
     if shutil.which("sbatch"):
         from paceline.slurm import survey
 
-        refused = survey.trial(shared, environ=_environ(shared)).status != 0
-        if refused and survey.trial(asked, environ=_environ(asked)).status == 0:
-            what = f"Slurm does not give {shared.cpus} CPUs with them ({shared.cpus_why})"
-            raise UsageError(limits.no_cpus(asked, what))
-    return shared
+        is_refused = survey.trial(complete, environ=_environ(complete)).status != 0
+        if is_refused and survey.trial(requested, environ=_environ(requested)).status == 0:
+            what = f"Slurm does not give {complete.cpus} CPUs with them ({complete.cpus_why})"
+            raise UsageError(limits.no_cpus(requested, what))
+    return complete
 
 
-def _require_possible(asked: Request, told: Cluster) -> None:
-    """Refuse what is beyond the limits that Slurm has told; say nothing where it has told none."""
+def _require_possible(requested: Request, cluster: Cluster) -> None:
+    """Refuse a request that exceeds the limits that Slurm reports."""
     from paceline.slurm import survey
 
-    meant = _as_meant(asked)
-    found = limits.judge(meant, told)
-    fatal = next((finding for finding in found if finding.severity == "error"), None)
-    # a site's own plugin may change what is asked for so that it can be had
-    if fatal is not None and (trial := survey.trial(asked, environ=_environ(asked))).status == 0:
-        named = re.search(r" in partition (\S+)", trial.err)
-        waits = limits.waits_for_ever(meant, told, partition=named[1] if named else "")
+    effective = _with_shell_defaults(requested)
+    findings = limits.judge(effective, cluster)
+    fatal = next((finding for finding in findings if finding.severity == "error"), None)
+    # a job submit plugin of the site may change the request so that it can be served
+    if fatal is not None and (trial := survey.trial(requested, environ=_environ(requested))).status == 0:
+        partition = re.search(r" in partition (\S+)", trial.err)
+        waits = limits.waits_for_ever(effective, cluster, partition=partition[1] if partition else "")
         fatal = waits[0] if waits else None
-        found = [*waits, *(replace(each, severity="warning") for each in found if each not in waits)]
-    for finding in found:
+        findings = [*waits, *(replace(finding, severity="warning") for finding in findings if finding not in waits)]
+    for finding in findings:
         if finding is not fatal:
             terminal.show(finding.render(), sys.stderr)
     if fatal is not None:
         raise UsageError(fatal)
 
 
-def _submit(asked: Request, place: Place, text: str) -> JobRecord:
+def _submit(requested: Request, place: Place, text: str) -> JobRecord:
     run = RunDir(Path(place.run_dir))
-    before = record.read(run)
-    _require_ended(before, place)
+    previous = record.read(run)
+    _require_ended(previous, place)
     new = not run.root.exists()
     try:
         old = run.job_script.read_bytes() if run.job_script.exists() else None
-        run.create(new=new and not asked.run_dir)
+        run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text)
     except OSError as error:
         what = f"the run folder {run.root} cannot be written: {error.strerror}"
         finding = Finding("folder-not-writable", what, where=str(run.root), fix="give another folder with --run-dir")
         raise SetupError(finding) from None
-    said = commands.tell("sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(asked))
-    match = re.search(r"^(\d+)(?:;(\S+))?\s*$", said.out, re.MULTILINE)
-    if said.status or not match:
-        raise SetupError(_not_taken(said, run, new=new, old=old))
-    warned = said.err.strip()
-    if warned:
-        print(warned, file=sys.stderr)
-    told = JobRecord(
+    result = commands.tell("sbatch", "--parsable", place.script, timeout_s=60.0, environ=_environ(requested))
+    match = re.search(r"^(\d+)(?:;(\S+))?\s*$", result.out, re.MULTILINE)
+    if result.status or not match:
+        raise SetupError(_submission_failure(result, run, new=new, old=old))
+    warnings = result.err.strip()
+    if warnings:
+        print(warnings, file=sys.stderr)
+    job = JobRecord(
         job_id=match[1],
-        earlier_ids=before.ids if before else (),
+        earlier_ids=previous.ids if previous else (),
         cluster=match[2] or "",
-        name=asked.job_name,
-        script=asked.script,
-        nodes=asked.nodes,
+        name=requested.job_name,
+        script=requested.script,
+        nodes=requested.nodes,
         submitted_ns=time.time_ns(),
-        on_node_loss=asked.on_node_loss,
+        on_node_loss=requested.on_node_loss,
     )
-    record.write(run, told)
-    return told
+    record.write(run, job)
+    return job
 
 
-def _not_taken(said: commands.Said, run: RunDir, *, new: bool, old: bytes | None) -> Finding:
-    """Return why there is no job, and leave the run folder as it was: but if the job may have been queued after all."""
-    finding = refusal.judge(said, known_options=refusal.sbatch_options)
-    if refusal.unsure(said):
-        kept = f"the run folder {run.root} is kept, since the job may have been queued all the same"
-        return replace(finding, where=str(run.root), why=kept, fix="squeue --me   (before it is submitted again)")
+def _submission_failure(result: commands.Said, run: RunDir, *, new: bool, old: bytes | None) -> Finding:
+    """Return why there is no job, and restore the run folder, unless the job may have been queued after all."""
+    finding = refusal.judge(result, known_options=refusal.sbatch_options)
+    if refusal.unsure(result):
+        why = f"the run folder {run.root} is kept, since the job may have been queued all the same"
+        return replace(finding, where=str(run.root), why=why, fix="squeue --me   (before it is submitted again)")
     if new:
         shutil.rmtree(run.root, ignore_errors=True)
-    elif old is not None:  # that of the job before, which is submitted again with it
+    elif old is not None:  # the script of the previous job, with which that job can be submitted again
         with contextlib.suppress(OSError):
             run.job_script.write_bytes(old)
     return finding
 
 
-def _warn_of_early_signal(asked: Request) -> None:
-    """Say that a job may be told to stop before it has done anything: Slurm sends its signals up to a minute early."""
-    if asked.time_s and asked.time_s - asked.signal_s < _TO_START_S:
+def _warn_of_early_signal(requested: Request) -> None:
+    """Warn that a job may get the stop signal right after its start: Slurm sends signals up to a minute early."""
+    if requested.time_s and requested.time_s - requested.signal_s < _MIN_RUN_S:
         finding = Finding(
             "grace-too-short",
-            f"with --time {request.clock(asked.time_s)} the job may be told to stop as soon as it starts",
-            where=f"--signal=TERM@{asked.signal_s}",
+            f"with --time {request.clock(requested.time_s)} the job may be told to stop as soon as it starts",
+            where=f"--signal=TERM@{requested.signal_s}",
             why="Slurm sends the signal up to a minute before the time that it is given (sbatch(1), --signal)",
-            fix=f"--time {request.clock(4 * _TO_START_S)}, or more",
+            fix=f"--time {request.clock(4 * _MIN_RUN_S)}, or more",
             severity="warning",
         )
         terminal.show(finding.render(), sys.stderr)
 
 
-def _require_ended(before: JobRecord | None, place: Place) -> None:
-    """Refuse a run folder whose job is still there: two jobs would write the same checkpoints."""
-    if before is None:
+def _require_ended(previous: JobRecord | None, place: Place) -> None:
+    """Refuse a run folder whose job has not ended: two jobs would write the same checkpoints."""
+    if previous is None:
         return
-    answer = lookup.state(before)
+    answer = lookup.state(previous)
     if not answer.heard:
         terminal.say(
-            f"squeue does not tell whether job {before.job_id} of {place.run_dir} has ended; "
+            f"squeue does not tell whether job {previous.job_id} of {place.run_dir} has ended; "
             "if it has not, two jobs write the same checkpoints"
         )
     if answer.state is not None and not answer.state.ended:
-        on = f" -M {word(before.cluster)}" if before.cluster else ""
+        on = f" -M {word(previous.cluster)}" if previous.cluster else ""
         state = answer.state.state.lower()
         raise UsageError(
             Finding(
                 "option-contradicted",
-                f"the run folder {place.run_dir} is that of job {before.job_id}, which is {state}",
+                f"the run folder {place.run_dir} is that of job {previous.job_id}, which is {state}",
                 where="--run-dir",
                 why="two jobs would write the same checkpoints",
-                fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {before.job_id}",
+                fix=f"paceline follow {word(place.run_dir)}, or: scancel{on} {previous.job_id}",
             )
         )
 
 
-def _environ(asked: Request) -> dict[str, str]:
-    """Return the environment of sbatch, which is the job's too, without what would speak against the script."""
-    names = {"job-name", "requeue", *(name for name, _ in asked.directives())}
-    dropped = {variable for name in names for variable in _OVERRULE.get(name, ())}
+def _environ(requested: Request) -> dict[str, str]:
+    """Return the environment of sbatch and of the job, without variables that override the script's directives."""
+    names = {"job-name", "requeue", *(name for name, _ in requested.directives())}
+    dropped = {variable for name in names for variable in _OVERRIDING_VARIABLES.get(name, ())}
     return {name: value for name, value in commands.outside().items() if name not in dropped}
 
 
-def _say(told: JobRecord, place: Place, *, as_json: bool) -> None:
-    shown = os.path.relpath(place.run_dir)
-    if shown.startswith(".."):
-        shown = place.run_dir
-    follow = f"paceline follow {word(shown)}"
+def _report(job: JobRecord, place: Place, *, as_json: bool) -> None:
+    folder = os.path.relpath(place.run_dir)
+    if folder.startswith(".."):
+        folder = place.run_dir
+    follow = f"paceline follow {word(folder)}"
     if as_json:
-        values = {"job_id": told.job_id, "cluster": told.cluster, "name": told.name, "run_dir": place.run_dir}
+        values = {"job_id": job.job_id, "cluster": job.cluster, "name": job.name, "run_dir": place.run_dir}
         print(json.dumps({**values, "script": place.script, "output": place.output, "follow": follow}, indent=1))
         return
-    print(f"job {told.job_id}, {told.name}, is queued" + (f" on {told.cluster}" if told.cluster else ""))
-    print(f"its output: {word(os.path.join(shown, os.path.basename(place.output)))}")
+    print(f"job {job.job_id}, {job.name}, is queued" + (f" on {job.cluster}" if job.cluster else ""))
+    print(f"its output: {word(os.path.join(folder, os.path.basename(place.output)))}")
     print(f"follow it:  {follow}")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A hand: asks a cluster for what it has, all at the same time, since each command may wait for its time limit."""
+"""Query Slurm for partitions, nodes and accounts, in parallel, since each command may take up to its time limit."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from paceline.slurm import cluster
 from paceline.slurm.cluster import Cluster
 from paceline.slurm.request import Request
 
-# A user without an association may still use a cluster that does not enforce them: then there is no line.
+# Without associations the output is empty: a cluster that does not enforce them accepts the user all the same.
 _ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account,partition")
 _TRIAL_S = 10.0
 
 
 def gather(*, account: bool) -> Cluster:
-    """Return what the cluster says of itself, as far as it answers.
+    """Return the partitions and accounts of the cluster, as far as Slurm answers.
 
     Args:
-        account: Ask for the user's accounts too, which another server answers.
+        account: Whether to query the user's accounts too, which another server answers.
     """
-    asked: list[tuple[str, ...]] = [cluster.PARTITIONS, cluster.NODES]
+    queries: list[tuple[str, ...]] = [cluster.PARTITIONS, cluster.NODES]
     if account:
-        asked.append((*_ASSOCIATIONS[:5], f"users={_user()}", _ASSOCIATIONS[5]))
-    with ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(lambda words: commands.ask(*words), asked))
+        queries.append((*_ASSOCIATIONS[:5], f"users={_user()}", _ASSOCIATIONS[5]))
+    with ThreadPoolExecutor(len(queries)) as pool:
+        answers = list(pool.map(lambda words: commands.ask(*words), queries))
     return cluster.read(*answers)
 
 
-def trial(asked: Request, *, environ: Mapping[str, str]) -> commands.Said:
-    """Return what sbatch says of a request without queueing it: only it knows QOS, features and what a site changes."""
-    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in asked.directives()]
+def trial(request: Request, *, environ: Mapping[str, str]) -> commands.Said:
+    """Call ``sbatch --test-only``: only sbatch knows QOS, features and the site's job submit plugins."""
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in request.directives()]
     return commands.tell("sbatch", "--test-only", "--wrap=true", *words, timeout_s=_TRIAL_S, environ=environ)
 
 

@@ -1,4 +1,4 @@
-"""Why a job waits: Slurm's reasons in plain words, and what would change it. Data, and a pure lookup."""
+"""Explain why a job is pending: Slurm's reasons in plain words, and what would change them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 _HELD_BACK = "a job that was queued again is held back, for two minutes mostly"
-# What passes by itself needs no explanation: Priority, Resources.
+# Reasons that end without any action; Priority and Resources need no explanation.
 _PASSING: Mapping[str, str] = {
     "Dependency": "it waits for another job",
     "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved: sinfo -R",
@@ -39,11 +39,11 @@ _LASTING: Mapping[str, str] = {
 
 
 def explain(reason: str, *, again: bool = False) -> str:
-    """Return what a reason means and what would change it; empty for those that say so themselves.
+    """Explain a reason and what would change it; empty for reasons that need no explanation.
 
     Args:
-        reason: Slurm's word.
-        again: The job has run before, and was queued again.
+        reason: Slurm's reason.
+        again: Whether the job has run before, and was queued again.
     """
     name = re.split(r"[ ,(]", reason, maxsplit=1)[0]
     if name == "BeginTime":

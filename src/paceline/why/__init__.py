@@ -1,8 +1,8 @@
-"""Why a run stands that paceline has not started: who waits for whom, and in which line.
+"""``paceline why``: explain a hang of a run that another launcher started: which rank waits for which, in which line.
 
-``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` look at them from outside, ``account`` and
-``judge`` decide, ``gather`` reaches other hosts. Nothing in the run changes: nothing is attached, and no signal is
-sent unless the user names one that ranks write their stacks for.
+``identity`` and ``processes`` find the ranks, ``look`` and ``recorder`` observe them from outside, ``account`` and
+``judge`` decide, ``gather`` reaches other hosts. The run is not changed: no debugger is attached, and no signal is
+sent unless the user names one at which ranks print their stacks.
 Nothing here imports torch.
 """
 
@@ -14,46 +14,47 @@ from collections.abc import Callable, Sequence
 
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.why import gather, processes, signalled
-from paceline.why.gather import Way
+from paceline.why.gather import WatchOptions
 from paceline.why.report import Report, make
 
 __all__ = ["collect", "why"]
 
 
 def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:
-    """Return what holds up the runs that words name; all of this user's on this host without words.
+    """Explain what the ranks of runs wait for.
 
     Args:
-        words: Process ids, numbers of Slurm jobs, hosts, or files that ``--collect`` has written.
-        seconds: How long ranks are looked at.
-        signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
+        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any, all ranks of this user
+            on this host.
+        seconds: How long the ranks are observed.
+        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack is not visible.
 
     Raises:
-        SetupError: There are no ranks to look at.
-        UsageError: A word means nothing, or a file cannot be read.
+        SetupError: No ranks are found.
+        UsageError: A word is not one of these, or a file cannot be read.
     """
-    gathered = gather.gather(words, _way(seconds, signal, _progress()))
-    if not gathered.accounts:
-        raise SetupError(_none_found(words, gathered.missed))
-    return make(gathered.accounts, gathered.missed)
+    collection = gather.gather(words, _watch_options(seconds, signal, _progress()))
+    if not collection.accounts:
+        raise SetupError(_no_ranks(words, collection.missed))
+    return make(collection.accounts, collection.missed)
 
 
 def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
-    """Return what is known of ranks on this host as one line, for ``why`` on another host.
+    """Return observations of ranks on this host as one line of JSON, for ``why`` on another host.
 
     Args:
         words: Process ids; without any, all ranks of this user.
-        seconds: How long ranks are looked at.
-        signal: Name of a signal that makes ranks write their stacks to stderr, for those whose stack is not visible.
+        seconds: How long the ranks are observed.
+        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack is not visible.
     """
-    return gather.write(gather.gather(words, _way(seconds, signal, lambda share: None)))
+    return gather.write(gather.gather(words, _watch_options(seconds, signal, lambda share: None)))
 
 
-def _way(seconds: float, signal: str, progress: Callable[[float], None]) -> Way:
+def _watch_options(seconds: float, signal: str, progress: Callable[[float], None]) -> WatchOptions:
     if signal and not signalled.number_of(signal):
         what = f"--signal {signal}: only USR1, USR2 and real-time signals are sent, since others may end a rank"
         raise UsageError(Finding("option-invalid", what, where="command line", fix="--signal USR1"))
-    return Way(seconds, signal, progress)
+    return WatchOptions(seconds, signal, progress)
 
 
 def _progress() -> Callable[[float], None]:
@@ -67,9 +68,9 @@ def _progress() -> Callable[[float], None]:
     return show
 
 
-def _none_found(words: Sequence[str], missed: Sequence[str]) -> Finding:
-    """Return that nothing can be said, and what is known about the words."""
-    evidence = [*missed, *(line for word in words if word.isdigit() and (line := _about(int(word))))]
+def _no_ranks(words: Sequence[str], missed: Sequence[str]) -> Finding:
+    """Return the finding that there are no ranks, with what is known about the words."""
+    evidence = [*missed, *(line for word in words if word.isdigit() and (line := _describe_process(int(word))))]
     return Finding(
         "no-ranks-found",
         "no process of a distributed run was found" + (f" for {' '.join(words)}" if words else " on this host"),
@@ -79,8 +80,8 @@ def _none_found(words: Sequence[str], missed: Sequence[str]) -> Finding:
     )
 
 
-def _about(pid: int) -> str:
-    """Return why a process is none that can be looked at; empty if there is no such process."""
+def _describe_process(pid: int) -> str:
+    """Return why a process cannot be observed; empty if it does not exist."""
     owner = processes.owner(pid)
     if owner is None:
         return ""

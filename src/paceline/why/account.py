@@ -1,4 +1,4 @@
-"""What is known of one rank after it was looked at for some seconds, and whether it has moved meanwhile. Pure."""
+"""The observations of one rank over some seconds, and whether it has moved meanwhile. Pure."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from paceline.launch.monitor.proof import Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.why.loops import Nest
 
-# Whether a rank has moved: nothing of it has; it was seen in one place only, and ran or received bytes; in several
-# places, or it has begun another collective.
+# Motion of a rank. Still: nothing has moved. In place: the stack did not change, but the rank used a CPU or received
+# bytes. Running: it was in several places, or has begun another collective.
 STILL, IN_PLACE, RUNNING = "still", "in-place", "running"
 _STILL_CPU = 0.05  # of one CPU
 _MOVING_BYTES = 1 << 18  # read and written, more than a log line
 _WAKES_EVERY_S = 2.5  # torch's loop that waits for a worker's batch wakes every 5 s
-# What makes a line of the user's wait until the GPU has done all that it was given, the other ranks' part included.
+# Calls in a line of the user's code that wait until the GPU has finished its work, collectives included.
 _GPU_WAIT = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|wait)\(|\.to\(\s*['\"]cpu|\bprint\(")
 _GPU_FUNCTIONS = ("synchronize", "wait_stream")
 
 
 @dataclass(frozen=True)
 class Account:
-    """One rank.
+    """The observations of one rank.
 
     Attributes:
-        run: What names its run.
-        world_size: Ranks of the run.
-        job: Number of its Slurm job, empty outside of Slurm.
-        started_by: The process that started it, in words.
-        launcher: That process.
-        script: What it runs.
-        seconds: How long it was looked at.
-        position: Where it was seen last.
-        stand: What a proof may rest on.
+        run: Identifies the run on this host.
+        world_size: Number of ranks of the run.
+        job: Slurm job id, empty outside of Slurm.
+        started_by: Description of the process that started the rank.
+        launcher: Process id of the process that started the rank.
+        script: Command that the rank runs.
+        seconds: How long the rank was observed.
+        position: Last position of the rank.
+        stand: Evidence for a proof.
         motion: ``STILL``, ``IN_PLACE`` or ``RUNNING``.
-        places: All places of the user's code in which it was seen.
-        facts: What ``/proc`` shows of it and its children, lines.
-        error: Why no stack of it is visible; empty if one is.
-        deadlock: Its DataLoader worker is proven to be deadlocked in its fork.
-        nccl: What NCCL's RAS says is wrong, lines.
-        loops: The user's frames of its stack, outermost first, and the loops around them.
+        places: All places of the user's code in which the rank was seen.
+        facts: Lines with what ``/proc`` shows of the rank and its children.
+        error: Why the stack is not visible; empty if it is.
+        deadlock: Finding if its DataLoader worker is proven to be deadlocked in its fork.
+        nccl: Lines with the faults that NCCL's RAS reports.
+        loops: The user's frames of the stack, outermost first, and the loops around them.
     """
 
     run: str
@@ -71,7 +71,7 @@ class Account:
 
     @property
     def is_visible(self) -> bool:
-        """Whether it is known where it is."""
+        """Whether the rank's position is known."""
         return self.position.ended or bool(self.position.frames)
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Account:
                 "places": tuple(values["places"]),
                 "facts": tuple(values["facts"]),
                 "nccl": tuple(values["nccl"]),
-                "loops": tuple(_nest(each) for each in values["loops"]),
+                "loops": tuple(_nest(nest_values) for nest_values in values["loops"]),
                 "deadlock": values["deadlock"] and Finding.from_json(values["deadlock"]),
             }
         )
@@ -100,40 +100,41 @@ def _nest(values: Mapping[str, Any]) -> Nest:
 
 
 def motion(looks: Sequence[Look], *, seconds: float) -> str:
-    """Return whether a rank has moved between the first look and the last.
+    """Return how a rank has moved between the first look and the last.
 
     Args:
-        looks: At one rank, in their order.
-        seconds: How far the first and the last are apart.
+        looks: Looks at one rank, in order.
+        seconds: Time between the first and the last.
     """
     first, last = looks[0], looks[-1]
     calls = {(look.recorded.get("group"), look.recorded.get("seq")) for look in looks if look.recorded}
     stacks = [look.frames for look in looks if look.frames]
     if len(calls) > 1 or any(frames != stacks[0] for frames in stacks):
         return RUNNING
-    if not stacks:  # nothing but the kernel's counts is known
+    if not stacks:  # only the kernel's counters are known
         return STILL if _is_idle(first, last, seconds) else RUNNING
     return STILL if _is_idle(first, last, seconds) and not bytes_moved(looks) else IN_PLACE
 
 
 def _is_idle(first: Look, last: Look, seconds: float) -> bool:
-    """Whether a rank and its children have used next to no CPU, copied nothing, and its main thread has hardly run."""
-    wakes = last.switches - first.switches
+    """Return whether a rank and its children used hardly any CPU, copied nothing, and its main thread hardly ran."""
+    uses_cpu = last.cpu_s - first.cpu_s >= _STILL_CPU * seconds
     copies = last.io_bytes - first.io_bytes > _MOVING_BYTES
-    return last.cpu_s - first.cpu_s < _STILL_CPU * seconds and not copies and wakes <= 1 + seconds / _WAKES_EVERY_S
+    wakes_often = last.switches - first.switches > 1 + seconds / _WAKES_EVERY_S
+    return not (uses_cpu or copies or wakes_often)
 
 
 def bytes_moved(looks: Sequence[Look]) -> bool:
-    """Return whether bytes have moved on the sockets of a rank."""
+    """Return whether the sockets of a rank have sent or received bytes."""
     counts = {look.socket_bytes for look in looks if look.socket_bytes >= 0}
     return len(counts) > 1
 
 
 def waits_for_gpu(frames: Sequence[Frame]) -> bool:
-    """Return whether a rank with a GPU that stays in this place waits for what it has given to the GPU.
+    """Return whether a rank that stays in this place waits for its GPU to finish.
 
     Args:
-        frames: Its stack, outermost first.
+        frames: The stack, outermost first.
     """
     if not frames:
         return False

@@ -1,4 +1,4 @@
-"""Accounts of ranks from where they are: this host, the nodes of a Slurm job, other hosts, or files. Only collects."""
+"""Collect observations of ranks on this host, on the nodes of a Slurm job, on other hosts, or from files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from paceline.why.processes import RankProcess
 
 FORMAT = 1
 _MOST_BYTES = 1 << 28
-_REMOTE_S = 60.0  # for what is not the looking itself: ssh, srun, starting Python on a shared file system
+_REMOTE_S = 60.0  # for ssh, srun, and starting Python on a shared file system
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*")
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What was collected.
+class Collection:
+    """The collected accounts.
 
     Attributes:
-        accounts: Of all ranks.
-        missed: Hosts that could not be looked at, and why; lines.
+        accounts: Accounts of all ranks.
+        missed: Lines with the hosts that could not be observed, and why.
     """
 
     accounts: list[Account]
@@ -40,13 +40,13 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How ranks are looked at.
+class WatchOptions:
+    """How ranks are observed.
 
     Attributes:
-        seconds: How long.
-        signal: Name of the signal that makes a rank write its stack; empty to send none.
-        progress: Called with the share of the time that has passed, on this host.
+        seconds: Duration.
+        signal: Name of the signal at which a rank prints its stack; empty to send none.
+        progress: Called on this host with the fraction of the time that has passed.
     """
 
     seconds: float
@@ -54,46 +54,47 @@ class Way:
     progress: Callable[[float], None] = lambda share: None
 
 
-def gather(words: Sequence[str], way: Way) -> Gathered:
-    """Return accounts of the ranks that words name; of all of this user's on this host without words.
+def gather(words: Sequence[str], options: WatchOptions) -> Collection:
+    """Collect accounts of ranks.
 
     Args:
-        words: Process ids, numbers of Slurm jobs, hosts, or files that ``--collect`` has written.
-        way: How ranks are looked at.
+        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any, all ranks of this user
+            on this host.
+        options: How ranks are observed.
 
     Raises:
-        UsageError: A word is none of these, or a file cannot be read.
-        SetupError: Processes are not visible here.
+        UsageError: A word is not one of these, or a file cannot be read.
+        SetupError: Processes are not visible on this platform.
     """
-    tasks = [_task(word, way) for word in words or ("",)]
-    with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts are looked at at the same time
+    tasks = [_task(word, options) for word in words or ("",)]
+    with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts at the same time
         parts = list(pool.map(lambda task: task(), tasks))
-    latest = {(each.run, each.rank): each for part in parts for each in part.accounts}
-    return Gathered(list(latest.values()), tuple(line for part in parts for line in part.missed))
+    latest = {(account.run, account.rank): account for part in parts for account in part.accounts}
+    return Collection(list(latest.values()), tuple(line for part in parts for line in part.missed))
 
 
-def _task(word: str, way: Way) -> Callable[[], Gathered]:
-    """Return what collects the ranks that one word names."""
+def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
+    """Return the function that collects the ranks of one word."""
     if os.path.isfile(word):
-        return lambda: Gathered(read(Path(word)))
+        return lambda: Collection(read(Path(word)))
     if not word or word in (socket.gethostname(), "localhost"):
-        return lambda: Gathered(_watch(_visible(), way))
+        return lambda: Collection(_watch(_visible(), options))
     if word.isdigit():
         ranks = _of_process(int(word))
         if ranks:
-            return lambda: Gathered(_watch(ranks, way))
-        return lambda: _of_job(word, way)
+            return lambda: Collection(_watch(ranks, options))
+        return lambda: _of_job(word, options)
     if not _HOST.fullmatch(word):
         what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
         raise UsageError(Finding("option-invalid", what, where="command line", fix="paceline why --help"))
-    return lambda: _by_ssh(word, way)
+    return lambda: _by_ssh(word, options)
 
 
-def _watch(ranks: Sequence[RankProcess], way: Way) -> list[Account]:
+def _watch(ranks: Sequence[RankProcess], options: WatchOptions) -> list[Account]:
     if not ranks:
         return []
-    signum = signalled.number_of(way.signal) if way.signal else 0
-    return look.watch_ranks(ranks, seconds=way.seconds, signum=signum, progress=way.progress)
+    signum = signalled.number_of(options.signal) if options.signal else 0
+    return look.watch_ranks(ranks, seconds=options.seconds, signum=signum, progress=options.progress)
 
 
 def _visible() -> list[RankProcess]:
@@ -110,34 +111,36 @@ def _of_process(pid: int) -> list[RankProcess]:
 # Other hosts
 
 
-def _of_job(job: str, way: Way) -> Gathered:
-    """Look at the nodes of a Slurm job, by a step that shares what the job has."""
-    listed = commands.query("squeue", "-h", "-j", job, "-o", "%D")
-    nodes = listed.out.split()[:1]
-    if listed.status != 0 or not nodes or not nodes[0].isdigit():
-        reason = _last_line(listed.err, "it is not running")
-        return Gathered([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {reason}",))
+def _of_job(job: str, options: WatchOptions) -> Collection:
+    """Observe the nodes of a Slurm job, with a step that shares the job's resources."""
+    node_count = commands.query("squeue", "-h", "-j", job, "-o", "%D")
+    nodes = node_count.out.split()[:1]
+    if node_count.status != 0 or not nodes or not nodes[0].isdigit():
+        reason = _last_line(node_count.err, "it is not running")
+        return Collection([], (f"{job} is not a process with ranks on this host, nor a Slurm job that runs: {reason}",))
     step = ("srun", "--overlap", f"--jobid={job}", f"--nodes={nodes[0]}", f"--ntasks={nodes[0]}", "--ntasks-per-node=1")
-    answer = commands.tell(*step, *_collector(way), timeout_s=way.seconds + _REMOTE_S, environ=commands.outside())
-    gathered = _parse_lines(answer.out)
-    accounts = [account for account in gathered.accounts if account.job == job]
+    answer = commands.tell(
+        *step, *_collector(options), timeout_s=options.seconds + _REMOTE_S, environ=commands.outside()
+    )
+    collection = _parse_lines(answer.out)
+    accounts = [account for account in collection.accounts if account.job == job]
     missed = () if answer.status == 0 else (f"srun --overlap --jobid={job}: {_last_line(answer.err)}",)
-    return Gathered(accounts, (*gathered.missed, *missed))
+    return Collection(accounts, (*collection.missed, *missed))
 
 
-def _by_ssh(host: str, way: Way) -> Gathered:
-    """Look at another host, where paceline has to be installed at the same place."""
-    options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-    line = shlex.join(_collector(way))
-    answer = commands.tell("ssh", *options, host, line, timeout_s=way.seconds + _REMOTE_S)
-    gathered = _parse_lines(answer.out)
+def _by_ssh(host: str, options: WatchOptions) -> Collection:
+    """Observe another host over ssh; paceline must be installed there at the same path."""
+    ssh_options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+    line = shlex.join(_collector(options))
+    answer = commands.tell("ssh", *ssh_options, host, line, timeout_s=options.seconds + _REMOTE_S)
+    collection = _parse_lines(answer.out)
     missed = () if answer.status == 0 else (f"{host}: {_last_line(answer.err)}",)
-    return Gathered(gathered.accounts, (*gathered.missed, *missed))
+    return Collection(collection.accounts, (*collection.missed, *missed))
 
 
-def _collector(way: Way) -> tuple[str, ...]:
-    signal = ("--signal", way.signal) if way.signal else ()
-    return (sys.executable, "-m", "paceline", "why", "--collect", "--seconds", f"{way.seconds:g}", *signal)
+def _collector(options: WatchOptions) -> tuple[str, ...]:
+    signal = ("--signal", options.signal) if options.signal else ()
+    return (sys.executable, "-m", "paceline", "why", "--collect", "--seconds", f"{options.seconds:g}", *signal)
 
 
 def _last_line(err: str, otherwise: str = "no answer") -> str:
@@ -147,24 +150,24 @@ def _last_line(err: str, otherwise: str = "no answer") -> str:
 # What was collected as data
 
 
-def write(gathered: Gathered) -> str:
-    """Return what was collected on this host as one line.
+def write(collection: Collection) -> str:
+    """Return the accounts of this host as one line of JSON.
 
     Args:
-        gathered: What was collected.
+        collection: The accounts.
     """
-    accounts = [account.to_json() for account in gathered.accounts]
+    accounts = [account.to_json() for account in collection.accounts]
     return json.dumps({"paceline-why": FORMAT, "host": socket.gethostname(), "accounts": accounts})
 
 
 def read(path: Path) -> list[Account]:
-    """Return what a file holds that ``--collect`` has written, of one host or of several.
+    """Return the accounts in a file written by ``--collect``, of one host or of several.
 
     Args:
-        path: The file.
+        path: Path of the file.
 
     Raises:
-        UsageError: It cannot be read, or holds something else.
+        UsageError: The file cannot be read, or has another format.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -185,11 +188,11 @@ def _reason(error: Exception) -> str:
 def _accounts(value: Any) -> Iterable[Account]:
     if value["paceline-why"] != FORMAT:
         raise ValueError("another version of paceline has written it")
-    return [Account.from_json(each) for each in value["accounts"]]
+    return [Account.from_json(values) for values in value["accounts"]]
 
 
-def _parse_lines(out: str) -> Gathered:
-    """Return the accounts in what hosts have printed; other lines are of login scripts."""
+def _parse_lines(out: str) -> Collection:
+    """Return the accounts in the output of hosts; other lines come from login scripts."""
     accounts: list[Account] = []
     missed: list[str] = []
     for line in out.splitlines():
@@ -198,4 +201,4 @@ def _parse_lines(out: str) -> Gathered:
                 accounts += _accounts(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 missed.append(f"an answer cannot be read: {_reason(error)}")
-    return Gathered(accounts, tuple(missed))
+    return Collection(accounts, tuple(missed))

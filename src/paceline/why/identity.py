@@ -1,7 +1,7 @@
-"""Which rank of which run a process is, from its environment. Pure.
+"""Identify the rank and the run of a process from its environment variables. Pure.
 
-Every launcher passes a rank its number in environment variables: torchrun, ``accelerate launch`` and ``deepspeed`` set
-``RANK``, mpirun and srun set their own. What a process sets for itself later is not visible from outside.
+Every launcher passes the rank in environment variables: torchrun, ``accelerate launch`` and ``deepspeed`` set ``RANK``,
+mpirun and srun set others. Variables that a process sets after its start are not visible from outside.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# Names of rank, world size, local rank and ranks on this host, by who sets them; the first whole pair counts.
+# Names of rank, world size, local rank and local world size, for each launcher; the first complete pair is used.
 RANK = "RANK"
 _FAMILIES = (
     (RANK, "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -19,8 +19,8 @@ _FAMILIES = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""),
 )
-# Variables of a rank that say how it can be asked.
-_KEPT = (
+# Variables of a rank that say how torch and NCCL can be queried.
+_SETTINGS = (
     "MASTER_PORT",
     "TORCH_WORKER_SERVER_SOCKET",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
@@ -35,14 +35,14 @@ class Identity:
     """The place of a process in a run, as its environment says.
 
     Attributes:
-        family: The variable that its rank is from: ``RANK``, ``SLURM_PROCID``.
+        family: The variable that has the rank: ``RANK``, ``SLURM_PROCID``.
         rank: Global rank.
         world_size: Number of ranks.
-        local_rank: Its number on its host, -1 if it is not known.
-        local_world_size: Number of ranks on its host, 0 if it is not known.
-        run: The same for all ranks of one run, and for those of no other run that lives at the same time.
-        job: Number of its Slurm job, empty outside of Slurm.
-        settings: Variables that say how it can be asked.
+        local_rank: Rank on its host, -1 if unknown.
+        local_world_size: Number of ranks on its host, 0 if unknown.
+        run: Identifies the run among those that live at the same time.
+        job: Slurm job id, empty outside of Slurm.
+        settings: Variables that say how torch and NCCL can be queried.
     """
 
     family: str
@@ -60,10 +60,10 @@ class Identity:
 
 
 def read(environ: Mapping[str, str]) -> Identity | None:
-    """Return which rank a process is, None if its environment does not say.
+    """Return the identity of a process, None if it is not a rank.
 
     Args:
-        environ: The variables that it was started with.
+        environ: The environment with which the process was started.
     """
     for family, size, local, local_size in _FAMILIES:
         rank, world_size = _number(environ.get(family)), _number(environ.get(size))
@@ -77,18 +77,18 @@ def read(environ: Mapping[str, str]) -> Identity | None:
             local_world_size=max(0, _number(environ.get(local_size))),
             run=_run(environ, family, world_size),
             job=environ.get("SLURM_JOB_ID", ""),
-            settings={name: environ[name] for name in _KEPT if name in environ},
+            settings={name: environ[name] for name in _SETTINGS if name in environ},
         )
     return None
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun has started it: in a batch script ``SLURM_PROCID`` is 0 and means nothing."""
+    """Return whether srun started the process: in a batch script ``SLURM_PROCID`` is 0 and means nothing."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
 def _run(environ: Mapping[str, str], family: str, world_size: int) -> str:
-    """Return what names the run: where its ranks meet, or the step that they are tasks of."""
+    """Return what identifies the run: the address of its store, or the Slurm step of its ranks."""
     job = environ.get("SLURM_JOB_ID", "")
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     meets = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"

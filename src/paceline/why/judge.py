@@ -1,14 +1,13 @@
-"""From accounts of ranks to who waits for whom, and why, if that is proven or likely. Pure.
+"""Decide which ranks wait for which, and whether a hang is likely or proven, from accounts of ranks. Pure.
 
-A healthy run must never be accused. What is said of ranks that were looked at for some seconds only is therefore one of
-these:
+A healthy run must never be accused. Ranks were observed for some seconds only, so the verdict is one of these:
 
-- ``moving``: ranks are in different places from one look to the next, and nobody is seen to wait for one that stands.
-- ``waits``: ranks wait for others that run, or receive data: who, for whom, where. It may be a long validation.
-- ``busy``: ranks keep a CPU busy in one place, as those of NCCL do that wait for the GPU: nothing can be said.
-- ``stands``: nothing of any rank has moved. The finding is likely *if it stays so*, and a warning.
+- ``moving``: ranks change their places from one look to the next, and no rank waits for one that does not move.
+- ``waits``: ranks wait for others that run, or receive data. It may be a long validation.
+- ``busy``: ranks keep a CPU busy in one place, as NCCL does while it waits for the GPU: the cause stays open.
+- ``stands``: nothing has moved. The finding is likely *if it stays so*, and a warning.
 - ``proven``: no rank can ever continue: an error.
-- ``unseen``: no stack is visible, so only what the kernel shows is said.
+- ``unseen``: no stack is visible, so only facts from the kernel are reported.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from paceline.why.loops import left_loop
 MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = "moving", "waits", "busy", "stands", "proven", "unseen"
 _LINES = 8
 _LOOK_THERE = "look at what that line waits for: a file, a lock, a queue, a worker"
-# Fixes that name an option of paceline run, which has not started this run.
+# Replacements for fixes that name an option of paceline run, which did not start this run.
 _FIXES = {"rank-stuck-in-data": _LOOK_THERE, "rank-stuck-in-code": _LOOK_THERE}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of a run.
+    """The verdict on a run.
 
     Attributes:
         kind: ``MOVING``, ``WAITS``, ``BUSY``, ``STANDS``, ``PROVEN`` or ``UNSEEN``.
-        notice: What was seen.
-        finding: What is proven, or likely if it stays so; None if nothing is.
+        notice: The observations.
+        finding: The cause if it is proven, or likely if nothing changes; else None.
     """
 
     kind: str
@@ -46,10 +45,10 @@ class Verdict:
 
 
 def judge(accounts: Sequence[Account]) -> Verdict:
-    """Return what is said of the ranks of one run.
+    """Return the verdict on one run.
 
     Args:
-        accounts: Of all ranks that could be looked at; at least one.
+        accounts: Accounts of all ranks that could be observed; at least one.
     """
     positions = [account.position for account in accounts]
     living = [account for account in accounts if not account.position.ended]
@@ -68,7 +67,7 @@ def judge(accounts: Sequence[Account]) -> Verdict:
 
 
 def _is_moving(living: Sequence[Account]) -> bool:
-    """Whether some rank runs, and every other one does too or receives what it waits for."""
+    """Return whether some rank runs, and every other rank runs too or receives data."""
     some_run = any(account.motion == RUNNING for account in living)
     return some_run and all(account.motion == RUNNING or account.position.moving for account in living)
 
@@ -93,7 +92,7 @@ def _stopped(accounts: Sequence[Account]) -> Verdict:
 
 
 def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
-    """Judge ranks of which one at least has stayed in its place."""
+    """Return the verdict if at least one rank has stayed in its place."""
     waits = [account for account in living if account.position.waits and account.motion != RUNNING]
     absent = [account for account in living if account not in waits]
     unknown = _not_looked_at(accounts)
@@ -117,12 +116,12 @@ def _likely(accounts: Sequence[Account]) -> Finding | None:
 
 
 def _for_others(finding: Finding) -> Finding:
-    """Return a finding of the launcher as it is said of a run that somebody else has started."""
+    """Return a finding of the launcher with the fix for a run that another launcher started."""
     return replace(finding, fix=_FIXES.get(finding.name, finding.fix))
 
 
 def _uneven(accounts: Sequence[Account]) -> Finding | None:
-    """Name ranks that have left a loop which others are still in; all of them wait."""
+    """Return the finding that some waiting ranks have left a loop that other waiting ranks are still in."""
     waits = [account for account in accounts if account.position.waits]
     for behind in waits:
         for ahead in waits:
@@ -146,11 +145,11 @@ def _left(behind: Position, ahead: Position, loop: tuple[str, int, int], waits: 
 
 
 def _not_looked_at(accounts: Sequence[Account]) -> list[int]:
-    """Return the ranks of the run that nothing is known of."""
+    """Return the ranks of the run without an account."""
     return sorted(set(range(accounts[0].world_size)) - {account.rank for account in accounts})
 
 
-# What is said
+# Notices
 
 
 def _moving(living: Sequence[Account]) -> Notice:

@@ -1,4 +1,4 @@
-"""Looks at the ranks of this host several times, from outside: nothing is attached, stopped or signalled.
+"""Observe the ranks of this host several times from outside, without attaching to, stopping or signalling them.
 
 Stacks come from py-spy, which reads the memory of a process without stopping it (``--nonblocking``); states, times and
 sockets from the kernel. This module collects; ``account`` and ``judge`` decide.
@@ -31,9 +31,9 @@ from paceline.why.account import Account
 from paceline.why.loops import Nest, nest
 from paceline.why.processes import RankProcess
 
-_TOGETHER = 8  # so many times does py-spy run at once
-_MOST_LOOKS = 6
-# Of another Python than ours, whose folders this one does not know.
+_MAX_PARALLEL = 8  # processes of py-spy at the same time
+_MAX_LOOKS = 6
+# Library folders of a Python other than this one.
 _LIBRARY = re.compile(r"/lib(64)?/python3[^/]*/|/(dist|site)-packages/|/torch/(distributed|nn|autograd|utils|cuda)/")
 
 
@@ -42,10 +42,10 @@ class Sample:
     """One look at one rank.
 
     Attributes:
-        at_s: When, by the monotonic clock.
-        look: What was seen.
-        process: The process itself, None if it has ended.
-        children: Its children.
+        at_s: Time of the look, by the monotonic clock.
+        look: The stack and the kernel's counters.
+        process: The process, None if it has ended.
+        children: Children of the process.
         error: Why there is no stack; empty if there is one.
     """
 
@@ -63,27 +63,27 @@ def watch_ranks(
     signum: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Account]:
-    """Look at ranks for some seconds; return an account of each, and of those of this host that have ended.
+    """Observe ranks for some seconds; return an account of each, and of ranks of this host that have ended.
 
     Args:
-        ranks: On this host.
-        seconds: Between the first look and the last.
-        signum: What a rank whose stack is not visible is sent at the end, so that it writes it; 0 for nothing.
-        progress: Called with the share of the time that has passed.
+        ranks: Ranks on this host.
+        seconds: Time between the first look and the last.
+        signum: Signal to send at the end to ranks whose stack is not visible, so that they print it; 0 for none.
+        progress: Called with the fraction of the time that has passed.
     """
-    rounds = max(2, min(_MOST_LOOKS, round(seconds) + 1))
+    rounds = max(2, min(_MAX_LOOKS, round(seconds) + 1))
     samples: list[list[Sample]] = []
     start_s = time.monotonic()
-    with ThreadPoolExecutor(_TOGETHER) as pool:
+    with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
         for number in range(rounds):
             at_s = start_s + seconds * number / (rounds - 1)
             time.sleep(max(0.0, at_s - time.monotonic()))
             samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
             progress(number / (rounds - 1))
         if signum:
-            samples[-1] = list(pool.map(lambda rank, sample: _asked(rank, sample, signum), ranks, samples[-1]))
-        seen = [list(each) for each in zip(*samples, strict=True)]
-        accounts = _with_nccl(ranks, list(pool.map(_account, ranks, seen)))
+            samples[-1] = list(pool.map(lambda rank, sample: _with_own_stack(rank, sample, signum), ranks, samples[-1]))
+        samples_by_rank = [list(rank_samples) for rank_samples in zip(*samples, strict=True)]
+        accounts = _with_nccl(ranks, list(pool.map(_account, ranks, samples_by_rank)))
     return [*accounts, *_ended(ranks, processes.find())]
 
 
@@ -91,10 +91,10 @@ def _sample(ranks: Sequence[RankProcess], pool: ThreadPoolExecutor, *, with_reco
     ports = {int(port) for rank in ranks if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()}
     # NCCL's watchdog asks the store once a second, also in a hang
     looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
-    return list(pool.map(lambda rank: _one(rank, looks[rank.pid], with_recorder=with_recorder), ranks))
+    return list(pool.map(lambda rank: _sample_rank(rank, looks[rank.pid], with_recorder=with_recorder), ranks))
 
 
-def _one(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
+def _sample_rank(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
     error = ""
     if not look.frames:
         threads, error = children.threads(rank.pid)
@@ -105,8 +105,8 @@ def _one(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sample:
     return Sample(time.monotonic(), look, process, worker_processes.collect(rank.pid), error)
 
 
-def _asked(rank: RankProcess, sample: Sample, signum: int) -> Sample:
-    """Return a sample with the stack that the rank has written itself, where no other one is visible."""
+def _with_own_stack(rank: RankProcess, sample: Sample, signum: int) -> Sample:
+    """Return a sample with the stack that the rank prints itself, if py-spy shows none."""
     if sample.look.frames or sample.look.state == STOPPED:
         return sample
     stack, error = signalled.ask(rank.pid, signum)
@@ -124,11 +124,11 @@ def _with_stacks(pid: int, look: Look, threads: Sequence[dict[str, Any]]) -> Loo
 
 
 def _with_recorder(rank: RankProcess, look: Look) -> Look:
-    dumped = recorder.dump(rank.identity)
-    if not dumped:
+    trace = recorder.dump(rank.identity)
+    if not trace:
         return look
-    members = recorder.members(dumped, world_size=rank.identity.world_size)
-    answer = witness.describe(recorder.entries(dumped), members=members, threads=[])
+    members = recorder.members(trace, world_size=rank.identity.world_size)
+    answer = witness.describe(recorder.entries(trace), members=members, threads=[])
     return replace(look, answer=answer, recorded=answer["recorded"])
 
 
@@ -141,7 +141,7 @@ def _folder(pid: int) -> str:
 
 
 def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
-    """Return what makes a frame; a path that is relative begins at the folder of that process."""
+    """Return a function that creates a frame; relative paths start at the working folder of the process."""
 
     def read_frame(file: str, line: int, function: str) -> Frame:
         path = file if file.startswith("<") else os.path.join(folder, file)
@@ -152,12 +152,12 @@ def _frame_reader(folder: str) -> Callable[[str, int, str], Frame]:
 
 
 def _nests(frames: Sequence[Frame], folder: str) -> tuple[Nest, ...]:
-    found = (
+    nests = (
         nest("".join(linecache.getlines(frame.file)), file=_short(frame.file, folder), line=frame.line)
         for frame in frames
         if frame.user
     )
-    return tuple(each for each in found if each is not None)
+    return tuple(loops for loops in nests if loops is not None)
 
 
 def _short(text: str, folder: str) -> str:
@@ -166,7 +166,7 @@ def _short(text: str, folder: str) -> str:
 
 
 def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
-    """Return what several looks at a rank amount to."""
+    """Combine several looks at a rank into its account."""
     identity, first, last = rank.identity, samples[0], samples[-1]
     looks = [sample.look for sample in samples]
     seconds = last.at_s - first.at_s
@@ -196,8 +196,8 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
 
 
 def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> list[Account]:
-    """Ask NCCL about each run on this host that has loaded it, and keep the answer with its first rank."""
-    answered = list(accounts)
+    """Query NCCL about each run that has loaded it, and add the answer to the account of the run's first rank."""
+    completed = list(accounts)
     runs: set[str] = set()
     for place, rank in enumerate(ranks):
         if (
@@ -206,8 +206,8 @@ def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> lis
             and processes.has_loaded(rank.pid, "libnccl")
         ):
             runs.add(rank.identity.run)
-            answered[place] = replace(answered[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
-    return answered
+            completed[place] = replace(completed[place], nccl=tuple(recorder.ask_nccl(rank.identity)))
+    return completed
 
 
 def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Position:
@@ -253,8 +253,8 @@ def _stand(rank: int, before: Look, now: Look) -> Stand:
 
 
 def _places(rank: int, looks: Sequence[Look], folder: str) -> tuple[str, ...]:
-    stacks_seen = (_shortened(look.frames, folder) for look in looks if look.frames)
-    return tuple(dict.fromkeys(Position(rank, frames=frames).spot for frames in stacks_seen))
+    shortened = (_shortened(look.frames, folder) for look in looks if look.frames)
+    return tuple(dict.fromkeys(Position(rank, frames=frames).spot for frames in shortened))
 
 
 def _shortened(frames: Sequence[Frame], folder: str) -> tuple[Frame, ...]:
@@ -268,7 +268,7 @@ def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
 
 
 def _has_gpu(pid: int) -> bool:
-    """Whether a process has opened a GPU of NVIDIA's or AMD's."""
+    """Return whether a process has opened a GPU of NVIDIA or AMD."""
     try:
         handles = os.listdir(f"/proc/{pid}/fd")
         targets = (os.readlink(f"/proc/{pid}/fd/{handle}") for handle in handles)
@@ -278,7 +278,7 @@ def _has_gpu(pid: int) -> bool:
 
 
 def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
-    """Return that a worker of a rank which waits for its loader is deadlocked in its fork, if that is proven."""
+    """Return the finding that a DataLoader worker is deadlocked in its fork, if that is proven."""
     in_data = all(classify(sample.look.frames)[0] == DATA for sample in samples)
     if not in_data:
         return None
@@ -288,7 +288,7 @@ def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
             before = _worker_look(rank, samples[0], earlier[worker.pid], waits_s=0.0)
             now = _worker_look(rank, samples[-1], worker, waits_s=samples[-1].at_s - samples[0].at_s)
             if before is not None and now is not None and fork_deadlock.is_proven(before, now):
-                return _explained(rank.pid, now)
+                return _explanation(rank.pid, now)
     return None
 
 
@@ -298,10 +298,10 @@ def _worker_look(rank: RankProcess, sample: Sample, worker: ChildProcess, *, wai
     return WorkerLook(rank.identity.rank, socket.gethostname(), waits_s, sample.process, worker, sample.at_s)
 
 
-def _explained(pid: int, now: WorkerLook) -> Finding:
+def _explanation(pid: int, now: WorkerLook) -> Finding:
     finding = fork_deadlock.explain(now)
     same_python = os.path.realpath(f"/proc/{pid}/exe") == os.path.realpath(sys.executable)
-    if same_python:  # which is whose version the explanation names
+    if same_python:  # the explanation names the version of this Python
         return finding
     by_hand = f"which lock it is: py-spy dump --native --pid {now.worker.pid}"
     fix = 'DataLoader(..., persistent_workers=True) forks once; multiprocessing_context="forkserver" never'
@@ -309,31 +309,44 @@ def _explained(pid: int, now: WorkerLook) -> Finding:
 
 
 def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Account]:
-    """Return accounts of ranks of this host that are no longer there while their launcher and others are.
+    """Return accounts of ranks of this host that have ended while other ranks of their launcher are alive.
 
     Args:
-        ranks: Those that were looked at.
-        now: All that are there now: a launcher may have been starting them.
+        ranks: The ranks that were observed.
+        now: All ranks that are alive now: the launcher may still have been starting some.
     """
-    found = []
+    accounts = []
     for launcher in {rank.launcher for rank in ranks}:
-        one = next(rank for rank in ranks if rank.launcher == launcher)
-        looked_at = {rank.identity.local_rank for rank in ranks if rank.launcher == launcher}
-        there = {rank.identity.local_rank for rank in now if rank.launcher == launcher}
-        for number in sorted(missing(looked_at | there, one) if there else ()):
-            identity = one.identity
+        sibling = next(rank for rank in ranks if rank.launcher == launcher)
+        observed = {rank.identity.local_rank for rank in ranks if rank.launcher == launcher}
+        present = {rank.identity.local_rank for rank in now if rank.launcher == launcher}
+        for number in sorted(missing(observed | present, sibling) if present else ()):
+            identity = sibling.identity
             rank = identity.rank - identity.local_rank + number
-            position = Position(rank, socket.gethostname(), ended=True)
-            gone = Account(identity.run, identity.world_size, identity.job, one.started_by, launcher, one.script)
-            found.append(replace(gone, position=position, stand=Stand(rank, ended=True), motion=account.STILL))
-    return found
+            accounts.append(
+                Account(
+                    identity.run,
+                    identity.world_size,
+                    job=identity.job,
+                    started_by=sibling.started_by,
+                    launcher=launcher,
+                    script=sibling.script,
+                    position=Position(rank, socket.gethostname(), ended=True),
+                    stand=Stand(rank, ended=True),
+                    motion=account.STILL,
+                )
+            )
+    return accounts
 
 
-def missing(local_ranks: Collection[int], one: RankProcess) -> set[int]:
-    """Return the local ranks that a launcher has started and that are not there; none where it does not say how many.
+def missing(local_ranks: Collection[int], sibling: RankProcess) -> set[int]:
+    """Return the local ranks of a launcher that are not alive; none if their number is unknown.
 
     Args:
-        local_ranks: Those that are there.
-        one: Any of them.
+        local_ranks: The local ranks that are alive.
+        sibling: Any rank of the launcher.
     """
-    return set(range(one.identity.local_world_size)) - set(local_ranks) if one.identity.local_rank >= 0 else set()
+    identity = sibling.identity
+    if identity.local_rank < 0:
+        return set()
+    return set(range(identity.local_world_size)) - set(local_ranks)

@@ -1,4 +1,4 @@
-"""Has one rank left a loop that another is still in: the loops around their lines. Pure."""
+"""Find out whether one rank has left a loop that another is still in, from the loops around their lines. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Nest:
     """A line and the loops around it.
 
     Attributes:
-        file: Its file.
-        function: First line of the function that it is in, 0 outside of any.
-        line: The line.
-        loops: First and last line of the loops around it.
+        file: Path of the file.
+        function: First line of the function around the line, 0 outside of functions.
+        line: Number of the line.
+        loops: First and last line of each loop around the line.
     """
 
     file: str
@@ -56,8 +56,8 @@ def left_loop(inside: Sequence[Nest], after: Sequence[Nest]) -> tuple[str, int, 
     for inner in reversed(inside):
         for outer in reversed(after):
             if (inner.file, inner.function) == (outer.file, outer.function):
-                left = [loop for loop in inner.loops if outer.line > loop[1]]
-                return (inner.file, *max(left)) if left else None
+                passed = [loop for loop in inner.loops if outer.line > loop[1]]
+                return (inner.file, *max(passed)) if passed else None
     return None
 
 

@@ -1,4 +1,4 @@
-"""The ranks on this host: processes whose environment names a rank, found in ``/proc``. This module only collects."""
+"""Find the ranks on this host: processes in ``/proc`` whose environment has a rank. This module only collects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.why.identity import RANK, Identity
 from paceline.why.identity import read as read_identity
 
 _PROC = Path("/proc")
-_SHOWN = 80
+_MAX_SCRIPT_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class RankProcess:
     """A process that is a rank.
 
     Attributes:
-        pid: Its process.
-        identity: Which rank of which run.
-        launcher: The process that started it.
-        started_by: That in words: ``torchrun (process 4242)``.
-        script: What it runs: ``train.py --lr 0.1``.
+        pid: Process id.
+        identity: The rank and its run.
+        launcher: Process id of the process that started the rank.
+        started_by: Description of that process: ``torchrun (process 4242)``.
+        script: Command that the rank runs: ``train.py --lr 0.1``.
     """
 
     pid: int
@@ -35,44 +35,51 @@ class RankProcess:
 
 
 def is_possible() -> bool:
-    """Return whether processes are visible here as they are on Linux."""
+    """Return whether ``/proc`` shows processes as on Linux."""
     return (_PROC / "self" / "environ").exists()
 
 
 def find() -> list[RankProcess]:
-    """Return the ranks on this host that this user may look at, in the order of run and rank."""
+    """Return the ranks on this host that this user may observe, in the order of run and rank."""
     parents = _parents()
-    named = {
+    identities = {
         pid: identity for pid in parents if is_own(pid) and (identity := _identity(pid)) is not None and _is_python(pid)
     }
-    chosen = choose(named, parents)
-    ranks = [pid for pid in chosen if named[pid].family == RANK or _trains(pid)]
-    found = (_rank(pid, named[pid], parents[pid]) for pid in ranks)
-    return sorted(found, key=lambda each: (each.identity.run, each.identity.rank, each.pid))
+    chosen = choose(identities, parents)
+    pids = [pid for pid in chosen if identities[pid].family == RANK or _trains(pid)]
+    ranks = (_rank(pid, identities[pid], parents[pid]) for pid in pids)
+    return sorted(ranks, key=lambda rank: (rank.identity.run, rank.identity.rank, rank.pid))
 
 
-def choose(named: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
+def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
     """Return which Python processes are ranks: children of a rank inherit its variables. Pure.
 
-    A launcher inside a Slurm step has the step's variables: it is not a rank where its descendants are told one.
+    A launcher inside a Slurm step has the step's variables: it is not a rank if its descendants have ``RANK``.
 
     Args:
-        named: What Python processes are told, by process.
+        identities: Identities of Python processes by process id.
         parents: The parent of every process.
     """
-    above = {pid: list(ancestors(pid, parents)) for pid in named}
+    above = {pid: list(ancestors(pid, parents)) for pid in identities}
     launchers = {
-        old for pid in named for old in above[pid] if old in named and named[old].family != named[pid].family == RANK
+        old
+        for pid in identities
+        for old in above[pid]
+        if old in identities and identities[old].family != identities[pid].family == RANK
     }
-    kin = {pid for pid in named if any(old in named and named[old].family == named[pid].family for old in above[pid])}
-    return [pid for pid in named if pid not in launchers and pid not in kin]
+    kin = {
+        pid
+        for pid in identities
+        if any(old in identities and identities[old].family == identities[pid].family for old in above[pid])
+    }
+    return [pid for pid in identities if pid not in launchers and pid not in kin]
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
     """Yield the processes above a process, its parent first."""
-    seen = {pid}
-    while (pid := parents.get(pid, 0)) > 0 and pid not in seen:
-        seen.add(pid)
+    visited = {pid}
+    while (pid := parents.get(pid, 0)) > 0 and pid not in visited:
+        visited.add(pid)
         yield pid
 
 
@@ -80,14 +87,14 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
     """Return the ranks of the runs that a process belongs to: as launcher, rank or child of a rank.
 
     Args:
-        ranks: All on this host.
+        ranks: All ranks on this host.
         pid: The process.
     """
     parents = _parents()
     above = {pid, *ancestors(pid, parents)}
-    hit = [each for each in ranks if each.pid in above or pid in ancestors(each.pid, parents)]
-    runs = {each.identity.run for each in hit}
-    return [each for each in ranks if each.identity.run in runs]
+    matches = [rank for rank in ranks if rank.pid in above or pid in ancestors(rank.pid, parents)]
+    runs = {rank.identity.run for rank in matches}
+    return [rank for rank in ranks if rank.identity.run in runs]
 
 
 def owner(pid: int) -> int | None:
@@ -99,20 +106,20 @@ def owner(pid: int) -> int | None:
 
 
 def command(pid: int) -> list[str]:
-    """Return the words of the command line of a process; empty ones if it cannot be read."""
+    """Return the words of a process's command line; one empty word if it cannot be read."""
     return _read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
 
 
 def _parents() -> dict[int, int]:
-    found = {}
+    parents = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit() and (stat := _read(int(entry), "stat")):
-            found[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
-    return found
+            parents[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
+    return parents
 
 
 def is_own(pid: int) -> bool:
-    """Return whether this user may look at a process: root at those of all users."""
+    """Return whether this user may observe a process; root may observe those of all users."""
     return os.geteuid() in (0, owner(pid))
 
 
@@ -122,7 +129,7 @@ def _identity(pid: int) -> Identity | None:
 
 
 def _is_python(pid: int) -> bool:
-    """Whether it runs Python: a shell between launcher and script has the same variables."""
+    """Return whether a process runs Python: a shell between launcher and script has the same variables."""
     try:
         name = os.path.basename(os.readlink(_PROC / str(pid) / "exe"))
     except OSError:
@@ -131,7 +138,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _trains(pid: int) -> bool:
-    """Whether a task of a step is a rank, and not another program, or a launcher of ours, whose ranks it watches."""
+    """Return whether a task of a Slurm step is a rank, and not another program or a launcher of paceline."""
     return has_loaded(pid, "libtorch") and not is_paceline(command(pid))
 
 
@@ -145,7 +152,7 @@ def has_loaded(pid: int, library: str) -> bool:
 
     Args:
         pid: The process.
-        library: Beginning of its name, such as ``libnccl``.
+        library: Prefix of the library's name, such as ``libnccl``.
     """
     return f"/{library}".encode() in _read(pid, "maps")
 
@@ -170,7 +177,7 @@ def script_of(words: Sequence[str]) -> str:
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
-    return shlex.join(rest)[:_SHOWN]
+    return shlex.join(rest)[:_MAX_SCRIPT_CHARS]
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -1,9 +1,9 @@
-"""What torch's Flight Recorder and NCCL know of ranks that paceline did not start. This module only collects.
+"""Query torch's Flight Recorder and NCCL about ranks that paceline did not start. This module only collects.
 
-A rank is asked only where its user has opened a way: the Unix socket of torch's worker server
-(``TORCH_WORKER_SERVER_SOCKET`` and ``torch.distributed.elastic.control_plane.worker_main``), or the pipe at which
-ProcessGroupNCCL waits for an order to dump (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``). Neither needs the interpreter's lock,
-and neither sends a signal. A dump is a pickle: it is read by an unpickler that knows no class.
+A rank is queried only if its user has enabled that: by the Unix socket of torch's worker server
+(``TORCH_WORKER_SERVER_SOCKET`` and ``torch.distributed.elastic.control_plane.worker_main``), or by the pipe from which
+ProcessGroupNCCL reads requests to dump (``TORCH_NCCL_DEBUG_INFO_PIPE_FILE``). Neither needs the interpreter's lock, and
+neither sends a signal. A dump is a pickle, which is read by an unpickler that refuses all classes.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from paceline.why.identity import Identity
 _ANSWER_S = 3.0
 _MOST_BYTES = 1 << 26
 _PATH = "/handler/fr_trace_json"
-# The entries have to fit into what ``witness.describe`` reads: the newest are enough.
+# The newest entries are enough for ``witness.describe``.
 _LATEST = 256
 
 
 def dump(identity: Identity) -> dict[str, Any]:
-    """Return the dump of a rank's Flight Recorder, empty where it cannot be asked.
+    """Return the dump of a rank's Flight Recorder, empty if it cannot be queried.
 
     Args:
         identity: The rank and its settings.
     """
     path = identity.settings.get("TORCH_WORKER_SERVER_SOCKET", "")
     if path:
-        return _asked(path)
+        return _ask_server(path)
     stem = identity.settings.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
-    return _dumped(Path(f"{stem}{identity.rank}.pipe"), _dump_file(identity)) if stem else {}
+    return _dump_by_pipe(Path(f"{stem}{identity.rank}.pipe"), _dump_file(identity)) if stem else {}
 
 
-def _asked(path: str) -> dict[str, Any]:
-    """Ask torch's worker server, which speaks HTTP."""
+def _ask_server(path: str) -> dict[str, Any]:
+    """Query torch's worker server over HTTP."""
     request = f"POST {_PATH} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     parts: list[bytes] = []
     deadline = time.monotonic() + _ANSWER_S
@@ -52,15 +52,15 @@ def _asked(path: str) -> dict[str, Any]:
         link.settimeout(_ANSWER_S)
         link.connect(path)
         link.sendall(request.encode())
-        while (left := deadline - time.monotonic()) > 0 and sum(map(len, parts)) < _MOST_BYTES:
-            link.settimeout(left)
+        while (remaining_s := deadline - time.monotonic()) > 0 and sum(map(len, parts)) < _MOST_BYTES:
+            link.settimeout(remaining_s)
             part = link.recv(1 << 16)
             if not part:
                 break
             parts.append(part)
     with contextlib.suppress(ValueError):
-        found = json.loads(b"".join(parts).partition(b"\r\n\r\n")[2])
-        return found if isinstance(found, dict) else {}
+        trace = json.loads(b"".join(parts).partition(b"\r\n\r\n")[2])
+        return trace if isinstance(trace, dict) else {}
     return {}
 
 
@@ -71,8 +71,8 @@ def _dump_file(identity: Identity) -> Path:
     return Path(f"{stem}{identity.rank}")
 
 
-def _dumped(pipe: Path, file: Path) -> dict[str, Any]:
-    """Order a dump through the pipe that the rank reads, and return it when it is whole."""
+def _dump_by_pipe(pipe: Path, file: Path) -> dict[str, Any]:
+    """Request a dump through the pipe that the rank reads, and return the dump once it is complete."""
     since_ns = time.time_ns()
     try:
         handle = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails where no rank reads
@@ -85,12 +85,12 @@ def _dumped(pipe: Path, file: Path) -> dict[str, Any]:
         time.sleep(0.1)
         with contextlib.suppress(OSError, ValueError, EOFError, pickle.UnpicklingError):
             if file.stat().st_mtime_ns >= since_ns:
-                return read(file.read_bytes())  # as long as it is written to, this fails
+                return read(file.read_bytes())  # fails while the rank is still writing
     return {}
 
 
 class _PlainOnly(pickle.Unpickler):
-    """Reads numbers, texts, lists and dictionaries: what names a class or function is refused."""
+    """Reads numbers, texts, lists and dictionaries, and refuses classes and functions."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a dump must not name {module}.{name}")
@@ -103,36 +103,36 @@ def read(data: bytes) -> dict[str, Any]:
         data: The bytes of the file.
 
     Raises:
-        pickle.UnpicklingError: It holds more than plain data.
+        pickle.UnpicklingError: The dump contains more than plain data.
     """
-    found = _PlainOnly(io.BytesIO(data)).load()
-    return found if isinstance(found, dict) else {}
+    content = _PlainOnly(io.BytesIO(data)).load()
+    return content if isinstance(content, dict) else {}
 
 
-def entries(dumped: Mapping[str, Any]) -> list[dict[str, Any]]:
+def entries(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the newest entries of a dump, oldest first. Pure."""
-    kept = dumped.get("entries")
-    return list(kept)[-_LATEST:] if isinstance(kept, list) else []
+    records = trace.get("entries")
+    return list(records)[-_LATEST:] if isinstance(records, list) else []
 
 
-def members(dumped: Mapping[str, Any], *, world_size: int) -> dict[str, list[int]]:
+def members(trace: Mapping[str, Any], *, world_size: int) -> dict[str, list[int]]:
     """Return the global ranks of each process group in a dump. Pure.
 
     Args:
-        dumped: The dump. gloo's dumps leave out the groups, so only the default one is known there.
+        trace: The dump. gloo's dumps omit the groups, so only the default group is known there.
         world_size: Number of ranks.
     """
-    found: dict[str, list[int]] = {}
-    for name, group in dict(dumped.get("pg_config") or {}).items():
+    groups: dict[str, list[int]] = {}
+    for name, group in dict(trace.get("pg_config") or {}).items():
         if name and isinstance(group, dict):
-            found[str(name)] = sorted(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
-    for entry in entries(dumped):
+            groups[str(name)] = sorted(map(int, re.findall(r"\d+", str(group.get("ranks", "")))))
+    for entry in entries(trace):
         group_name, *described = entry.get("process_group") or ("",)
         if described[:1] == ["default_pg"]:
-            found[str(group_name)] = list(range(world_size))
-    return found
+            groups[str(group_name)] = list(range(world_size))
+    return groups
 
 
 def ask_nccl(identity: Identity) -> list[str]:
-    """Return what NCCL's RAS says is wrong, two lines at most."""
+    """Return the faults that NCCL's RAS reports, in at most two lines."""
     return ras.notable(ras.ask(identity.settings.get("NCCL_RAS_ADDR") or ras.DEFAULT))

@@ -1,4 +1,4 @@
-"""What ``paceline why`` prints: a verdict for each run. Pure."""
+"""Render the report of ``paceline why``: a verdict for each run. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOST_EVIDENCE = 8
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run.
+    """The report on one run.
 
     Attributes:
-        accounts: Its ranks, in their order.
-        verdict: What is said of it.
+        accounts: Accounts of its ranks, in order.
+        verdict: The verdict on the run.
     """
 
     accounts: tuple[Account, ...]
@@ -31,10 +31,10 @@ class RunReport:
         """Return the lines to print."""
         first, notice, finding = self.accounts[0], self.verdict.notice, self.verdict.finding
         hosts = sorted({account.position.host for account in self.accounts})
-        seen = named(account.rank for account in self.accounts)
+        rank_names = named(account.rank for account in self.accounts)
         name = first.script or "a run"
         lines = [
-            f"{name}: {seen} of {first.world_size} on {few(hosts, 4)}, started by {first.started_by}",
+            f"{name}: {rank_names} of {first.world_size} on {few(hosts, 4)}, started by {first.started_by}",
             notice.what,
             *(f"  {line}" for line in notice.details),
         ]
@@ -71,11 +71,11 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of ``paceline why``.
+    """The report of ``paceline why``.
 
     Attributes:
-        runs: The runs that were found.
-        missed: Hosts that could not be looked at, and why.
+        runs: Reports on the runs.
+        missed: Lines with the hosts that could not be observed, and why.
     """
 
     runs: tuple[RunReport, ...]
@@ -102,10 +102,10 @@ def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
     """Return the report about ranks of one run or several.
 
     Args:
-        accounts: Of all ranks that were looked at.
-        missed: Hosts that could not be looked at.
+        accounts: Accounts of all ranks that were observed.
+        missed: Lines with the hosts that could not be observed, and why.
     """
     runs: dict[str, list[Account]] = {}
-    for account in sorted(accounts, key=lambda each: (each.run, each.rank)):
+    for account in sorted(accounts, key=lambda account: (account.run, account.rank)):
         runs.setdefault(account.run, []).append(account)
     return Report(tuple(RunReport(tuple(ranks), judge(ranks)) for ranks in runs.values()), tuple(missed))

@@ -1,8 +1,8 @@
-"""Stacks that a rank writes itself when a signal tells it to: only where its user says that it does.
+"""Send a rank the signal at which it prints its stack, and read the stack from its stderr.
 
-That a process catches a signal is visible from outside, what its handler does is not: SIGUSR1 makes Lightning save and
-queue its job again. So nothing is sent unless the user names the signal with ``--signal``, and then only to a rank
-that catches it and whose stderr is a file, where faulthandler's stacks can be read.
+From outside it is visible that a process catches a signal, but not what its handler does: at SIGUSR1 Lightning saves
+and queues its job again. So no signal is sent unless the user names it with ``--signal``, and then only to a rank that
+catches it and whose stderr is a file, from which faulthandler's stacks can be read.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from paceline.launch.monitor import position, stacks
 
 _ANSWER_S = 1.0
-_QUIET_S = 0.05  # a dump is whole when it has not grown for so long
+_QUIET_S = 0.05  # a dump is complete once it has not grown for this time
 _ONE_BY_ONE = threading.Lock()  # ranks may write to the same file
 
 
 def number_of(name: str) -> int:
-    """Return the signal that a name means, 0 for one that may end a rank.
+    """Return the number of a signal, 0 for one that may end a rank.
 
     Args:
         name: ``USR1``, ``SIGUSR2``, or the number of a real-time signal.
     """
-    named = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(name.upper().removeprefix("SIG"))
-    if named is not None:
-        return int(named)
+    user_signal = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(name.upper().removeprefix("SIG"))
+    if user_signal is not None:
+        return int(user_signal)
     first, last = int(getattr(signal, "SIGRTMIN", 1)), int(getattr(signal, "SIGRTMAX", 0))
     return int(name) if name.isdigit() and first <= int(name[:4]) <= last else 0
 
@@ -38,8 +38,8 @@ def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
     """Return ``(file, line, function)`` of the main thread's frames, outermost first, and why there are none.
 
     Args:
-        pid: The rank.
-        signum: The signal that its user has registered faulthandler for.
+        pid: Process id of the rank.
+        signum: The signal for which the user has registered faulthandler.
     """
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
     if not stacks.catches(pid, signum):
@@ -51,15 +51,15 @@ def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
         with _ONE_BY_ONE:
             start = file.stat().st_size
             os.kill(pid, signum)
-            text = _written(file, start)
+            text = _appended_text(file, start)
     except OSError as error:
         return [], f"{name}: {error.strerror}"
     frames = list(position.parse(text))
     return frames, "" if frames else f"it wrote no stack to its stderr when {name} was sent"
 
 
-def _written(file: Path, start: int) -> str:
-    """Return what was written to a file since it had a size, once nothing more is."""
+def _appended_text(file: Path, start: int) -> str:
+    """Return the text that was appended to a file after position ``start``, once it has stopped growing."""
     deadline = time.monotonic() + _ANSWER_S
     size, since_s = start, time.monotonic()
     while time.monotonic() < deadline and (size == start or time.monotonic() - since_s < _QUIET_S):

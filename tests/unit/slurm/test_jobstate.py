@@ -178,9 +178,9 @@ def test_the_block_fits_on_a_screen():
 
 def test_an_outcome_whose_block_is_lost_is_told_again():
     finding = judged(job("TIMEOUT"))
-    lines = ending.retell(Outcome(1, (finding,)), folder="runs/a").framed()
+    lines = ending.from_outcome(Outcome(1, (finding,)), folder="runs/a").framed()
     assert any("slurm-time-limit" in line for line in lines)
     assert lines[-1] == "exit status 1 · run folder runs/a"
-    assert ending.retell(Outcome(0), folder="runs/a").framed() == [
+    assert ending.from_outcome(Outcome(0), folder="runs/a").framed() == [
         "paceline: the run has succeeded · run folder runs/a"
     ]

@@ -82,7 +82,7 @@ def test_kinds_of_gpus_may_begin_with_a_figure(typed, count):
 
 def test_what_is_handed_on_is_as_typed_but_for_the_grace():
     asked = parse(grace_s="60", hang_timeout="300", module=True, tee="3")
-    assert asked.handed == (("hang_timeout", "300"), ("module", ""), ("tee", "3"))
+    assert asked.forwarded == (("hang_timeout", "300"), ("module", ""), ("tee", "3"))
     assert asked.grace_s == 60
     assert parse(shutdown_timeout="60").grace_s == 60
 
@@ -164,7 +164,7 @@ def test_a_profile_fills_in_what_is_not_typed():
     asked = parse(profile=SITE)
     assert (asked.nodes, asked.gpus, asked.cpus, asked.time_s, asked.requeue) == ("2", "4", 32, 14400, False)
     assert asked.sbatch == SITE.sbatch
-    assert asked.handed == (("hang_timeout", "600"), ("check_finite", ""))
+    assert asked.forwarded == (("hang_timeout", "600"), ("check_finite", ""))
     assert asked.on_node_loss == "fail"
 
 
@@ -174,7 +174,7 @@ def test_what_is_typed_counts_more_than_a_profile():
     )
     assert (asked.nodes, asked.requeue, asked.cpus, asked.cpus_per_gpu) == ("1", True, 16, 0)
     assert asked.sbatch == (("exclusive", None), ("constraint", "h100"))
-    assert dict(asked.handed)["hang_timeout"] == "60"
+    assert dict(asked.forwarded)["hang_timeout"] == "60"
 
 
 def test_no_gpus_can_be_typed_over_those_of_a_profile():
@@ -215,7 +215,7 @@ def test_what_is_proposed_for_an_option_of_sbatch_is_accepted(typed):
     finding = request.unknown_option(typed).finding
     assert "--sbatch" not in finding.fix
     if "--nproc-per-node" in finding.fix:
-        assert dict(parse(nproc_per_node=finding.fix.split()[1]).handed)["nproc_per_node"] == "4"
+        assert dict(parse(nproc_per_node=finding.fix.split()[1]).forwarded)["nproc_per_node"] == "4"
     else:
         assert finding.fix.startswith(("for i in 0 1 2; do paceline submit", "leave it out"))
 
@@ -237,4 +237,4 @@ def test_and_so_is_what_is_proposed_behind_sbatch(typed):
     ],
 )
 def test_a_job_that_hangs_has_a_limit_that_can_be_seen_in_its_script(typed, expected):
-    assert dict(parse(**typed).handed).get("hang_timeout") == expected
+    assert dict(parse(**typed).forwarded).get("hang_timeout") == expected

@@ -75,7 +75,7 @@ def parse(**typed):
 def test_slurm_sends_what_is_handed_on(name):
     asked = parse().saving_at(f"SIG{name}")
     assert asked.signal == name
-    assert dict(asked.handed)["signals_to_handle"] == f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{name}"
+    assert dict(asked.forwarded)["signals_to_handle"] == f"SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIG{name}"
     assert parse(signals_to_handle=f"SIGTERM,SIG{name}").signal == name
 
 

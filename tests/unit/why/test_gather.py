@@ -18,7 +18,7 @@ from paceline.launch.monitor import children
 from paceline.launch.monitor.position import Frame, Position
 from paceline.why import gather, processes, recorder, signalled
 from paceline.why.account import RUNNING, Account
-from paceline.why.gather import Gathered
+from paceline.why.gather import Collection
 from paceline.why.identity import Identity
 
 
@@ -29,7 +29,7 @@ def account(rank, *, job=""):
 
 def test_files_of_two_hosts_are_one_run(tmp_path):
     for rank in (0, 1):
-        (tmp_path / f"{rank}.json").write_text(gather.write(Gathered([account(rank)])))
+        (tmp_path / f"{rank}.json").write_text(gather.write(Collection([account(rank)])))
     found = why.why([str(tmp_path / "0.json"), str(tmp_path / "1.json")], seconds=1)
     assert [each.rank for each in found.runs[0].accounts] == [0, 1]
 
@@ -62,10 +62,10 @@ def slurm(tmp_path, monkeypatch):
 
 def test_the_nodes_of_a_job_are_looked_at_by_a_step(slurm):
     slurm.answer("squeue", "2\n")
-    others = gather.write(Gathered([account(0, job="8")]))
+    others = gather.write(Collection([account(0, job="8")]))
     slurm.answer(
         "srun",
-        "\n".join(["Welcome!", *(gather.write(Gathered([account(n, job="999999999")])) for n in (0, 1)), others]),
+        "\n".join(["Welcome!", *(gather.write(Collection([account(n, job="999999999")])) for n in (0, 1)), others]),
     )
     found = why.why(["999999999"], seconds=1)
     assert [each.rank for each in found.runs[0].accounts] == [0, 1]
@@ -89,7 +89,7 @@ def program(folder, name, text):
 
 
 def test_a_host_is_looked_at_by_ssh_and_one_that_does_not_answer_is_named(tmp_path, monkeypatch):
-    (tmp_path / "answer").write_text(gather.write(Gathered([account(0)])) + "\n")
+    (tmp_path / "answer").write_text(gather.write(Collection([account(0)])) + "\n")
     program(
         tmp_path / "bin",
         "ssh",

@@ -56,36 +56,36 @@ def take_apart(words: Sequence[str]) -> Command:
     Raises:
         UsageError: It is not one start of a launcher that is known, or has an option that the launcher does not have.
     """
-    whole = len(words) == 1 and len(words[0].split()) > 1
-    words = _split(words[0]) if whole else list(words)
+    is_one_line = len(words) == 1 and len(words[0].split()) > 1
+    words = _split(words[0]) if is_one_line else list(words)
     num_assigned = next((at for at, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
     rest = words[num_assigned:]
     if not rest:
         raise _refused("no command is given", fix=_EXAMPLE)
-    peeled = wrappers.peel([Arg(word, 1) for word in rest])
-    left = [arg.text for arg in peeled.args]
-    if wrappers.nested(peeled.args) is not None:
+    unwrapped = wrappers.peel([Arg(word, 1) for word in rest])
+    command = [arg.text for arg in unwrapped.args]
+    if wrappers.nested(unwrapped.args) is not None:
         raise _refused(
-            f"{left[0]} -c runs another script",
+            f"{command[0]} -c runs another script",
             fix="translate the line inside the quotes, and put the result in its place",
         )
-    call = Call(tuple(peeled.args), 1, 1, "batch", peeled.step, {})
-    launch = launches.recognise(call, Symbols()) if left else None
+    call = Call(tuple(unwrapped.args), 1, 1, "batch", unwrapped.step, {})
+    launch = launches.recognise(call, Symbols()) if command else None
     if launch is None or launch.kind not in KINDS:
-        raise _not_a_launcher(launch, left, step=peeled.step)
+        raise _not_a_launcher(launch, command, step=unwrapped.step)
     _refuse_unknown_options(launch)
     if not launch.program:
         raise _refused(f"{launch.kind} has no script to start", fix=_EXAMPLE)
     return Command(
         assigned=tuple(words[:num_assigned]),
-        wrappers=tuple(rest[: len(rest) - len(left)]),
-        ends_with_env=peeled.wrappers[-1:] == ("env",),
-        launcher=left[0],
+        wrappers=tuple(rest[: len(rest) - len(command)]),
+        ends_with_env=unwrapped.wrappers[-1:] == ("env",),
+        launcher=command[0],
         kind=launch.kind,
         options=launch.options,
         script=launch.program,
         arguments=tuple(arg.text for arg in launch.arguments),
-        unexpanded=whole,
+        unexpanded=is_one_line,
     )
 
 

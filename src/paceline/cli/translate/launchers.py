@@ -50,18 +50,18 @@ def torchrun(options: Mapping[str, str], *, inherited: Mapping[str, str], passes
         inherited: torchrun's ``PET_...`` variables, by the option's name; they hold for paceline run too.
         passes_local_rank: Whether this launcher passes ``--local-rank`` to the script.
     """
-    kept = {name: value for name, value in options.items() if name not in ("use_env", "start_method")}
+    effective = {name: value for name, value in options.items() if name not in ("use_env", "start_method")}
     notes = (
         ["--start-method has no effect on scripts under torchrun, and is left out"] if "start_method" in options else []
     )
-    for name, beside in _without_effect(kept).items():
-        del kept[name]
-        notes.append(f"--{name.replace('_', '-')} has no effect beside {beside} under torchrun, and is left out")
-    if "nproc_per_node" not in {*kept, *inherited}:
-        kept = {"nproc_per_node": "1", **kept}  # paceline run starts one rank per GPU
+    for name, rival in _without_effect(effective).items():
+        del effective[name]
+        notes.append(f"--{name.replace('_', '-')} has no effect beside {rival} under torchrun, and is left out")
+    if "nproc_per_node" not in {*effective, *inherited}:
+        effective = {"nproc_per_node": "1", **effective}  # paceline run starts one rank per GPU
     if passes_local_rank and "use_env" not in options:
         notes.append(_LOCAL_RANK.format("torch.distributed.launch"))
-    return Translated(kept, notes=tuple(notes))
+    return Translated(effective, notes=tuple(notes))
 
 
 def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
@@ -150,8 +150,8 @@ def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
 
 def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
     """Translate ``fabric run``, which takes its options behind the script too."""
-    behind, left = _options_behind(arguments)
-    options = {**options, **behind}
+    trailing, script_arguments = _options_behind(arguments)
+    options = {**options, **trailing}
     devices = options.get("devices", "1")
     environment = {"LT_CLI_USED": "1"}
     environment |= {f"LT_{name.upper()}": options[name] for name in ("accelerator", "strategy") if name in options}
@@ -169,25 +169,25 @@ def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
         notes += [] if "main_address" in options else [_WRITE_HEAD]
     elif "main_port" in options:
         translated["master_port"] = options["main_port"]
-    return Translated(translated, environment, tuple(notes), arguments=tuple(left))
+    return Translated(translated, environment, tuple(notes), arguments=tuple(script_arguments))
 
 
 def _options_behind(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     options: dict[str, str] = {}
-    left: list[str] = []
-    at = 0
-    while at < len(arguments) and arguments[at] != "--":
-        name, equals, value = arguments[at].removeprefix("--").partition("=")
-        known = arguments[at].startswith("--") and name.replace("-", "_") in FABRIC.values
-        if not known:
-            left.append(arguments[at])
+    script_arguments: list[str] = []
+    position = 0
+    while position < len(arguments) and arguments[position] != "--":
+        name, equals, value = arguments[position].removeprefix("--").partition("=")
+        is_option = arguments[position].startswith("--") and name.replace("-", "_") in FABRIC.values
+        if not is_option:
+            script_arguments.append(arguments[position])
         elif not equals:
-            value = arguments[at + 1] if at + 1 < len(arguments) else ""
-            at += 1
-        if known:
+            value = arguments[position + 1] if position + 1 < len(arguments) else ""
+            position += 1
+        if is_option:
             options[name.replace("-", "_")] = value
-        at += 1
-    return options, [*left, *arguments[at + 1 :]]
+        position += 1
+    return options, [*script_arguments, *arguments[position + 1 :]]
 
 
 def _ranks(devices: str) -> str:

@@ -177,9 +177,9 @@ def interfaces(setting: Setting) -> Fault | None:
             "error" if not value.startswith("^") else "warning",
         )
     if re.search(r"[;\s]", value):
-        names = ",".join(filter(None, re.split(r"[;,\s]+", value)))
+        list_text = ",".join(filter(None, re.split(r"[;,\s]+", value)))
         return Fault(
-            "names are separated by commas", f"{setting.name}={names}", "the rest is taken as part of the name"
+            "names are separated by commas", f"{setting.name}={list_text}", "the rest is taken as part of the name"
         )
     if re.fullmatch(r"\d+(\.\d+){3}(/\d+)?", value):
         return Fault("an address is not the name of an interface", "ip -br address: its first column is the name", "")
