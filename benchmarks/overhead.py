@@ -141,8 +141,8 @@ def raw(dataset, options):
 
 def probe(dataset, options):
     """The loop by hand, seen by paceline's launcher; the other sides are not."""
+    from paceline.counters import SLOT_BYTES
     from paceline.launch.probe.probe import install
-    from paceline.pulse import SLOT_BYTES
 
     slot = memoryview(bytearray(SLOT_BYTES)).cast("q")
     run = raw(dataset, options)

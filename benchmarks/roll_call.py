@@ -32,11 +32,11 @@ from torch.distributed import PrefixStore, TCPStore
 from paceline.launch.plan import plan
 from paceline.launch.plan.options import Options
 from paceline.launch.preflight import facts as node_facts
+from paceline.launch.preflight.comparison import RollCall
 from paceline.launch.preflight.facts import Facts, Interface
-from paceline.launch.preflight.rollcall import RollCall
-from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.launch.rendezvous.roll_call import Roll
 from paceline.launch.rendezvous.store import open_store
 from paceline.machine import host
 

@@ -15,9 +15,9 @@ ROOT = Path(paceline.__file__).parents[1]
 # Whole packages; of others the modules that answer on the command line, or that a rank reads before its script does.
 PARTS = ("cli", "diagnose", "signatures", "slurm", "text", "rundir", "machine", "launch/plan", "why")
 WITHOUT_TORCH = (
-    *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.pulse"),
+    *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.counters"),
     *(f"paceline.train.checkpoint{name}" for name in ("", ".manifest", ".findings", ".folder", ".damage", ".shares")),
-    "paceline.train.checkpoint.table",
+    "paceline.train.checkpoint.description",
     *(f"paceline.launch.outcome.{name}" for name in ("root_cause", "resume", "summary", "nccl")),
     "paceline.launch.in_rank.worker",
     *(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from paceline.errors import EXIT_FAILED, Finding
-from paceline.launch.outcome.account import Report
 from paceline.launch.outcome.block import MOST_LINES
+from paceline.launch.outcome.report import Report
 from paceline.rundir.events import Outcome
 from paceline.slurm.jobstate import JobState
 from paceline.slurm.record import JobRecord

@@ -17,8 +17,8 @@ from typing import Any
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.machine import slurm_commands as commands
 from paceline.why import look, processes, signalled
-from paceline.why.account import Account
 from paceline.why.processes import RankProcess
+from paceline.why.rank_state import Account
 
 FORMAT = 1
 _MOST_BYTES = 1 << 28

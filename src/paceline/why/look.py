@@ -25,11 +25,11 @@ from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, P
 from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.monitor.worker_processes import ChildProcess
-from paceline.launch.probe import witness
-from paceline.why import account, processes, recorder, signalled
-from paceline.why.account import Account
+from paceline.launch.probe import stack_responder
+from paceline.why import processes, rank_state, recorder, signalled
 from paceline.why.loops import Nest, nest
 from paceline.why.processes import RankProcess
+from paceline.why.rank_state import Account
 
 _MAX_PARALLEL = 8  # processes of py-spy at the same time
 _MAX_LOOKS = 6
@@ -128,7 +128,7 @@ def _with_recorder(rank: RankProcess, look: Look) -> Look:
     if not trace:
         return look
     members = recorder.members(trace, world_size=rank.identity.world_size)
-    answer = witness.describe(recorder.entries(trace), members=members, threads=[])
+    answer = stack_responder.describe(recorder.entries(trace), members=members, threads=[])
     return replace(look, answer=answer, recorded=answer["recorded"])
 
 
@@ -180,8 +180,10 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
         seconds=seconds,
     )
     if last.process is None or last.process.has_ended:  # while it was looked at
-        return replace(base, position=Position(identity.rank, socket.gethostname(), ended=True), motion=account.RUNNING)
-    motion = account.motion(looks, seconds=seconds)
+        return replace(
+            base, position=Position(identity.rank, socket.gethostname(), ended=True), motion=rank_state.RUNNING
+        )
+    motion = rank_state.motion(looks, seconds=seconds)
     return replace(
         base,
         position=_position(rank, samples, motion),
@@ -202,7 +204,7 @@ def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> lis
     for place, rank in enumerate(ranks):
         if (
             rank.identity.run not in runs
-            and accounts[place].motion != account.RUNNING
+            and accounts[place].motion != rank_state.RUNNING
             and processes.has_loaded(rank.pid, "libnccl")
         ):
             runs.add(rank.identity.run)
@@ -216,15 +218,17 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
     recorded = look.recorded
     folder = _folder(rank.pid)
     in_data = classify(look.frames)[0] == DATA
-    gpu = not recorded and motion == account.IN_PLACE and account.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
+    gpu = (
+        not recorded and motion == rank_state.IN_PLACE and rank_state.waits_for_gpu(look.frames) and _has_gpu(rank.pid)
+    )
     states = {sample.look.state for sample in samples}
     return Position(
         identity.rank,
         socket.gethostname(),
-        idle_s=seconds if motion != account.RUNNING else 0.0,
+        idle_s=seconds if motion != rank_state.RUNNING else 0.0,
         late=True,
         late_alone=True,
-        still=motion == account.STILL,
+        still=motion == rank_state.STILL,
         frames=_shortened(look.frames, folder),
         worker=_short(stacks.worker_place(rank.pid, _frame_reader(folder)), folder) if in_data else "",
         guard=_short(stacks.at(look.frames).guard, folder),
@@ -235,7 +239,7 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         flying=gpu or recorded.get("flying", False),
         pid=rank.pid,
         state=look.state if states in ({STOPPED}, {UNKILLABLE}) else "",
-        moving=account.bytes_moved([sample.look for sample in samples]),
+        moving=rank_state.bytes_moved([sample.look for sample in samples]),
     )
 
 
@@ -333,7 +337,7 @@ def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Acc
                     script=sibling.script,
                     position=Position(rank, socket.gethostname(), ended=True),
                     stand=Stand(rank, ended=True),
-                    motion=account.STILL,
+                    motion=rank_state.STILL,
                 )
             )
     return accounts

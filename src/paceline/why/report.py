@@ -9,8 +9,8 @@ from typing import Any
 from paceline.errors import Finding, status_of
 from paceline.text.quoting import printable
 from paceline.text.wording import few, named, shorten
-from paceline.why.account import Account
-from paceline.why.judge import MOVING, PROVEN, Verdict, judge
+from paceline.why.rank_state import Account
+from paceline.why.verdict import MOVING, PROVEN, Verdict, judge
 
 _MOST_EVIDENCE = 8
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from paceline.cli import main as module
 from paceline.errors import PacelineError
-from paceline.train.checkpoint import Checkpoints, table
+from paceline.train.checkpoint import Checkpoints, description
 from paceline.world import World
 
 
@@ -197,11 +197,11 @@ def test_the_commands_have_help():
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (15_700, "15.7 kB"), (999_600, "1 MB"), (1_250_000_000, "1.25 GB")],
 )
 def test_bytes_have_three_digits(count, text):
-    assert table.render_bytes(count) == text
+    assert description.render_bytes(count) == text
 
 
 @pytest.mark.parametrize(
     ("age_s", "text"), [(-3, "now"), (0.4, "now"), (59, "59 s"), (60, "1 min"), (7300, "2 h"), (2e5, "2 d")]
 )
 def test_an_age_has_one_unit(age_s, text):
-    assert table.render_age(age_s) == text
+    assert description.render_age(age_s) == text

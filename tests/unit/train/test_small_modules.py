@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import pulse
+from paceline import counters
 from paceline.errors import RunError, SetupError, UsageError
 from paceline.train.model import activations, precision, strategy
 from paceline.train.session import once, scaling, stopping
@@ -364,19 +364,19 @@ def test_silence_is_noticed(monkeypatch):
 
 
 def test_a_heartbeat_of_once_is_progress_for_who_works_and_who_waits(monkeypatch):
-    slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
-    monkeypatch.setattr(pulse, "mine", slot)
+    slot = memoryview(bytearray(counters.SLOT_BYTES)).cast("q")
+    monkeypatch.setattr(counters, "mine", slot)
     store = Memory()
     once.perform(lambda: None, store, "key")
-    worked = slot[pulse.BEAT_NS]
+    worked = slot[counters.BEAT_NS]
     assert worked > 0
     store.set("wait/beat", "1")
     waiting = threading.Thread(target=once.await_end, args=(store, "wait"), kwargs={"rank": 0})
     waiting.start()
     deadline = time.monotonic() + 5
-    while slot[pulse.BEAT_NS] == worked and time.monotonic() < deadline:
+    while slot[counters.BEAT_NS] == worked and time.monotonic() < deadline:
         time.sleep(0.01)
-    heard = slot[pulse.BEAT_NS]
+    heard = slot[counters.BEAT_NS]
     once.perform(lambda: None, store, "wait")
     waiting.join(5)
     assert heard > worked

@@ -17,9 +17,9 @@ from paceline.errors import SetupError, UsageError
 from paceline.launch.monitor import children
 from paceline.launch.monitor.position import Frame, Position
 from paceline.why import gather, processes, recorder, signalled
-from paceline.why.account import RUNNING, Account
 from paceline.why.gather import Collection
 from paceline.why.identity import Identity
+from paceline.why.rank_state import RUNNING, Account
 
 
 def account(rank, *, job=""):

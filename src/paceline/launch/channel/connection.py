@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError
 
-from paceline.launch.channel.knock import knock
+from paceline.launch.channel.connection_probe import knock
 
 # How long a caller waits for the store at most. A store that answers takes milliseconds.
 _WAIT_S = 2.0

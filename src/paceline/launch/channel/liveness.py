@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from paceline.launch.channel.reach import shown
+from paceline.launch.channel.reachability import shown
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.machine import host
 

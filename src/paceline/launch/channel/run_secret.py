@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding, Notice, RunError, SetupError
-from paceline.launch.channel.reach import shown
+from paceline.launch.channel.reachability import shown
 from paceline.launch.channel.signing import Message, Signing, sign, verify
 from paceline.launch.plan.options import Options
 from paceline.rundir.files import read_secret, write_secret

@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import paceline
-from paceline import env, pulse
+from paceline import counters, env
 from paceline.errors import EXIT_UNFINISHED, PacelineError
-from paceline.launch.in_rank import guard, keep_group, rank_files
-from paceline.launch.in_rank.after_import import when_imported
+from paceline.launch.in_rank import gloo_workaround, rank_files, store_token_check
+from paceline.launch.in_rank.import_hook import when_imported
 from paceline.launch.in_rank.rank_files import VARIABLE
 from paceline.launch.plan.early_variables import Lateness
 from paceline.launch.plan.task import FUNCTION, MODULE, PATH, PROGRAM, RankTask
-from paceline.launch.probe import awaited_worker, probe, witness
+from paceline.launch.probe import awaited_worker, probe, stack_responder
 from paceline.machine import system
 from paceline.rundir.files import write_whole
 
@@ -72,9 +72,9 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
             raise  # a child that the script has forked: its end is not the rank's
         if stop.code in (None, 0):
             probe.look_at_parameters()
-            slot[pulse.PHASE] = _phase(pulse.RETURNED)
+            slot[counters.PHASE] = _phase(counters.RETURNED)
         elif stop.code == EXIT_UNFINISHED:  # no failure: nothing to record
-            slot[pulse.PHASE] = _phase(pulse.LEFT)
+            slot[counters.PHASE] = _phase(counters.LEFT)
         else:
             record(task, stop)
         raise
@@ -85,7 +85,7 @@ def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
         raise SystemExit(1) from None
     if os.getpid() == rank:
         probe.look_at_parameters()
-        slot[pulse.PHASE] = _phase(pulse.RETURNED)
+        slot[counters.PHASE] = _phase(counters.RETURNED)
 
 
 def _become(task: RankTask) -> NoReturn:
@@ -143,15 +143,15 @@ def _prepare(task: RankTask) -> memoryview[int]:
     if task.crash >= 0:
         faulthandler.enable(file=task.crash)
     if task.stacks >= 0:
-        witness.install(task.stacks)
+        stack_responder.install(task.stacks)
     _record_threads(task)
     if task.pulse >= 0:
-        pulse.board = pulse.PulseBoard(task.pulse, task.num_local_ranks)
-        slot = pulse.board.slot(task.local_rank)
-        slot[pulse.PHASE] = pulse.RUNNING
-        pulse.mine = slot
+        counters.board = counters.SharedCounters(task.pulse, task.num_local_ranks)
+        slot = counters.board.slot(task.local_rank)
+        slot[counters.PHASE] = counters.RUNNING
+        counters.mine = slot
     else:
-        slot = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
+        slot = memoryview(bytearray(counters.SLOT_BYTES)).cast("q")
     # Registered first, so it runs after every handler that the script registers.
     atexit.register(_mark_finished, slot, os.getpid())
     if "torch" in sys.modules:
@@ -190,8 +190,8 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int]) -> None:
             file=task.parameters_file,
         )
     if os.environ.get(env.RUN_TOKEN):
-        guard.install()
-    keep_group.install()
+        store_token_check.install()
+    gloo_workaround.install()
     probe.tie_workers()
     if task.numa_binding:
         _bind(task)
@@ -207,12 +207,12 @@ def _bind(task: RankTask) -> None:
 def _phase(ended: int) -> int:
     """Return ``ended``, or RUNNING while other threads of the script still run."""
     others = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
-    return pulse.RUNNING if others else ended
+    return counters.RUNNING if others else ended
 
 
 def _mark_finished(slot: memoryview[int], rank: int) -> None:
-    if os.getpid() == rank and slot[pulse.PHASE] == pulse.RETURNED:
-        slot[pulse.PHASE] = pulse.FINISHED
+    if os.getpid() == rank and slot[counters.PHASE] == counters.RETURNED:
+        slot[counters.PHASE] = counters.FINISHED
 
 
 def _execute(task: RankTask, function: Callable[[], None] | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.in_rank.rank_files import RankFiles
 from paceline.launch.monitor.position import Position
 from paceline.launch.monitor.stacks import Look
@@ -69,7 +69,7 @@ class WatchedRanks(Protocol):
 
     attempt: Attempt
 
-    def counted(self, local: int) -> pulse.Pulse:
+    def counted(self, local: int) -> counters.Counters:
         """Return the counters of a rank; zeros without the probe."""
 
     def figures(self) -> list[dict[str, Any]]:

@@ -12,12 +12,12 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from paceline.counters import SharedCounters
 from paceline.errors import Finding, Notice
 from paceline.launch.monitor import children, fork_deadlock, worker_processes
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
 from paceline.machine import python_fork
-from paceline.pulse import PulseBoard
 
 _EVERY_S = 1.0
 _WAITS_S = 1.5  # a rank that waits for a batch for longer is looked at
@@ -34,7 +34,7 @@ class ForkWatch:
     """
 
     def __init__(
-        self, group: WatchedRanks, pulses: PulseBoard, *, inform: Callable[[Notice], None] | None = None
+        self, group: WatchedRanks, pulses: SharedCounters, *, inform: Callable[[Notice], None] | None = None
     ) -> None:
         self._group, self._pulses, self._inform = group, pulses, inform
         self._next_s = 0.0

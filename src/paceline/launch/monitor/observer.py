@@ -14,12 +14,12 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from paceline.counters import Counters, SharedCounters
 from paceline.errors import Finding
-from paceline.launch.channel.board import Board
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import observations
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.observations import Pace, Parameters
-from paceline.pulse import Pulse, PulseBoard
 from paceline.rundir.files import RunDir
 
 WINDOW_S = 10.0  # in which the paces of nodes are compared
@@ -45,8 +45,8 @@ class Observer:
     def __init__(
         self,
         group: WatchedRanks,
-        pulses: PulseBoard,
-        board: Board | None,
+        pulses: SharedCounters,
+        board: ControlChannel | None,
         *,
         run_dir: RunDir,
         notice: Callable[[Finding], None],
@@ -253,9 +253,9 @@ class _Pace:
         self._node = node
         self._window: dict[str, Any] | None = None
         self._since_s = 0.0
-        self._before: list[Pulse] = []
+        self._before: list[Counters] = []
 
-    def look(self, pulses: list[Pulse], now_s: float) -> dict[str, Any] | None:
+    def look(self, pulses: list[Counters], now_s: float) -> dict[str, Any] | None:
         """Return the last complete window: its number, from 1, and the means over the ranks; None before the first."""
         new_steps = [new.steps - old.steps for new, old in zip(pulses, self._before, strict=False)]
         if not new_steps or not all(old.steps for old in self._before):  # the first steps are not typical

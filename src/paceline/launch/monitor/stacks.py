@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.in_rank.worker import is_users
-from paceline.launch.monitor import children, guards, position
+from paceline.launch.monitor import children, position, rank_conditions
 from paceline.launch.monitor.position import Frame
-from paceline.launch.probe import witness
+from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
 
 # How long a rank has to answer. The stack takes a few milliseconds; the witness may have to wait for the lock.
@@ -172,10 +172,10 @@ def read_crash(file: Path) -> tuple[Frame, ...]:
 
 def _ask(pid: int) -> bool:
     """Send the signal, unless the process would die of it: not every program runs in our entry."""
-    if not witness.SIGNAL or not catches(pid, witness.SIGNAL):
+    if not stack_responder.SIGNAL or not catches(pid, stack_responder.SIGNAL):
         return False
     with contextlib.suppress(OSError):
-        os.kill(pid, witness.SIGNAL)
+        os.kill(pid, stack_responder.SIGNAL)
         return True
     return False
 
@@ -232,7 +232,7 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     """Return the innermost guard around any of the user's frames."""
     for frame in reversed(frames):
         if frame.user:
-            found = guards.guard_of("".join(linecache.getlines(frame.file)), frame.line)
+            found = rank_conditions.guard_of("".join(linecache.getlines(frame.file)), frame.line)
             if found is not None:
                 line, text = found
                 return f"{text} ({position.shown_path(frame.file)}:{line})"
@@ -280,19 +280,19 @@ def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[
     found: dict[int, dict[str, Any]] = {}
     if sys.platform != "linux":
         return found
-    with contextlib.closing(witness.signed_socket()) as asker:
+    with contextlib.closing(stack_responder.signed_socket()) as asker:
         asker.settimeout(0.05)
         asked: dict[int, int] = {}  # process id: local rank
         with contextlib.suppress(OSError):
             asker.bind("")  # the kernel chooses an abstract name to answer to
         for local, pid in pids.items():
             with contextlib.suppress(OSError):
-                asker.sendto(b"where", witness.address(pid))
+                asker.sendto(b"where", stack_responder.address(pid))
                 asked[pid] = local
         deadline = time.monotonic() + wait_s
         while len(found) < len(asked) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError, ValueError):
-                answer, _, sender, _ = witness.receive(asker, 1 << 18)
+                answer, _, sender, _ = stack_responder.receive(asker, 1 << 18)
                 if sender in asked:  # another process may have taken the rank's name, or send here unasked
                     found[asked[sender]] = json.loads(answer)
     return found

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline import deadlines, pulse
+from paceline import counters, deadlines
 from paceline.errors import Finding, Notice
-from paceline.launch.channel.board import Board
+from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import locate, observations, proof, stacks, waiting
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.position import STOPPED, Position
@@ -86,7 +86,7 @@ class Watch:
     def __init__(
         self,
         group: WatchedRanks,
-        board: Board | None,
+        board: ControlChannel | None,
         *,
         asked_s: float | None,
         give_up: Callable[[], bool],
@@ -167,7 +167,7 @@ class Watch:
         if self.cause is not None or self._notice_key:
             self.cause, self._notice_key, self._notice_s = None, "", 0.0
 
-    def _look_together(self, board: Board, *, quiet: bool) -> Verdict:
+    def _look_together(self, board: ControlChannel, *, quiet: bool) -> Verdict:
         """Send the positions of this node's ranks to the head, and return its verdict."""
         kind, key = f"stand/{self._round}", f"verdict/{self._round}"
         board.call_look(self._round)
@@ -258,7 +258,7 @@ class Watch:
             idle_s=idle_s,
             late=idle_s > limit_s,
             # Where no rank waits for another, only ranks that have been idle for long count as hanging.
-            late_alone=idle_s > alone_s and beat.phase == pulse.RUNNING and counts,
+            late_alone=idle_s > alone_s and beat.phase == counters.RUNNING and counts,
             still=_is_still(before, look, time.monotonic() - then),
             moving=before is not None and look is not None and _bytes_moved(before, look),
         )

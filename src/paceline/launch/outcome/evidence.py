@@ -17,7 +17,7 @@ from typing import Any
 import paceline
 from paceline.errors import Finding
 from paceline.launch.monitor.position import Frame
-from paceline.launch.outcome.endings import Failure
+from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
 from paceline.rundir.files import RunDir, open_file, shown
 from paceline.train import checkpoint

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launch.outcome.account import Run, Stop
-from paceline.launch.outcome.endings import RankEnd
-from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.outcome.rank_exit import RankExit
+from paceline.launch.outcome.report import Run, Stop
+from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class NodeAccount:
         saving: A checkpoint that was being written when the run was stopped; empty if none was.
     """
 
-    again: Again
-    ends: Sequence[RankEnd] = ()
+    again: ResumeCommand
+    ends: Sequence[RankExit] = ()
     pulses: Sequence[Mapping[str, Any]] = ()
     stop: Stop | None = None
     last: Checkpoint | None = None
@@ -61,8 +61,8 @@ class NodeAccount:
     def from_json(cls, values: Mapping[str, Any]) -> NodeAccount:
         """Return the account that ``to_json`` described."""
         return cls(
-            again=Again(**values["again"]),
-            ends=[RankEnd.from_json(end) for end in values["ends"]],
+            again=ResumeCommand(**values["again"]),
+            ends=[RankExit.from_json(end) for end in values["ends"]],
             pulses=values["pulses"],
             stop=values["stop"] and Stop(**values["stop"]),
             last=values["last"] and Checkpoint(**values["last"]),

@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Again:
+class ResumeCommand:
     """How the run is started again.
 
     Attributes:
@@ -58,7 +58,7 @@ class Again:
 
 def plan(
     options: Options, *, run_dir: str, function: bool, numbered: bool, environ: Mapping[str, str], job_script: str = ""
-) -> Again:
+) -> ResumeCommand:
     """Return how a run is started again.
 
     Args:
@@ -71,11 +71,11 @@ def plan(
     """
     slurm = bool(environ.get(env.JOB_ID))
     if slurm and job_script and not function:
-        return Again(line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True)
+        return ResumeCommand(line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True)
     line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
     if options.placed.one_voice:  # one line for all nodes, each of which finds its own rank
-        return Again(line=srun(options.max_nodes, words=line), slurm=True, step=True)
-    return Again(
+        return ResumeCommand(line=srun(options.max_nodes, words=line), slurm=True, step=True)
+    return ResumeCommand(
         line=line,
         shell=not function,
         nodes=options.max_nodes,
@@ -100,7 +100,7 @@ def recall(name: str, *, run_dir: str) -> str:
     return f"paceline.launch({name}, ..., run_dir={run_dir!r})"
 
 
-def after_stop(last: Checkpoint | None, again: Again) -> list[str]:
+def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     """Return the lines about going on for a run that stopped before its end, unfinished and not broken."""
     kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
     loop = ""
@@ -114,7 +114,7 @@ def after_stop(last: Checkpoint | None, again: Again) -> list[str]:
     return [kept, *_lines(label, again, loop)]
 
 
-def after_failure(last: Checkpoint | None, again: Again) -> list[str]:
+def after_failure(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     """Return the lines about going on for a run that failed: none where nothing was saved.
 
     No loop is named: what failed by itself would fail in it again and again.
@@ -122,7 +122,7 @@ def after_failure(last: Checkpoint | None, again: Again) -> list[str]:
     return _lines(f"resume from step {last.step}", again, "") if last else []
 
 
-def after_loss(last: Checkpoint | None, again: Again) -> list[str]:
+def after_loss(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     """Return the lines about going on for a run that lost a node, which may help at the next try."""
     loop = _loop(again.line, "sleep 10") if again.shell and not again.slurm else ""
     if again.slurm and not again.submitted:
@@ -135,7 +135,7 @@ def _loop(line: str, between: str) -> str:
     return f"(trap exit INT; until {line}; do {between}; done)"
 
 
-def _lines(label: str, again: Again, loop: str) -> list[str]:
+def _lines(label: str, again: ResumeCommand, loop: str) -> list[str]:
     if not again.line:
         return []
     if again.nodes > 1:
@@ -143,7 +143,7 @@ def _lines(label: str, again: Again, loop: str) -> list[str]:
     return [f"{label}: {again.line}", *([f"auto-resume: {loop}"] if loop else [])]
 
 
-def describe_short_grace(grace_s: int, again: Again, *, needed_s: float = 0.0) -> str:
+def describe_short_grace(grace_s: int, again: ResumeCommand, *, needed_s: float = 0.0) -> str:
     """Return the fix for ranks that were killed while they saved, or will be: longer, from all who count it.
 
     Args:

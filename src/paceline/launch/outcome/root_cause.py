@@ -19,7 +19,7 @@ from paceline.launch.channel import silence
 from paceline.launch.channel.silence import Loss
 from paceline.launch.monitor import locate, observations
 from paceline.launch.monitor.position import Frame
-from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.text.wording import named, shorten
 
 # What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
@@ -86,14 +86,14 @@ class Verdict:
     finding: Finding
     causes: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
-    end: RankEnd | None = None
+    end: RankExit | None = None
     lost: tuple[str, ...] = ()
     hung: bool = False
     others: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
 
 
-def weigh(end: RankEnd) -> int:
+def weigh(end: RankExit) -> int:
     """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``DESERTER``, ``SUSPECT``, ``VICTIM``."""
     if end.unfinished:
         return DESERTER  # innocent if all ranks have ended so; if not, it has left the others
@@ -133,7 +133,7 @@ def _about_others(line: str) -> bool:
 
 
 def judge(
-    ends: Sequence[RankEnd],
+    ends: Sequence[RankExit],
     *,
     lost: Iterable[str] = (),
     losses: Mapping[str, Loss] = MappingProxyType({}),
@@ -182,7 +182,7 @@ def judge(
     return Verdict(finding, causes=causes, victims=victims, end=first, lost=lost, others=others)
 
 
-def _waited_for(first: RankEnd, noticed: Finding | None) -> Finding | None:
+def _waited_for(first: RankExit, noticed: Finding | None) -> Finding | None:
     """Return what a notice had named, if the run ended because torch ended that wait; None if it did not."""
     if noticed is None or weigh(first) not in (SUSPECT, VICTIM):
         return None
@@ -196,7 +196,7 @@ def _waited_for(first: RankEnd, noticed: Finding | None) -> Finding | None:
     return replace(noticed, evidence=(*noticed.evidence[:4], ended), fix=fix if stuck else noticed.fix)
 
 
-def _out_of_step(ends: Sequence[RankEnd], first: RankEnd, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
+def _out_of_step(ends: Sequence[RankExit], first: RankExit, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Name why ranks lost each other in a collective, from where each of them stood; None if that does not tell."""
     if weigh(first) not in (SUSPECT, VICTIM):
         return None
@@ -206,7 +206,7 @@ def _out_of_step(ends: Sequence[RankEnd], first: RankEnd, pulses: Sequence[Mappi
     return locate.judge(positions, uneven=observations.uneven(pulses), broken=not timed_out)
 
 
-def broken_in_stop(ends: Iterable[RankEnd]) -> list[str]:
+def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
     """Return a line for each of the first ranks that raised something of their own after they were told to stop.
 
     What is raised then is no cause of the end, but it may be why nothing was saved.
@@ -220,12 +220,12 @@ def broken_in_stop(ends: Iterable[RankEnd]) -> list[str]:
     return [shorten(line) for _, line in sorted(own)[:2]]
 
 
-def in_threads(ends: Iterable[RankEnd]) -> tuple[str, ...]:
+def in_threads(ends: Iterable[RankExit]) -> tuple[str, ...]:
     """Return a line for each exception that ended a thread of a rank: no cause by itself, but worth knowing."""
     return tuple(f"in rank {end.rank}, {text}" for end in ends for text in end.threads)
 
 
-def _failed_too(end: RankEnd) -> str:
+def _failed_too(end: RankExit) -> str:
     if end.failure is None:
         return f"rank {end.rank} failed too, with exit code {end.code}"
     return f"rank {end.rank} failed too: {_said(end.failure)}"
@@ -236,7 +236,7 @@ def _said(failure: Failure) -> str:
     return f"{failure.type}: {first_line}".rstrip(": ")
 
 
-def _same_way(one: RankEnd, other: RankEnd) -> bool:
+def _same_way(one: RankExit, other: RankExit) -> bool:
     """The same exception at the same place of the user's code; or the same code without an exception."""
     if weigh(one) != weigh(other):
         return False
@@ -245,7 +245,7 @@ def _same_way(one: RankEnd, other: RankEnd) -> bool:
     return one.failure.type == other.failure.type and one.failure.place == other.failure.place
 
 
-def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
+def _explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Finding:
     who = named(causes)
     if end.unfinished:
         return Finding(
@@ -269,7 +269,7 @@ def _explain(end: RankEnd, *, causes: tuple[int, ...], num_ranks: int) -> Findin
     )
 
 
-def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool) -> Finding:
+def _explain_exception(end: RankExit, failure: Failure, *, who: str, alone: bool) -> Finding:
     place = failure.place
     evidence = [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
     if _WORKER_GONE.search(failure.message):
@@ -304,7 +304,7 @@ def _explain_exception(end: RankEnd, failure: Failure, *, who: str, alone: bool)
     return Finding(name, what, where=_where(end), evidence=tuple(evidence), fix=fix)
 
 
-def _about_worker(place: Frame | None, end: RankEnd) -> list[str]:
+def _about_worker(place: Frame | None, end: RankExit) -> list[str]:
     """Return what is known of a DataLoader worker that has gone without an exception."""
     where = f" at {place.file}:{place.line}, whose line did not cause it" if place else ""
     memory = "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
@@ -367,7 +367,7 @@ def _inside_worker(message: str, kind: str) -> tuple[str, str]:
     return said, shown
 
 
-def _explain_signal(end: RankEnd, who: str) -> Finding:
+def _explain_signal(end: RankExit, who: str) -> Finding:
     assert end.code is not None
     number = -end.code
     where = _where(end)
@@ -439,7 +439,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"  # a real-time signal
 
 
-def _only_victims(first: RankEnd) -> Finding:
+def _only_victims(first: RankExit) -> Finding:
     said = (
         f": {first.failure.type}: {first.failure.message.strip().splitlines()[0]}"
         if (first.failure and first.failure.message.strip())
@@ -474,6 +474,6 @@ def _lost_node(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
     )
 
 
-def _where(end: RankEnd) -> str:
+def _where(end: RankExit) -> str:
     step = f", after {end.steps} step{'s' if end.steps != 1 else ''}" if end.steps else ", before the first step"
     return f"rank {end.rank} on {end.host or 'this host'} (pid {end.pid}){step}"

@@ -12,7 +12,7 @@ from paceline import env
 from paceline.errors import Finding
 from paceline.launch.plan import option_values as values
 from paceline.launch.plan.option import flag, option, options_of
-from paceline.launch.plan.slurm_defaults import Placed
+from paceline.launch.plan.slurm_defaults import SlurmDefaults
 
 START_METHODS = ("fork", "forkserver", "spawn", "exec")
 NUMA_MODES = ("node", "socket", "exclusive", "core-complex")
@@ -364,7 +364,7 @@ class Options:
 
     secret: str = field(default="", compare=False, repr=False)  # from the environment
     typed: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # options as typed, to repeat the command
-    placed: Placed = field(default=Placed(), compare=False)
+    placed: SlurmDefaults = field(default=SlurmDefaults(), compare=False)
     preferred: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # option and source
     warnings: tuple[Finding, ...] = field(default=(), compare=False)  # about options without effect
 

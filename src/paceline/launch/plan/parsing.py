@@ -12,7 +12,7 @@ from paceline.errors import Finding, UsageError, closest
 from paceline.launch.plan import option_fit, preferences
 from paceline.launch.plan.options import OPTION, OPTIONS, Options
 from paceline.launch.plan.preferences import Preferences
-from paceline.launch.plan.slurm_defaults import Placed
+from paceline.launch.plan.slurm_defaults import SlurmDefaults
 
 
 def parse(
@@ -21,7 +21,7 @@ def parse(
     *,
     typed: Mapping[str, Any],
     inherited: Mapping[str, str],
-    placed: Placed = Placed(),  # noqa: B008  # frozen
+    placed: SlurmDefaults = SlurmDefaults(),  # noqa: B008  # frozen
     preferred: Preferences | None = None,
 ) -> Options:
     """Parse and check typed options and torchrun's ``PET_*`` variables; the command line wins.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Placed:
+class SlurmDefaults:
     """Defaults of options from Slurm.
 
     Attributes:

@@ -15,7 +15,7 @@ from typing import Any
 from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.options import OPTIONS
-from paceline.launch.plan.slurm_defaults import Placed
+from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.text.quoting import bracketed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
@@ -94,7 +94,7 @@ def place(
     program: Sequence[str],
     address_of: Callable[[str], str],
     in_terminal: bool = False,
-) -> Placed:
+) -> SlurmDefaults:
     """Return the defaults of a run's options from Slurm.
 
     Args:
@@ -109,25 +109,27 @@ def place(
     """
     job = environ.get(env.JOB_ID, "")
     if not job:
-        return Placed()
+        return SlurmDefaults()
     if given.get("no_slurm"):
-        return Placed(said=f"Slurm job {job} seen, not used (--no-slurm)")
+        return SlurmDefaults(said=f"Slurm job {job} seen, not used (--no-slurm)")
     step = read_step(environ, in_terminal=in_terminal)
     if step is None:
         return _without_step(job, environ, given=given, program=program)
     if _each_task_is_a_node(step, given):
-        return Placed(said=f"Slurm step {job}.{step.number}, each task a node")  # the GPUs of one task are unknown
+        return SlurmDefaults(
+            said=f"Slurm step {job}.{step.number}, each task a node"
+        )  # the GPUs of one task are unknown
     if max(step.tasks) > 1:
         raise _once(step, _double_launch(step, given, program))
     if len(step.nodes) == 1:
         num_nodes = environ.get(env.JOB_NUM_NODES, "1")
         more = f", one of the job's {num_nodes} nodes" if num_nodes not in ("", "1") else ""
-        return Placed(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
+        return SlurmDefaults(said=f"Slurm step {job}.{step.number}{more}", num_gpus=len(step.gpus))
     if given.get("standalone"):
         phrase = f"Slurm step {job}.{step.number}: each of its {len(step.nodes)} nodes by itself (--standalone)"
-        return Placed(said=phrase, num_gpus=len(step.gpus))
+        return SlurmDefaults(said=phrase, num_gpus=len(step.gpus))
     _compare(step, given)
-    return Placed(
+    return SlurmDefaults(
         values=_values(step, environ, given, address_of),
         said=f"Slurm step {job}.{step.number}: {environ[env.STEP_NODELIST]}, head {step.nodes[0]}",
         num_gpus=len(step.gpus),
@@ -232,18 +234,18 @@ def _compare(step: Step, given: Mapping[str, object]) -> None:
 
 def _without_step(
     job: str, environ: Mapping[str, str], *, given: Mapping[str, object], program: Sequence[str]
-) -> Placed:
+) -> SlurmDefaults:
     """Outside a step: use nothing of a job with one node; a run on all of several nodes needs srun."""
     text = environ.get(env.JOB_NUM_NODES, "1")
     num_nodes = int(text) if text.isdigit() else 1
     most_nodes = str(given.get("nnodes") or "").rpartition(":")[2]
     if num_nodes == 1:
-        return Placed(said=f"Slurm job {job} seen, nothing taken from it")
+        return SlurmDefaults(said=f"Slurm job {job} seen, nothing taken from it")
     if given.get("standalone") or most_nodes == "1":
-        return Placed(said=f"Slurm job {job} has {num_nodes} nodes, one is used")
+        return SlurmDefaults(said=f"Slurm job {job} has {num_nodes} nodes, one is used")
     if str(given.get("node_rank") or "0") != "0":
         # started on this node by other means than srun
-        return Placed(said=f"Slurm job {job} seen, not used (--node-rank)")
+        return SlurmDefaults(said=f"Slurm job {job} seen, not used (--node-rank)")
     # the terminal of `srun --pty` is a step that has all resources of the job
     shares = environ.get(env.STEP_ID, "").isdigit() and int(environ[env.STEP_ID]) < _NO_STEP
     line = srun(num_nodes, cpus=_cpus(environ), words=retyped(given, program), overlap=shares)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from paceline import pulse
+from paceline import counters
 
 
 def install(slot: memoryview[int]) -> Callable[[], None]:
@@ -33,18 +33,18 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
     def noted_fetch(self: Any) -> Any:
         if not names_workers or os.getpid() != rank:
             return fetch(self)
-        slot[pulse.AWAITED_PID] = _awaited(self)
-        slot[pulse.AWAITED_NS] = monotonic_ns()
+        slot[counters.AWAITED_PID] = _awaited(self)
+        slot[counters.AWAITED_NS] = monotonic_ns()
         try:
             return fetch(self)
         finally:
-            slot[pulse.AWAITED_NS] = 0
+            slot[counters.AWAITED_NS] = 0
 
     @functools.wraps(make)
     def noted_make(self: Any, loader: Any) -> None:
         make(self, loader)
         if os.getpid() == rank and _forks_again(self, loader):
-            slot[pulse.FORKED_AGAIN] += 1
+            slot[counters.FORKED_AGAIN] += 1
 
     def uninstall() -> None:
         iterators._next_data, iterators.__init__ = fetch, make

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import unserializable_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from paceline import pulse
+from paceline import counters
 from paceline.errors import Finding, RunError
 from paceline.launch.probe.compiled import left_alone
 from paceline.launch.probe.parameters import names_of
@@ -99,7 +99,7 @@ class FiniteCheck:
                 self._records[parameter].bad = None
 
     def _raise(self, parameters: Sequence[torch.Tensor]) -> None:
-        step = self._slot[pulse.STEPS] + 1
+        step = self._slot[counters.STEPS] + 1
         if self._loss is not None and bool(self._loss):
             raise RunError(non_finite(self._rank, step, "loss"))
         checked = [parameter for parameter in parameters if parameter in self._records]

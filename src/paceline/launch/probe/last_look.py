@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe.compiled import left_alone
 
 _BUDGET_S = 2.0  # for all checks of a process
@@ -90,7 +90,7 @@ class LastLook:
             self._look([parameter for parameter in (reference() for reference in parameters) if parameter is not None])
 
     def _look(self, parameters: Sequence[Any]) -> None:
-        if os.getpid() != self._process or not self._slot[pulse.STEPS] or self._left_s <= 0:
+        if os.getpid() != self._process or not self._slot[counters.STEPS] or self._left_s <= 0:
             return
         from paceline.launch.probe.parameters import names_of
 
@@ -98,7 +98,7 @@ class LastLook:
         try:
             bad = first_nan(parameters, deadline_s=begin + self._left_s)
             if bad is not None:
-                pulse.write_nan(self._slot, names_of([bad])[0])
+                counters.write_nan(self._slot, names_of([bad])[0])
         except Exception:
             pass  # an optimizer may hold any object, and the check must not change how the run ends
         self._left_s -= time.monotonic() - begin

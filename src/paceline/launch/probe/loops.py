@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paceline import pulse
-from paceline.launch.probe import witness
+from paceline import counters
+from paceline.launch.probe import stack_responder
 from paceline.launch.probe.compiled import not_traced
 from paceline.launch.probe.gradients import LocalGradients, losses_of
 from paceline.launch.probe.orders import (
@@ -31,7 +31,7 @@ from paceline.launch.probe.padding import Evaluations, padding_of
 
 _ENOUGH = 16  # loops; a script that shuffled them all will shuffle the next, and some scripts begin a loop every step
 _NEVER = sys.maxsize
-_OF_LOOPS = (pulse.LOOPS, pulse.LOOP_BATCHES, pulse.FIRST_LOOP_BATCHES, pulse.BATCHES_BEFORE)
+_OF_LOOPS = (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES, counters.BATCHES_BEFORE)
 # Ranks that split one model correctly take the same samples.
 _SPLIT_MODELS = ("torch.distributed.pipelining", "megatron.core")
 
@@ -111,7 +111,7 @@ class Loops:
         else:
             iterator._paceline_loop = loop = Loop(iterator._index_sampler, iterator._dataset, due=0)
             iterator._sampler_iter = self._noting(iterator._sampler_iter, loop)
-        iterator._paceline_loop.begun = self._slot[pulse.BATCHES]
+        iterator._paceline_loop.begun = self._slot[counters.BATCHES]
 
     def _noting(self, indices: Iterator[Any], loop: Loop) -> Iterator[Any]:
         """Yield the requests of a sampler, and record its first indices."""
@@ -158,13 +158,13 @@ class Loops:
             loop.trains = True
             loop.optimizer = _weakly(optimizer)
             self._evaluations.exclude(loop.dataset)
-            self._slot[pulse.LOOP_LENGTH] = loop.length or 0
+            self._slot[counters.LOOP_LENGTH] = loop.length or 0
             yielded = loop.yielded
             if yielded:  # it had yielded its last batch before the first step
                 self._take_back(loop)
             self._count_from(loop)
             if yielded:
-                self.end(loop, yielded=yielded, batches=self._slot[pulse.BATCHES])
+                self.end(loop, yielded=yielded, batches=self._slot[counters.BATCHES])
             if self._published == 0 and _splits_model(optimizer):
                 loop.content = 0
             self._publish(loop)
@@ -172,7 +172,7 @@ class Loops:
     def _count_from(self, loop: Loop) -> None:
         """Leave out batches that other loops took before this one began, such as those of a sanity check."""
         if self._training is None or self._training.has_ended:
-            self._slot[pulse.BATCHES_BEFORE] = max(loop.begun, self._slot[pulse.BATCHES_BEFORE])
+            self._slot[counters.BATCHES_BEFORE] = max(loop.begun, self._slot[counters.BATCHES_BEFORE])
         self._training = loop
 
     def end(self, loop: Loop, *, yielded: int, batches: int) -> None:
@@ -188,16 +188,16 @@ class Loops:
             return  # the end was requested again
         loop.has_ended, loop.yielded = True, yielded
         if not loop.trains:
-            slot[pulse.BATCHES_BEFORE] += yielded
+            slot[counters.BATCHES_BEFORE] += yielded
             self._evaluations.add(loop)
             return
         loop.before = [slot[place] for place in _OF_LOOPS]
-        alone = batches - slot[pulse.BATCHES_BEFORE] == yielded
-        slot[pulse.LOOP_BATCHES] = yielded if alone else -1
-        if not slot[pulse.LOOPS]:
-            slot[pulse.FIRST_LOOP_BATCHES] = slot[pulse.LOOP_BATCHES]
-        slot[pulse.BATCHES_BEFORE] = batches
-        slot[pulse.LOOPS] += 1
+        alone = batches - slot[counters.BATCHES_BEFORE] == yielded
+        slot[counters.LOOP_BATCHES] = yielded if alone else -1
+        if not slot[counters.LOOPS]:
+            slot[counters.FIRST_LOOP_BATCHES] = slot[counters.LOOP_BATCHES]
+        slot[counters.BATCHES_BEFORE] = batches
+        slot[counters.LOOPS] += 1
 
     def feel(self, loop: Loop) -> None:
         """Record that a backward has followed a batch of this loop, and the previous one a batch of another loop."""
@@ -207,7 +207,7 @@ class Loops:
     def settle(self) -> None:
         """Check the last evaluation for padding, before anything else begins."""
         if self._evaluations.pending is not None and os.getpid() == self._process:
-            self._evaluations.settle(witness.entries)
+            self._evaluations.settle(stack_responder.entries)
 
     def _take_back(self, loop: Loop) -> None:
         """Undo ``end``: the loop continues."""
@@ -215,10 +215,10 @@ class Loops:
             for place, value in zip(_OF_LOOPS, loop.before, strict=True):
                 self._slot[place] = value
         else:
-            self._slot[pulse.BATCHES_BEFORE] -= loop.yielded
+            self._slot[counters.BATCHES_BEFORE] -= loop.yielded
         loop.has_ended, loop.before = False, []
         self._evaluations.pending = None
-        self._slot[pulse.LOOP_LENGTH] = 0
+        self._slot[counters.LOOP_LENGTH] = 0
 
     def _publish(self, loop: Loop) -> None:
         """Write the order of a loop to the counters, once it trains and its indices are complete."""
@@ -239,8 +239,8 @@ class Loops:
 
     def _write_data(self, loop: Loop, order: int, count: int) -> None:
         if self._published == 1 and loop.content and _in_group():
-            self._slot[pulse.DATA_INDICES] = count
-            self._slot[pulse.DATA_HASH] = digest([order, loop.content])
+            self._slot[counters.DATA_INDICES] = count
+            self._slot[counters.DATA_HASH] = digest([order, loop.content])
             optimizer = loop.optimizer and loop.optimizer()
             if optimizer is not None:
                 self.gradients = LocalGradients(optimizer)
@@ -250,7 +250,7 @@ class Loops:
         gradients = self.gradients
         assert gradients is not None, "there is nothing to sample for"
         is_outermost = not gradients.is_under_way
-        if is_outermost and pulse.others_read_other_data(self._slot[pulse.DATA_HASH]):
+        if is_outermost and counters.others_read_other_data(self._slot[counters.DATA_HASH]):
             self.gradients = None
         elif is_outermost:
             gradients.begin()
@@ -266,18 +266,18 @@ class Loops:
             self.gradients = None
         elif gradients.is_complete:
             self.gradients = None
-            self._slot[pulse.WORK_HASH] = gradients.digest(witness.entries)
+            self._slot[counters.WORK_HASH] = gradients.digest(stack_responder.entries)
 
     def _compare(self, loop: Loop, order: int, count: int) -> None:
-        if self._before is None or self._slot[pulse.SAME_ORDER]:
+        if self._before is None or self._slot[counters.SAME_ORDER]:
             return
         before, order_before = self._before
         is_shuffled = loop.shuffles and is_mixed(loop.indices or [])
         if order != order_before or not is_shuffled:
             return
         if _same_source(loop, before) and same_thing(loop.optimizer, before.optimizer):
-            self._slot[pulse.ORDER_INDICES] = count
-            self._slot[pulse.SAME_ORDER] = self._published
+            self._slot[counters.ORDER_INDICES] = count
+            self._slot[counters.SAME_ORDER] = self._published
 
 
 def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
@@ -323,7 +323,7 @@ def _in_group() -> bool:
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is None or not distributed.is_initialized():
         return False
-    if not witness.averages_gradients():
+    if not stack_responder.averages_gradients():
         return False
     size = distributed.get_world_size()
     groups = getattr(getattr(distributed, "_world", None), "pg_group_ranks", {})

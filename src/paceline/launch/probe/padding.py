@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe.orders import same_thing
 
 _FRAMEWORKS = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
@@ -122,7 +122,7 @@ class Evaluations:
         """Make a loop that has ended pending if it may be an evaluation."""
         is_whole = loop.padding is not None and loop.yielded == loop.length
         is_quiet = _is_grad_disabled() or bool(self._trained and loop.yielded > 1)
-        is_wanted = self._looks > 0 and not self._slot[pulse.PADDED_LENGTH]
+        is_wanted = self._looks > 0 and not self._slot[counters.PADDED_LENGTH]
         if is_whole and is_quiet and is_wanted:
             self.pending = loop
 
@@ -141,8 +141,8 @@ class Evaluations:
             return
         self._looks -= 1
         if is_scored_together(entries(), loop.padding):
-            self._slot[pulse.DATASET_LENGTH] = loop.padding.dataset_length
-            self._slot[pulse.PADDED_LENGTH] = loop.padding.padded_length
+            self._slot[counters.DATASET_LENGTH] = loop.padding.dataset_length
+            self._slot[counters.PADDED_LENGTH] = loop.padding.padded_length
 
 
 def _is_grad_disabled() -> bool:

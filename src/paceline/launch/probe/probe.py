@@ -16,7 +16,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe import last_look
 from paceline.launch.probe.compiled import left_alone, not_traced
 from paceline.launch.probe.loops import Loop, Loops, watch
@@ -66,8 +66,8 @@ def _count(  # noqa: PLR0915  # three functions that share local variables: attr
     """Return the hook after an optimizer step, and the replacements of ``backward`` and ``fetch``."""
     from torch.compiler import is_compiling
 
-    clock, write_step, write_batch = monotonic_ns, pulse.STEP.pack_into, pulse.BATCH.pack_into
-    place = pulse.BEAT_NS * 8
+    clock, write_step, write_batch = monotonic_ns, counters.STEP.pack_into, counters.BATCH.pack_into
+    place = counters.BEAT_NS * 8
     # Local variables are faster than attributes, and one call writes them all: this is our hottest code.
     batches = steps = first = data = own = 0
     mark = clock()  # start of the time in which this rank works without waiting for others

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe.parameters import in_shards, names_of
 from paceline.rundir.files import write_whole
 
@@ -44,13 +44,13 @@ class ReplicaCheck:
 
     def before_step(self, *_: Any) -> None:
         """Check, if the steps made so far are a multiple of N."""
-        step = self._slot[pulse.STEPS]
+        step = self._slot[counters.STEPS]
         if step % self._every or step == self._last:
             return
         self._last = step
         parameters = self._comparable()
         sums = checksums(parameters)
-        for level in range(pulse.CHECK_LEVELS):
+        for level in range(counters.CHECK_LEVELS):
             if step // self._every % (1 << level) == 0:
                 self._lists[level] = (step, sums)
         named = zip(names_of(parameters), parameters, strict=True)
@@ -60,7 +60,7 @@ class ReplicaCheck:
         }
         with contextlib.suppress(OSError):  # a full disk must not end a run
             write_whole(self._file, json.dumps(content))
-        pulse.write_check(self._slot, number=step // self._every, step=step, checksum=combined(sums))
+        counters.write_check(self._slot, number=step // self._every, step=step, checksum=combined(sums))
 
     def _comparable(self) -> list[torch.Tensor]:
         """Return the parameters that must be the same on all ranks: those that are not sharded."""

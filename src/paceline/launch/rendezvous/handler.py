@@ -37,11 +37,11 @@ from paceline.launch.channel.signing import Signing
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.rendezvous import presence
-from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.gathering import Gathering
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.launch.rendezvous.roll_call import Roll
 from paceline.launch.rendezvous.store import (
     agree_on_run,
     is_only_address,

@@ -18,12 +18,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from paceline import deadlines
 from paceline.errors import Finding, Notice, RunError, SetupError
-from paceline.launch.channel.knock import STORE_TIMEOUT, Knock, banner, enter, knock, look_up
-from paceline.launch.in_rank import guard
+from paceline.launch.channel.connection_probe import STORE_TIMEOUT, ConnectionProbe, banner, enter, knock, look_up
+from paceline.launch.in_rank import store_token_check
 from paceline.launch.plan import ports
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.launch.rendezvous import unreached
+from paceline.launch.rendezvous import unreachable
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Notes
 from paceline.machine import host, interfaces
@@ -134,11 +134,11 @@ def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _R
 def _identity_in(store: TCPStore) -> dict[str, Any] | None:
     """Return the run that a store belongs to, None if it does not say so within a moment."""
     deadline = time.monotonic() + _IDENTITY_S
-    while not store.check([guard.IDENTITY_KEY]):
+    while not store.check([store_token_check.IDENTITY_KEY]):
         if time.monotonic() > deadline:
             return None
         time.sleep(0.05)
-    return guard.parse(store.get(guard.IDENTITY_KEY))
+    return store_token_check.parse(store.get(store_token_check.IDENTITY_KEY))
 
 
 def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
@@ -258,7 +258,7 @@ class _Reaching:
             SetupError: It does not, in time.
         """
         while isinstance(found := look_up(self._name), str):
-            self._wait(Knock("unresolved", detail=found))
+            self._wait(ConnectionProbe("unresolved", detail=found))
         return found[0]
 
     def reach(self) -> tuple[TCPStore, str]:
@@ -272,7 +272,7 @@ class _Reaching:
             self._wait(tried)
         return _enter(tried.address, self._port), tried.address
 
-    def _wait(self, tried: Knock) -> None:
+    def _wait(self, tried: ConnectionProbe) -> None:
         """Wait a moment after a try in vain.
 
         Raises:
@@ -280,21 +280,21 @@ class _Reaching:
             RunError: The head was not reached, and the wait is over.
         """
         waiting, notes = self._waiting, self._notes
-        trouble = unreached.in_words(tried)
+        trouble = unreachable.in_words(tried)
         if waiting.waited_s > _NOTE_AFTER_S:
             notes.leave(address=tried.address, trouble=trouble)
         if self._is_hopeless(tried):
             notes.leave(address=tried.address, trouble=trouble, ended=True)
-            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
+            finding = unreachable.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
             raise SetupError(finding) if tried.kind == "unresolved" else RunError(finding)
         if waiting.is_due:
-            finding = unreached.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
-            picture = unreached.notice(finding, tried, place=f"{self._name}:{self._port}")
+            finding = unreachable.judge(tried, notes.mine, notes.read(), waited_s=waiting.waited_s)
+            picture = unreachable.notice(finding, tried, place=f"{self._name}:{self._port}")
             is_short = tried.kind == "refused" and not self._is_limited
             waiting.show(picture, until=f"{duration(self._refused_limit_s)} of refusals" if is_short else "")
         time.sleep(_AGAIN_S)
 
-    def _is_hopeless(self, tried: Knock) -> bool:
+    def _is_hopeless(self, tried: ConnectionProbe) -> bool:
         """Return whether the wait is over: for long enough the head's host has answered, and refused the port."""
         now_s = time.monotonic()
         if tried.kind != "refused":
@@ -311,7 +311,7 @@ def _enter(address: str, port: int) -> TCPStore:
     store = enter(address, port)
     if store is None:
         said = banner(address, port)
-        foreign = guard.foreign(None, place=f"{address}:{port}")
+        foreign = store_token_check.foreign(None, place=f"{address}:{port}")
         fix = f"another port on every node; on the host of {address}, ss -tlnp tells who holds {port}"
         raise RunError(replace(foreign, evidence=(f"it says: {said}",) if said else (), why="", fix=fix))
     return store
@@ -324,12 +324,12 @@ def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: s
         RunError: The store belongs to another run, or to something that is not paceline.
     """
     if hosts:
-        store.set(guard.IDENTITY_KEY, json.dumps(mine))
+        store.set(store_token_check.IDENTITY_KEY, json.dumps(mine))
         return mine
     theirs = _identity_in(store)
     if theirs is None:
-        raise RunError(guard.foreign(None, place=place))
+        raise RunError(store_token_check.foreign(None, place=place))
     alone = mine["nodes"] == [1, 1]
     if alone or not _is_same_run(theirs, mine) or not _is_plain(theirs.get("run_name")):
-        raise RunError(guard.foreign(theirs, place=place))
+        raise RunError(store_token_check.foreign(theirs, place=place))
     return theirs

@@ -1,6 +1,6 @@
 """The agent of a node: torch elastic's, with ranks from the warm process.
 
-torch's agent keeps its loop, its rendezvous and its restarts. What differs: ``Starter`` starts and
+torch's agent keeps its loop, its rendezvous and its restarts. What differs: ``ForkServer`` starts and
 reaps the ranks; a failure on any node stops the ranks of all; a node that goes silent is noticed.
 This module adapts: ``Supervision`` watches the ranks of an attempt, ``Peers`` knows the others.
 """
@@ -32,18 +32,18 @@ from torch.distributed.elastic.multiprocessing.api import (
 from paceline import env
 from paceline.errors import Finding
 from paceline.launch.channel import silence
-from paceline.launch.channel.board import Board, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel, Surroundings
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import NodeLost
-from paceline.launch.in_rank import guard
+from paceline.launch.in_rank import store_token_check
 from paceline.launch.monitor.attempt import Attempt
 from paceline.launch.outcome import root_cause as outcome
-from paceline.launch.outcome.endings import RankEnd
-from paceline.launch.outcome.saving import SaveWatch
+from paceline.launch.outcome.grace_check import SaveWatch
+from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
-from paceline.launch.preflight import rollcall
-from paceline.launch.rendezvous import arrival
+from paceline.launch.preflight import comparison as rollcall
+from paceline.launch.rendezvous import roll_call
 from paceline.launch.rendezvous.handler import (
     HeldRendezvous,
     Meeting,
@@ -76,7 +76,7 @@ class _Previous(NamedTuple):
         hang: What the ranks hung in, if they were stopped for it.
     """
 
-    ends: list[RankEnd]
+    ends: list[RankExit]
     lost: set[int]
     hang: Finding | None
 
@@ -129,7 +129,7 @@ class Agent(LocalElasticAgent):
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
-            arrival.tell_places(self._meeting.signed_store, [])
+            roll_call.tell_places(self._meeting.signed_store, [])
         handler = self._meeting.handler
         if before is not None and isinstance(handler, HeldRendezvous):
             handler.lost = lambda: _lost_meanwhile(before)
@@ -150,7 +150,7 @@ class Agent(LocalElasticAgent):
         scope = self._meeting.scope(self._master[1])
         store = SignedStore(worker_group.store, self._meeting.signing, scope=scope)
         if num_nodes > 1 and self._talks:
-            board = Board(store, node=node, num_nodes=num_nodes, surroundings=self._surroundings())
+            board = ControlChannel(store, node=node, num_nodes=num_nodes, surroundings=self._surroundings())
             self._peers.attach(board)
         if self._meeting.gathering is not None:
             self._meeting.gathering.close()
@@ -181,7 +181,7 @@ class Agent(LocalElasticAgent):
         """Compare the nodes before ranks start, when all of them meet for the first time."""
         context, node, num_nodes = self._context, self._peers.node, self._peers.num_nodes
         if self._meeting.places:
-            arrival.keep_places(self._meeting.signed_store, store, node=node, num_nodes=num_nodes)
+            roll_call.keep_places(self._meeting.signed_store, store, node=node, num_nodes=num_nodes)
         comparison = rollcall.compare(
             store,
             context.options,
@@ -204,7 +204,7 @@ class Agent(LocalElasticAgent):
     def _name_the_run(self) -> None:
         """Write the run's identity where the ranks meet: c10d opens a store for them."""
         store = TCPStore(*self._master, is_master=False, wait_for_workers=False)
-        store.set(guard.IDENTITY_KEY, self._identity)
+        store.set(store_token_check.IDENTITY_KEY, self._identity)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._obey_stop()  # it may have come while the nodes met
@@ -344,7 +344,7 @@ class Agent(LocalElasticAgent):
         """Nodes wait for each other in the loop, where a failure elsewhere is still heard."""
 
 
-def _lost_meanwhile(board: Board) -> Finding | None:
+def _lost_meanwhile(board: ControlChannel) -> Finding | None:
     """Return what to end with if a node was lost while the nodes meet again."""
     known = dict(board.remote.losses)  # the channel's thread adds to it meanwhile
     losses = {silence.named(node, loss.host): loss for node, loss in known.items()}

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from paceline import env
 from paceline.errors import EXIT_OK, Finding, gravest_first, status_of
-from paceline.launch.outcome.account import Report
+from paceline.launch.outcome.report import Report
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask

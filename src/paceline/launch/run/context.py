@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.counters import SharedCounters
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run.console import Console
+from paceline.launch.run.fork_server import ForkServer
 from paceline.launch.run.link import Link
 from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
-from paceline.launch.run.starter import Starter
-from paceline.pulse import PulseBoard
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class LaunchContext:
     options: Options
     plan: Plan
     task: RankTask
-    starter: Starter
-    pulses: PulseBoard | None
+    starter: ForkServer
+    pulses: SharedCounters | None
     pulse_handle: int
     console: Console
     notices: Notices

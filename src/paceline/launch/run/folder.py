@@ -14,7 +14,7 @@ from typing import Any
 from paceline import env
 from paceline.errors import Finding, Notice, SetupError, UsageError
 from paceline.launch.outcome import resume
-from paceline.launch.outcome.resume import Again
+from paceline.launch.outcome.resume import ResumeCommand
 from paceline.launch.plan import folders
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
@@ -159,7 +159,7 @@ def _make_spare(
     return spare
 
 
-def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask) -> Again:
+def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask) -> ResumeCommand:
     """Return how the run is started again."""
     return resume.plan(
         options,

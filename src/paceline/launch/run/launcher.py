@@ -15,16 +15,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline import env
+from paceline.counters import SharedCounters
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.launch.channel.silence import NodeLost
-from paceline.launch.outcome import account, evidence, nccl, node_account
-from paceline.launch.outcome.account import Report, Stop
+from paceline.launch.outcome import evidence, nccl, node_account
+from paceline.launch.outcome import report as account
 from paceline.launch.outcome.node_account import NodeAccount
+from paceline.launch.outcome.report import Report, Stop
 from paceline.launch.plan import slurm_times
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import RankTask
-from paceline.launch.run import peers, signals, starter
+from paceline.launch.run import fork_server, peers, signals
 from paceline.launch.run.console import Console
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder, resume_command
@@ -34,7 +36,6 @@ from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.machine import processes
-from paceline.pulse import PulseBoard
 from paceline.rundir.files import shown
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Launcher:
         options: Options,
         plan: Plan,
         task: RankTask,
-        warm: starter.Starter,
+        warm: fork_server.ForkServer,
         handle: int,
     ) -> None:
         self._options = options
@@ -97,7 +98,7 @@ class Launcher:
                 plan=plan,
                 task=task,
                 starter=warm,
-                pulses=PulseBoard(handle, int(plan.nproc.value)) if has_probe else None,
+                pulses=SharedCounters(handle, int(plan.nproc.value)) if has_probe else None,
                 pulse_handle=handle,
                 console=self._console,
                 notices=self._notices,
@@ -110,7 +111,7 @@ class Launcher:
         self._stop: Stop | None = None
         self._stop_deadline_s = _NEVER_S  # until when the node's thread must have noticed the stop
         self._head_reports = False
-        self._fork_server = starter.StopWatch(warm.pid)
+        self._fork_server = fork_server.StopWatch(warm.pid)
         self._lost_since_s = time.monotonic()
         self._started_s = time.monotonic()
         self._slurm_times = slurm_times.Watcher({} if options.no_slurm else env.snapshot())

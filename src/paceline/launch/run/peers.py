@@ -12,7 +12,7 @@ from paceline.launch.channel.silence import Loss
 from paceline.launch.outcome import root_cause as outcome
 
 if TYPE_CHECKING:
-    from paceline.launch.channel.board import Board
+    from paceline.launch.channel.control_channel import ControlChannel
 
 
 class Peers:
@@ -29,16 +29,16 @@ class Peers:
         self.node = 0
         self.num_nodes = 1
         self.store_host = ""
-        self.board: Board | None = None
+        self.board: ControlChannel | None = None
         self._hosts: dict[int, str] = {}  # of nodes that were silent or lost, by node rank
         self._losses: dict[int, Loss] = {}
         self._store_loss: Loss | None = None
 
-    def attach(self, board: Board) -> None:
+    def attach(self, board: ControlChannel) -> None:
         """Use the channel of an attempt that begins."""
         self.board = board
 
-    def detach(self) -> Board | None:
+    def detach(self) -> ControlChannel | None:
         """Return the channel of the attempt that is over, None without one, to be closed."""
         board, self.board = self.board, None
         return board
@@ -86,7 +86,7 @@ class Peers:
     def exchange(
         self, content: dict[str, Any], *, until_s: float, linger: bool, give_up: Callable[[], bool]
     ) -> dict[int, dict[str, Any]]:
-        """Exchange accounts with the other nodes, see ``Board.exchange``; empty without them."""
+        """Exchange accounts with the other nodes, see ``ControlChannel.exchange``; empty without them."""
         board = self.board
         if board is None:
             return {}

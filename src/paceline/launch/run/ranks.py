@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.api import LogsSpecs, PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from paceline import env, pulse
+from paceline import counters, env
 from paceline.errors import Notice
 from paceline.launch.in_rank import rank_files
 from paceline.launch.in_rank.rank_files import RankFiles
@@ -26,7 +26,7 @@ from paceline.launch.monitor.position import Position
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome import root_cause as outcome
-from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
@@ -201,13 +201,13 @@ class RankGroup(PContext):
             stderrs=self.stderrs,
         )
 
-    def ends(self) -> list[RankEnd]:
+    def ends(self) -> list[RankExit]:
         """Return how each rank of this node has ended so far, times by this node's clock."""
         return [self._end(local) for local in self.attempt.ranks]
 
-    def counted(self, local: int) -> pulse.Pulse:
+    def counted(self, local: int) -> counters.Counters:
         """Return what a rank has counted; zeros without the probe."""
-        return self._context.pulses.read(local) if self._context.pulses else pulse.NOTHING
+        return self._context.pulses.read(local) if self._context.pulses else counters.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
         """Ask the living ranks where they stand.
@@ -250,7 +250,7 @@ class RankGroup(PContext):
             return self.position(local, stacks.at(stacks.read_crash(crash)))
         return self.position(local, self.attempt.looks.get(local))
 
-    def _end(self, local: int) -> RankEnd:
+    def _end(self, local: int) -> RankExit:
         attempt = self.attempt
         ended = attempt.ended.get(local)
         beat = self.counted(local)
@@ -259,14 +259,14 @@ class RankGroup(PContext):
         rank = attempt.ranks[local]
         bad = ended is not None and ended.code != 0
         crashed = ended is not None and ended.code < 0
-        return RankEnd(
+        return RankExit(
             rank=rank,
             host=socket.gethostname(),
             pid=attempt.pids.get(local, 0),
             code=ended.code if ended else None,
             time_ns=ended.time_ns if ended else time.time_ns(),
-            finished=beat.phase in (pulse.RETURNED, pulse.FINISHED),
-            left=beat.phase == pulse.LEFT,
+            finished=beat.phase in (counters.RETURNED, counters.FINISHED),
+            left=beat.phase == counters.LEFT,
             stopped=attempt.stopped.get(local, ("", 0))[0],
             stopped_ns=attempt.stopped.get(local, ("", 0))[1],
             steps=beat.steps,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline import env, pulse
+from paceline import counters, env
 from paceline.errors import EXIT_OK
 from paceline.launch.in_rank import worker
 from paceline.launch.plan import plan as planning
@@ -17,13 +17,13 @@ from paceline.launch.plan import slurm_step as slurm
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
-from paceline.launch.run import starter
+from paceline.launch.run import fork_server
 from paceline.launch.run.configured import configure
 from paceline.machine import host, torch_requirements
 from paceline.text import terminal
 
 if TYPE_CHECKING:
-    from paceline.launch.outcome.account import Report
+    from paceline.launch.outcome.report import Report
 
 _SLOW_IMPORT_S = 2.0  # after so long a person wonders
 
@@ -101,7 +101,7 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
         function: What a ``function`` task runs.
     """
     # Not at the top: a command that is refused is answered at once.
-    from paceline.launch.outcome.account import Report
+    from paceline.launch.outcome.report import Report
     from paceline.launch.run.launcher import Launcher
 
     if plan.threads.value is not None:
@@ -109,10 +109,10 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
     # Taken out of the environment, which ranks inherit.
     options = replace(options, secret=env.take(env.RUN_SECRET) or "")
     ports.require_free(options, plan)
-    handle = -1 if options.no_probe or task.method == "exec" else pulse.create(int(plan.nproc.value))
+    handle = -1 if options.no_probe or task.method == "exec" else counters.create(int(plan.nproc.value))
     if task.method == "fork":
         _warm_up(plan.warm_imports)
-    warm, mine = starter.fork_starter()
+    warm, mine = fork_server.fork_starter()
     if mine is not None:
         worker.run(mine, function)
         return Report(EXIT_OK, [])

@@ -13,7 +13,7 @@ from paceline.launch.monitor import ras
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
 from paceline.launch.monitor.watch import Watch
-from paceline.launch.outcome.saving import SaveWatch
+from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.plan.early_variables import LateVariables
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.ranks import RankGroup

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.train.checkpoint.checkpoints import Checkpoints as Checkpoints
-    from paceline.train.checkpoint.damage import verify as verify
+    from paceline.train.checkpoint.description import describe as describe
+    from paceline.train.checkpoint.description import render as render
     from paceline.train.checkpoint.folder import last_committed as last_committed
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import resolve as resolve
     from paceline.train.checkpoint.manifest import Saved as Saved
     from paceline.train.checkpoint.onefile import export as export
-    from paceline.train.checkpoint.table import describe as describe
-    from paceline.train.checkpoint.table import render as render
+    from paceline.train.checkpoint.verification import verify as verify
 
 _HOMES = {
     "Checkpoints": "checkpoints",

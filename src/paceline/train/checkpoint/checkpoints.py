@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.train.checkpoint import damage, findings, folder, manifest, shares
+from paceline.train.checkpoint import findings, folder, manifest, shares, verification
 from paceline.train.checkpoint.background import Background, await_all
 from paceline.train.checkpoint.exchange import Exchange
 from paceline.train.checkpoint.manifest import Manifest, Saved
@@ -166,7 +166,7 @@ class Checkpoints:
             damaged: The folder of the damaged one.
         """
         self._prepare()
-        return self._exchange.ask_main(lambda: damage.latest_whole(self._folder, before=Path(damaged)))
+        return self._exchange.ask_main(lambda: verification.latest_whole(self._folder, before=Path(damaged)))
 
     def load(
         self, saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.serialization import default_restore_location
 
 from paceline.train.checkpoint import findings, folder, manifest, shares
-from paceline.train.checkpoint.damage import damages
 from paceline.train.checkpoint.manifest import Saved, TensorInfo
+from paceline.train.checkpoint.verification import damages
 
 METADATA = ".metadata"  # DCP's index of the other files
 _CPU = torch.device("cpu")

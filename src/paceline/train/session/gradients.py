@@ -77,7 +77,7 @@ class Gradients:
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
         self._frozen: dict[nn.Parameter, str] = {}  # parameters whose gradients nobody would average, by name
-        self._armed = Armed()
+        self._armed = ForwardTracker()
         self._outside = OutsideBackward()
         self._num_losses = 0  # that were looked at
         self._unlearned: set[DistributedDataParallel] = set()  # static graphs that DDP has not seen yet
@@ -294,7 +294,7 @@ class Gradients:
             self._say(f"results depend on the number of ranks here: {'; '.join(limits)}")
 
 
-class Armed:
+class ForwardTracker:
     """Parallel models that have run since their last reduced backward: only their gradients will be averaged.
 
     Attributes:
@@ -308,7 +308,7 @@ class Armed:
     def __bool__(self) -> bool:
         return bool(self._ready)
 
-    def __deepcopy__(self, _: Any) -> Armed:
+    def __deepcopy__(self, _: Any) -> ForwardTracker:
         return self  # a copy of a model, as for averaging weights, is not one of a session
 
     def watch(self, model: DistributedDataParallel) -> None:
@@ -348,7 +348,7 @@ class Armed:
 class _Note:
     """A hook that can be copied with the model that it is on."""
 
-    def __init__(self, armed: Armed, number: int) -> None:
+    def __init__(self, armed: ForwardTracker, number: int) -> None:
         self._armed, self._number = armed, number
 
     def __call__(self, *_: Any) -> None:

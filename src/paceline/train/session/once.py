@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from paceline import pulse
+from paceline import counters
 from paceline.errors import Finding, RunError
 
 BEAT_S = 1.0
@@ -126,5 +126,5 @@ def _beat(store: Store, key: str, ended: threading.Event) -> None:
 
 def _show_progress() -> None:
     """Let the launcher know that this rank is not stuck; without a launcher there is nothing to do."""
-    if pulse.mine is not None:
-        pulse.mine[pulse.BEAT_NS] = time.monotonic_ns()
+    if counters.mine is not None:
+        counters.mine[counters.BEAT_NS] = time.monotonic_ns()

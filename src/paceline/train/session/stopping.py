@@ -1,6 +1,6 @@
 """Stopping well: a signal only sets a flag, and all ranks agree at a step boundary to stop there.
 
-Armed when a script first uses checkpoints; until then signals do what they did before.
+ForwardTracker when a script first uses checkpoints; until then signals do what they did before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from types import FrameType
 
-from paceline import pulse
+from paceline import counters
 
 MEETING_EVERY_S = 1.0  # a collective takes some 100 µs, and nobody waits for a stop at a single step
 
@@ -42,8 +42,8 @@ class Stop:
         if self._armed:
             return
         self._armed = True
-        if pulse.mine is not None:
-            pulse.mine[pulse.ARMED] = 1  # the launcher then waits for this rank, whatever it sits in
+        if counters.mine is not None:
+            counters.mine[counters.ARMED] = 1  # the launcher then waits for this rank, whatever it sits in
         self._met_at_s = time.monotonic()
         _newest[:] = [self]
         if threading.current_thread() is not threading.main_thread():

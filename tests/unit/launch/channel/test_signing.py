@@ -16,16 +16,16 @@ from torch.distributed import PrefixStore, TCPStore
 
 from paceline.errors import RunError, SetupError
 from paceline.launch.channel import liveness, run_secret
-from paceline.launch.channel.board import Board, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel, Surroundings
 from paceline.launch.channel.run_secret import SharedFile
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.signing import Message, Signing, sign, unsigned, verify
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.slurm_defaults import Placed
+from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.launch.rendezvous import store
-from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.launch.rendezvous.roll_call import Roll
 from paceline.rundir import files as rundir
 from starting import free_port
 
@@ -260,7 +260,7 @@ def test_a_stranger_in_the_roll_call_is_not_waited_for(raw, tmp_path, needs_secr
     ],
 )
 def test_the_store_listens_at_one_address_where_all_know_it_by_that(head, one_voice, nodes, only):
-    options = Options("train.py", nnodes=(nodes, nodes), placed=Placed(one_voice=one_voice))
+    options = Options("train.py", nnodes=(nodes, nodes), placed=SlurmDefaults(one_voice=one_voice))
     assert store.is_only_address(options, SimpleNamespace(host=head)) == only
 
 
@@ -305,7 +305,7 @@ def boards(raw):
     for node in range(2):
         signing = Signing(SECRET, token="t", on_ignored=ignored.append)
         signed = SignedStore(PrefixStore("a", raw), signing, scope="0")
-        made.append(Board(signed, node=node, num_nodes=2, surroundings=Surroundings(node_timeout_s=60)))
+        made.append(ControlChannel(signed, node=node, num_nodes=2, surroundings=Surroundings(node_timeout_s=60)))
     yield *made, ignored
     for board in made:
         board.close()

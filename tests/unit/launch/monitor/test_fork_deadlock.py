@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.monitor import children, fork_deadlock, fork_watch, worker_processes
 from paceline.launch.monitor.fork_deadlock import NativeFrame, WorkerLook
 from paceline.launch.monitor.worker_processes import ChildProcess
@@ -159,7 +159,7 @@ def test_py_spy_is_asked_if_it_is_there(tmp_path, monkeypatch):
 
 class Pulses:
     def __init__(self):
-        self.awaited = pulse.Awaited()
+        self.awaited = counters.Awaited()
 
     def read_awaited(self, local):
         return self.awaited
@@ -197,13 +197,13 @@ def after(watched, seconds):
 
 def test_nothing_is_read_as_long_as_batches_come(watched):
     for _ in range(50):
-        watched.pulses.awaited = pulse.Awaited(200, int(watched.s * 1e9))
+        watched.pulses.awaited = counters.Awaited(200, int(watched.s * 1e9))
         assert after(watched, 1.0) is None
     assert watched.looks == 0
 
 
 def test_a_deadlock_is_named_within_ten_seconds_and_once(watched):
-    watched.pulses.awaited = pulse.Awaited(200, int(watched.s * 1e9))
+    watched.pulses.awaited = counters.Awaited(200, int(watched.s * 1e9))
     name, seconds = after(watched, 60)
     assert name == "worker-fork-deadlock"
     assert 5 <= seconds < 8
@@ -211,14 +211,14 @@ def test_a_deadlock_is_named_within_ten_seconds_and_once(watched):
 
 
 def test_a_worker_that_runs_now_and_then_is_not_named(watched):
-    watched.pulses.awaited = pulse.Awaited(200, int(watched.s * 1e9))
+    watched.pulses.awaited = counters.Awaited(200, int(watched.s * 1e9))
     for number in range(60):
         watched.seen[200] = replace(WORKER, switches=number)
         assert after(watched, 1.0) is None
 
 
 def test_a_worker_that_cannot_be_told_is_not_named(watched):
-    watched.pulses.awaited = pulse.Awaited(0, int(watched.s * 1e9))
+    watched.pulses.awaited = counters.Awaited(0, int(watched.s * 1e9))
     assert after(watched, 60) is None
     assert watched.looks == 0
 
@@ -227,7 +227,7 @@ def test_forks_for_every_loop_are_told_once_where_python_has_the_bug(watched, mo
     monkeypatch.setattr(fork_watch.python_fork, "has_bug", lambda: True)
     assert after(watched, 5) is None
     assert watched.notices == []
-    watched.pulses.awaited = pulse.Awaited(forked_again=1)
+    watched.pulses.awaited = counters.Awaited(forked_again=1)
     after(watched, 5)
     assert len(watched.notices) == 1
     assert "rank 1" in watched.notices[0].what
@@ -236,6 +236,6 @@ def test_forks_for_every_loop_are_told_once_where_python_has_the_bug(watched, mo
 
 def test_no_notice_with_a_newer_python(watched, monkeypatch):
     monkeypatch.setattr(fork_watch.python_fork, "has_bug", lambda: False)
-    watched.pulses.awaited = pulse.Awaited(forked_again=3)
+    watched.pulses.awaited = counters.Awaited(forked_again=3)
     after(watched, 5)
     assert watched.notices == []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.monitor import observer as observers
 from paceline.launch.monitor.observer import Head, Observer, _Pace, read_parameters
 from paceline.rundir.files import RunDir
@@ -118,7 +118,7 @@ def test_ranks_of_one_node_that_differ_are_enough():
 
 
 def beat(steps, own_s=0.0, data_s=0.0, seconds=0.0):
-    return replace(pulse.NOTHING, steps=steps, own_s=own_s, data_s=data_s, seconds=seconds)
+    return replace(counters.NOTHING, steps=steps, own_s=own_s, data_s=data_s, seconds=seconds)
 
 
 def test_a_pace_is_that_of_a_window_of_time():
@@ -139,8 +139,8 @@ def test_a_pace_is_that_of_a_window_of_time():
 
 @pytest.fixture
 def pulses():
-    handle = pulse.create(2)
-    yield pulse.PulseBoard(handle, 2)
+    handle = counters.create(2)
+    yield counters.SharedCounters(handle, 2)
     os.close(handle)
 
 
@@ -157,8 +157,8 @@ def test_one_node_tells_what_its_pulses_show(made, pulses):
     observer, told, _ = made
     for local in (0, 1):
         slot = pulses.slot(local)
-        slot[pulse.DATA_INDICES], slot[pulse.DATA_HASH], slot[pulse.WORK_HASH] = 64, 7, 5
-        slot[pulse.ORDER_INDICES], slot[pulse.SAME_ORDER] = 64, 2
+        slot[counters.DATA_INDICES], slot[counters.DATA_HASH], slot[counters.WORK_HASH] = 64, 7, 5
+        slot[counters.ORDER_INDICES], slot[counters.SAME_ORDER] = 64, 2
     observer.tick()
     assert named(told) == ["same-data-on-all-ranks", "same-order-each-epoch"]
     assert observer.close()
@@ -168,7 +168,7 @@ def test_one_node_tells_what_its_pulses_show(made, pulses):
 def test_a_run_that_is_shorter_than_a_tick_is_looked_at_in_the_end(made, pulses):
     observer, told, _ = made
     observer.tick()
-    pulses.slot(0)[pulse.ORDER_INDICES], pulses.slot(0)[pulse.SAME_ORDER] = 64, 2
+    pulses.slot(0)[counters.ORDER_INDICES], pulses.slot(0)[counters.SAME_ORDER] = 64, 2
     observer.tick()  # too early for another look
     assert told == []
     assert observer.close()
@@ -183,7 +183,7 @@ def leave_parameters(run_dir, rank, sums):
 def test_lists_of_parameters_are_read_where_checksums_differ(made, pulses):
     observer, told, run_dir = made
     for local, checksum in ((0, 5), (1, 6)):
-        pulse.write_check(pulses.slot(local), number=1, step=10, checksum=checksum)
+        counters.write_check(pulses.slot(local), number=1, step=10, checksum=checksum)
         leave_parameters(run_dir, local, [1, checksum])
     assert observer.close()
     assert told[0].evidence == ("first: 0.bias [1]", "1 of 2 parameters differ")
@@ -224,7 +224,7 @@ def test_the_head_asks_for_lists_and_does_not_wait_for_ever(made, pulses, monkey
     observer._board = board = HeadsBoard(facts(checks={"10": 6}))
     observer._head = Head(4)
     for local in (0, 1):
-        pulse.write_check(pulses.slot(local), number=1, step=10, checksum=5)
+        counters.write_check(pulses.slot(local), number=1, step=10, checksum=5)
         leave_parameters(run_dir, local, [1, 5])
     assert not observer.close()
     assert board.words == [{"lists": 10}]

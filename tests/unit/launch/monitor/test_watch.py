@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.monitor import watch as watches
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.stacks import Look
@@ -31,7 +31,7 @@ class Group:
             ranks=dict(enumerate(ranks)), living=set(range(len(ranks))), world_size=2, ended={}
         )
         self.at = dict.fromkeys(range(len(ranks)), WAITING)
-        self.beat = dict.fromkeys(range(len(ranks)), pulse.NOTHING)
+        self.beat = dict.fromkeys(range(len(ranks)), counters.NOTHING)
         self.looked = self.signalled = 0
 
     def look(self, *, quiet=False):
@@ -62,8 +62,8 @@ def clock(monkeypatch):
 
 def stepped(clock, *, steps=5, step_s=0.1):
     """What a rank has counted that makes a step now."""
-    return pulse.Pulse(
-        pulse.RUNNING,
+    return counters.Counters(
+        counters.RUNNING,
         steps=steps,
         batches=steps,
         seconds=1.0,
@@ -242,14 +242,14 @@ class Calling(dict):
 @pytest.mark.parametrize("asked_s", [None, 5])
 def test_another_collective_is_progress(clock, asked_s):
     group, watch = watched(clock, asked_s=asked_s)
-    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
+    group.beat = dict.fromkeys(range(2), counters.NOTHING)
     group.at = Calling()
     assert until_told(watch, clock, within_s=3000) is None
 
 
 def test_servers_that_wait_for_requests_are_left_alone(clock):
     group, watch = watched(clock)
-    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
+    group.beat = dict.fromkeys(range(2), counters.NOTHING)
     group.at = {0: Look((user(1),), cpu_s=1.0), 1: Look((user(2),), cpu_s=1.0)}
     assert until_noticed(group, watch, clock, within_s=3000) is None
 
@@ -341,7 +341,7 @@ def test_long_steps_are_looked_at_late(clock):
     assert not group.looked
 
 
-class Board:
+class ControlChannel:
     """The two ends of a board in one process: what is posted is there at once."""
 
     kept: ClassVar[dict] = {}
@@ -364,8 +364,8 @@ class Board:
 
 
 def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
-    boards = Board.boards = [Board(0), Board(1)]
-    Board.kept = {}
+    boards = ControlChannel.boards = [ControlChannel(0), ControlChannel(1)]
+    ControlChannel.kept = {}
     groups = [Group(0), Group(1)]
     groups[1].at[0] = Look((user(5),), cpu_s=1.0)
     head, other = (
@@ -377,12 +377,12 @@ def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
     assert boards[0].remote.look == 1
     found = head.tick()
     assert found.name == "rank-stuck-in-code"
-    assert Verdict.from_json(Board.kept["verdict/1", 0]).finding == found
+    assert Verdict.from_json(ControlChannel.kept["verdict/1", 0]).finding == found
 
 
 def test_a_script_of_collectives_alone_is_looked_at_ever_less_often(clock):
     group, watch = watched(clock)
-    group.beat = dict.fromkeys(range(2), pulse.NOTHING)
+    group.beat = dict.fromkeys(range(2), counters.NOTHING)
     group.at = Calling()
     assert until_told(watch, clock, within_s=600) is None
     first = group.looked

@@ -12,7 +12,7 @@ import pytest
 import commits
 from paceline.launch.in_rank import worker
 from paceline.launch.outcome import evidence
-from paceline.launch.outcome.endings import Failure
+from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
 from paceline.launch.plan.task import SCRIPT, RankTask
 from paceline.rundir.files import RunDir

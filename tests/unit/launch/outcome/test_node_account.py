@@ -8,21 +8,21 @@ from dataclasses import replace
 
 from paceline.errors import Finding
 from paceline.launch.outcome import node_account
-from paceline.launch.outcome.account import Run, Stop
-from paceline.launch.outcome.endings import RankEnd
 from paceline.launch.outcome.node_account import NodeAccount
-from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.outcome.rank_exit import RankExit
+from paceline.launch.outcome.report import Run, Stop
+from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 HANG = Finding("nccl-hang-at-init", "rank 1 hangs", where="host-a")
 WARNING = Finding("straggler", "host-b is slow", where="host-b", severity="warning")
 
 
 def ended(rank):
-    return RankEnd(rank=rank, host="host", pid=10 + rank, code=0, time_ns=1000)
+    return RankExit(rank=rank, host="host", pid=10 + rank, code=0, time_ns=1000)
 
 
 def account(rank, **values):
-    again = Again(line=f"line of {rank}")
+    again = ResumeCommand(line=f"line of {rank}")
     return NodeAccount(again, ends=[ended(rank)], pulses=[{"rank": rank}], **values)
 
 

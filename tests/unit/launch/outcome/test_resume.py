@@ -8,8 +8,8 @@ import pytest
 
 from paceline.launch.outcome import resume
 from paceline.launch.outcome.resume import (
-    Again,
     Checkpoint,
+    ResumeCommand,
     after_failure,
     after_loss,
     after_stop,
@@ -63,7 +63,7 @@ def test_the_line_means_the_same_when_it_is_parsed_again():
 )
 def test_the_plan_knows_where_it_ran(environ, slurm, step):
     found = resume.plan(options(), run_dir="runs/x", function=False, numbered=True, environ=environ)
-    assert found == Again(LINE, nodes=1, numbered=True, slurm=slurm, step=step)
+    assert found == ResumeCommand(LINE, nodes=1, numbered=True, slurm=slurm, step=step)
 
 
 def test_a_function_is_called_again():
@@ -83,18 +83,22 @@ JOB = (
     [
         (
             LAST,
-            Again(LINE),
+            ResumeCommand(LINE),
             [
                 "last checkpoint: step 450, runs/x/checkpoints/00007-step-450",
                 f"resume: {LINE}",
                 f"auto-resume: (trap exit INT; until {LINE}; do [ $? -eq 75 ] || break; done)",
             ],
         ),
-        (None, Again(LINE, slurm=True), ["last checkpoint: none in the run folder", f"resume: {LINE}"]),
-        (LAST, Again(LINE, slurm=True), [f"auto-resume: {JOB}"]),
-        (LAST, Again(LINE, nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
-        (LAST, Again(LINE, nodes=2, numbered=True), [f"resume, on all 2 nodes, each with its own --node-rank: {LINE}"]),
-        (LAST, Again(), ["last checkpoint: step 450, runs/x/checkpoints/00007-step-450"]),
+        (None, ResumeCommand(LINE, slurm=True), ["last checkpoint: none in the run folder", f"resume: {LINE}"]),
+        (LAST, ResumeCommand(LINE, slurm=True), [f"auto-resume: {JOB}"]),
+        (LAST, ResumeCommand(LINE, nodes=2), [f"resume, on all 2 nodes: {LINE}"]),
+        (
+            LAST,
+            ResumeCommand(LINE, nodes=2, numbered=True),
+            [f"resume, on all 2 nodes, each with its own --node-rank: {LINE}"],
+        ),
+        (LAST, ResumeCommand(), ["last checkpoint: step 450, runs/x/checkpoints/00007-step-450"]),
     ],
 )
 def test_after_a_stop(last, again, lines):
@@ -104,8 +108,8 @@ def test_after_a_stop(last, again, lines):
 
 
 def test_after_a_failure_there_is_a_line_if_something_was_saved_and_no_loop():
-    assert after_failure(LAST, Again(LINE, slurm=True)) == [f"resume from step 450: {LINE}"]
-    assert after_failure(None, Again(LINE)) == []
+    assert after_failure(LAST, ResumeCommand(LINE, slurm=True)) == [f"resume from step 450: {LINE}"]
+    assert after_failure(None, ResumeCommand(LINE)) == []
 
 
 @pytest.mark.parametrize(
@@ -113,19 +117,19 @@ def test_after_a_failure_there_is_a_line_if_something_was_saved_and_no_loop():
     [
         (
             LAST,
-            Again(LINE),
+            ResumeCommand(LINE),
             [f"resume from step 450: {LINE}", LOOP],
         ),
-        (None, Again(LINE), [f"start again: {LINE}", LOOP]),
+        (None, ResumeCommand(LINE), [f"start again: {LINE}", LOOP]),
         (
             LAST,
-            Again(LINE, slurm=True, nodes=4),
+            ResumeCommand(LINE, slurm=True, nodes=4),
             [
                 f"resume from step 450, on all 4 nodes: {LINE}",
                 "auto-resume: sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID",
             ],
         ),
-        (LAST, Again(), []),
+        (LAST, ResumeCommand(), []),
     ],
 )
 def test_after_a_node_was_lost(last, again, lines):
@@ -135,10 +139,10 @@ def test_after_a_node_was_lost(last, again, lines):
 @pytest.mark.parametrize(
     ("grace_s", "again", "fix"),
     [
-        (30, Again(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
-        (5, Again(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
-        (300, Again(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
-        (30, Again(LINE, slurm=True, step=True), "--grace-s 60, and #SBATCH --signal=TERM@90"),
+        (30, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
+        (5, ResumeCommand(LINE), "--grace-s 60, and no shorter time at whoever sends the signal"),
+        (300, ResumeCommand(LINE, slurm=True), "--grace-s 600, and #SBATCH --signal=B:TERM@630"),
+        (30, ResumeCommand(LINE, slurm=True, step=True), "--grace-s 60, and #SBATCH --signal=TERM@90"),
     ],
 )
 def test_a_longer_grace_is_spelled_out(grace_s, again, fix):

@@ -13,7 +13,7 @@ from paceline.errors import Finding
 from paceline.launch.channel import silence
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.outcome.block import render as block
-from paceline.launch.outcome.endings import Failure, RankEnd
+from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.launch.outcome.root_cause import (
     CAUSE,
     DESERTER,
@@ -133,7 +133,7 @@ def end(rank=0, code=1, **fields):
     usual = {"host": "node-a", "pid": 100 + rank, "log": f"logs/rank-{rank:03d}.out", "time_ns": 5 * S}
     if fields.get("failure"):
         usual["time_ns"] = fields["failure"].time_ns + S // 10
-    return RankEnd(rank=rank, code=code, **{**usual, **fields})
+    return RankExit(rank=rank, code=code, **{**usual, **fields})
 
 
 def victim(rank, at=5 * S, message=CLOSED):
@@ -583,7 +583,7 @@ def test_shifting_moves_all_times_and_nothing_else():
 
 
 def test_a_record_survives_the_way_through_the_store():
-    record = RankEnd(
+    record = RankExit(
         rank=3,
         host="node-b",
         pid=7,
@@ -603,9 +603,9 @@ def test_a_record_survives_the_way_through_the_store():
         shm="98 % of 64 MB",
         threads=("thread loader raised OSError: gone",),
     )
-    usual = RankEnd(rank=0)
+    usual = RankExit(rank=0)
     for made in (record, replace(record, failure=None), usual):
-        assert RankEnd.from_json(json.loads(json.dumps(made.to_json()))) == made
+        assert RankExit.from_json(json.loads(json.dumps(made.to_json()))) == made
     assert {name for name in vars(record) if getattr(record, name) == getattr(usual, name)} == set()
 
 
@@ -871,15 +871,15 @@ def test_numbers_are_folded(numbers, text):
 @pytest.mark.parametrize("said", ["(pid 4411) is killed by signal: Killed. ", "(pid(s) 4411) exited unexpectedly"])
 def test_a_lost_loader_worker_is_not_illustrated_by_the_line_that_was_running(said):
     frames = (Frame("train.py", 40, "main", "optimizer.step()", user=True),)
-    end = RankEnd(rank=1, code=1, failure=raised("RuntimeError", f"DataLoader worker {said}", frames=frames))
-    finding = judge([RankEnd(rank=0), end]).finding
+    end = RankExit(rank=1, code=1, failure=raised("RuntimeError", f"DataLoader worker {said}", frames=frames))
+    finding = judge([RankExit(rank=0), end]).finding
     assert "optimizer.step()" not in "\n".join(finding.evidence)
     assert "the rank noticed at train.py:40, whose line did not cause it" in finding.evidence[0]
     assert "no kill for lack of memory" in finding.evidence[1]
 
 
 def test_exceptions_in_threads_are_in_the_block_and_accuse_nobody():
-    ends = [RankEnd(rank=0, threads=("thread loader raised OSError: gone (train.py:7)",)), RankEnd(rank=1, code=3)]
+    ends = [RankExit(rank=0, threads=("thread loader raised OSError: gone (train.py:7)",)), RankExit(rank=1, code=3)]
     verdict = replace(judge(ends), threads=in_threads(ends))
     assert verdict.causes == (1,)
     lines = block(verdict, exit_status=1, run_dir="runs/x")

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import SetupError, UsageError
-from paceline.launch.outcome import resume, saving
-from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.outcome import grace_check, resume
+from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.launch.plan import endpoint
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan.parsing import parse
-from paceline.launch.plan.slurm_defaults import Placed
+from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.machine import cpus, host, nodeaddr
 from paceline.train import runtime
 from paceline.world import World
 
-PLACED = Placed(
+PLACED = SlurmDefaults(
     values={"nnodes": "2", "node_rank": "0", "master_addr": "10.0.0.1", "master_port": "15001"},
     said="Slurm step 12.0: node[1-2], head node1",
     num_gpus=4,
@@ -207,7 +207,7 @@ def test_a_submitted_run_goes_on_by_its_script():
 
 
 def test_the_same_folder_without_slurm_goes_on_by_hand():
-    assert again({}, "runs/x/job.sh", Placed()).line == "paceline run --max-restarts 1 --run-dir runs/x train.py"
+    assert again({}, "runs/x/job.sh", SlurmDefaults()).line == "paceline run --max-restarts 1 --run-dir runs/x train.py"
 
 
 def test_in_a_step_one_line_is_for_all_nodes():
@@ -226,7 +226,7 @@ def test_in_a_step_one_line_is_for_all_nodes():
 )
 def test_a_save_that_does_not_fit_is_warned_of(seconds, grace_s, warned):
     last = Checkpoint("runs/x/checkpoints/00001-step-10", 1, 10, seconds)
-    found = saving.judge(last, grace_s=grace_s, again=Again("x"))
+    found = grace_check.judge(last, grace_s=grace_s, again=ResumeCommand("x"))
     assert (found is not None) == warned
     if found is not None:
         assert (found.name, found.severity) == ("grace-too-short", "warning")
@@ -234,27 +234,27 @@ def test_a_save_that_does_not_fit_is_warned_of(seconds, grace_s, warned):
 
 
 def test_without_a_checkpoint_nobody_knows():
-    assert saving.judge(None, grace_s=1, again=Again()) is None
+    assert grace_check.judge(None, grace_s=1, again=ResumeCommand()) is None
 
 
 @pytest.mark.parametrize(
     ("again", "fix"),
     [
-        (Again("sbatch job.sh", slurm=True, step=True, submitted=True), "paceline submit --grace-s 210 ..."),
-        (Again("srun x", slurm=True, step=True), "--grace-s 210, and #SBATCH --signal=TERM@240"),
+        (ResumeCommand("sbatch job.sh", slurm=True, step=True, submitted=True), "paceline submit --grace-s 210 ..."),
+        (ResumeCommand("srun x", slurm=True, step=True), "--grace-s 210, and #SBATCH --signal=TERM@240"),
     ],
 )
 def test_the_longer_time_follows_from_what_was_measured(again, fix):
-    found = saving.judge(Checkpoint("c", 1, 10, 100.0), grace_s=30, again=again)
+    found = grace_check.judge(Checkpoint("c", 1, 10, 100.0), grace_s=30, again=again)
     assert found.fix.startswith(fix)
 
 
 def test_the_watch_tells_once(monkeypatch, tmp_path):
     told, clock = [], [100.0]
-    monkeypatch.setattr(saving.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(grace_check.time, "monotonic", lambda: clock[0])
     last = Checkpoint("c", 1, 10, 1.0)
-    monkeypatch.setattr(saving.evidence, "last_checkpoint", lambda folder: last)
-    watch = saving.SaveWatch(tmp_path, grace_s=30, again=Again("x"), notice=told.append)
+    monkeypatch.setattr(grace_check.evidence, "last_checkpoint", lambda folder: last)
+    watch = grace_check.SaveWatch(tmp_path, grace_s=30, again=ResumeCommand("x"), notice=told.append)
     watch.tick()
     assert told == []
     last = replace(last, seconds=60.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe import awaited_worker
 
 
@@ -22,7 +22,7 @@ class Slow(Dataset):
 
     def __getitem__(self, index):
         if index == 1:
-            while not self.slot[pulse.AWAITED_NS] or self.slot[pulse.AWAITED_PID] != os.getpid():
+            while not self.slot[counters.AWAITED_NS] or self.slot[counters.AWAITED_PID] != os.getpid():
                 time.sleep(0.01)
             self.seen[0] = os.getpid()
         return torch.tensor(float(index))
@@ -30,8 +30,8 @@ class Slow(Dataset):
 
 @pytest.fixture
 def board():
-    handle = pulse.create(1)
-    yield pulse.PulseBoard(handle, 1)
+    handle = counters.create(1)
+    yield counters.SharedCounters(handle, 1)
     os.close(handle)
 
 
@@ -51,7 +51,7 @@ def test_the_worker_that_is_waited_for_is_told_while_it_is(board, slot):
 
 def test_a_loader_without_workers_writes_nothing(slot):
     list(DataLoader(torch.arange(8.0), batch_size=4))
-    assert list(slot) == [0] * pulse.SLOT_LENGTH
+    assert list(slot) == [0] * counters.SLOT_LENGTH
 
 
 @pytest.mark.parametrize(("persistent", "forks"), [(False, 1), (True, 0)])

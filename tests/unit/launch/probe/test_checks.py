@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import pulse
+from paceline import counters
 from paceline.errors import RunError
 from paceline.launch.probe import finite
 from paceline.launch.probe.finite import FiniteCheck, non_finite
@@ -23,7 +23,7 @@ NAN = float("nan")
 
 @pytest.fixture
 def slot():
-    return memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
+    return memoryview(bytearray(counters.SLOT_BYTES)).cast("q")
 
 
 class Rank:
@@ -47,7 +47,7 @@ class Rank:
 
 @pytest.fixture
 def trained(slot):
-    slot[pulse.STEPS] = 11
+    slot[counters.STEPS] = 11
     return Rank(slot)
 
 
@@ -196,10 +196,10 @@ def test_checks_are_left_at_multiples_of_n(slot, tmp_path):
     check = ReplicaCheck(slot, 5, tmp_path / "parameters.json")
     check.follow(net.parameters())
     for step in range(34):
-        slot[pulse.STEPS] = step
+        slot[counters.STEPS] = step
         check.before_step()
         check.before_step()  # of a second optimizer
-    board = {slot[place] for place in range(pulse.CHECKS, pulse.CHECKS + 2 * pulse.CHECK_LEVELS, 2)}
+    board = {slot[place] for place in range(counters.CHECKS, counters.CHECKS + 2 * counters.CHECK_LEVELS, 2)}
     assert board == {0, 20, 30}
     content = json.loads((tmp_path / "parameters.json").read_text())
     assert content["names"] == ["weight [1, 2]", "bias [1]"]
@@ -208,6 +208,6 @@ def test_checks_are_left_at_multiples_of_n(slot, tmp_path):
 
 def test_a_full_disk_does_not_end_a_run(slot, tmp_path):
     check = ReplicaCheck(slot, 1, tmp_path / "missing" / "parameters.json")
-    slot[pulse.STEPS] = 1
+    slot[counters.STEPS] = 1
     check.before_step()
-    assert slot[pulse.CHECKS] == 1
+    assert slot[counters.CHECKS] == 1

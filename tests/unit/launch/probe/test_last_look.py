@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe.last_look import LastLook, first_nan
 
 LATER = float("inf")
@@ -19,9 +19,9 @@ LATER = float("inf")
 
 @pytest.fixture
 def board():
-    handle = pulse.create(1)
-    made = pulse.PulseBoard(handle, 1)
-    made.slot(0)[pulse.STEPS], made.slot(0)[pulse.PHASE] = 5, pulse.RETURNED
+    handle = counters.create(1)
+    made = counters.SharedCounters(handle, 1)
+    made.slot(0)[counters.STEPS], made.slot(0)[counters.PHASE] = 5, counters.RETURNED
     yield made
     os.close(handle)
 
@@ -84,14 +84,14 @@ def test_finite_parameters_are_not(board):
 def test_a_nan_that_was_trained_on_from_does_not_count(board):
     _net, _optimizer, look = trained(board, float("nan"))
     look.at_end()
-    board.slot(0)[pulse.STEPS] = 6  # of another model
+    board.slot(0)[counters.STEPS] = 6  # of another model
     assert board.read_nan(0) == ""
 
 
 def test_a_rank_that_goes_on_is_not_judged(board):
     _net, _optimizer, look = trained(board, float("nan"))
     look.at_end()
-    board.slot(0)[pulse.PHASE] = pulse.RUNNING
+    board.slot(0)[counters.PHASE] = counters.RUNNING
     assert board.read_nan(0) == ""
 
 
@@ -112,7 +112,7 @@ def test_not_from_another_thread(board):
 
 
 def test_without_a_step_nothing_is_looked_at(board):
-    board.slot(0)[pulse.STEPS] = 0
+    board.slot(0)[counters.STEPS] = 0
     _net, _optimizer, look = trained(board, float("nan"))
     look.at_end()
     assert board.read_nan(0) == ""

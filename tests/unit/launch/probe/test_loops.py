@@ -18,7 +18,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from paceline import pulse
+from paceline import counters
 from paceline.launch.probe import loops, orders, probe
 
 DATA = TensorDataset(torch.arange(100.0).reshape(100, 1))
@@ -26,7 +26,7 @@ DATA = TensorDataset(torch.arange(100.0).reshape(100, 1))
 
 @pytest.fixture
 def slot():
-    made = memoryview(bytearray(pulse.SLOT_BYTES)).cast("q")
+    made = memoryview(bytearray(counters.SLOT_BYTES)).cast("q")
     uninstall = probe.install(made)
     yield made
     uninstall()
@@ -157,9 +157,9 @@ def run(step, loader, *, batches=1000):
 def test_an_order_that_comes_back_is_seen(slot, step, workers):
     loader = DataLoader(DATA, batch_size=10, sampler=shared(), **workers)
     run(step, loader)
-    assert slot[pulse.SAME_ORDER] == 0
+    assert slot[counters.SAME_ORDER] == 0
     run(step, loader)
-    assert (slot[pulse.SAME_ORDER], slot[pulse.ORDER_INDICES]) == (2, 50)
+    assert (slot[counters.SAME_ORDER], slot[counters.ORDER_INDICES]) == (2, 50)
 
 
 @pytest.mark.parametrize("batch_size", [64, 100])
@@ -170,9 +170,9 @@ def test_a_loop_is_compared_with_the_one_before_and_not_with_itself(slot, step, 
     for epoch in range(3):
         sampler.set_epoch(epoch)
         run(step, DataLoader(data, batch_size=batch_size, sampler=sampler))
-    assert slot[pulse.SAME_ORDER] == 0
+    assert slot[counters.SAME_ORDER] == 0
     run(step, DataLoader(data, batch_size=batch_size, sampler=sampler))
-    assert (slot[pulse.SAME_ORDER], slot[pulse.ORDER_INDICES]) == (4, 64)
+    assert (slot[counters.SAME_ORDER], slot[counters.ORDER_INDICES]) == (4, 64)
 
 
 def test_an_order_that_another_training_had_is_not_told(slot):
@@ -183,7 +183,7 @@ def test_an_order_that_another_training_had_is_not_told(slot):
         for batch in DataLoader(DATA, batch_size=10, sampler=sampler):
             model(batch[0]).sum().backward()
             optimizer.step()
-    assert slot[pulse.SAME_ORDER] == 0
+    assert slot[counters.SAME_ORDER] == 0
 
 
 def test_an_order_that_came_back_later_is_told_with_its_number(slot, step):
@@ -192,7 +192,7 @@ def test_an_order_that_came_back_later_is_told_with_its_number(slot, step):
     for epoch in (0, 1, 2, 2):
         sampler.set_epoch(epoch)
         run(step, loader)
-    assert slot[pulse.SAME_ORDER] == 4
+    assert slot[counters.SAME_ORDER] == 4
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_an_order_that_came_back_later_is_told_with_its_number(slot, step):
 def test_other_orders_are_not_told(slot, step, loader):
     for _ in range(3):
         run(step, loader, batches=4)
-    assert slot[pulse.SAME_ORDER] == 0
+    assert slot[counters.SAME_ORDER] == 0
 
 
 def test_loops_without_a_step_are_not_looked_at(slot):
     loader = DataLoader(DATA, batch_size=10, sampler=shared())
     for _ in range(3):
         list(loader)
-    assert (slot[pulse.SAME_ORDER], slot[pulse.LOOPS], slot[pulse.BATCHES_BEFORE]) == (0, 0, 15)
+    assert (slot[counters.SAME_ORDER], slot[counters.LOOPS], slot[counters.BATCHES_BEFORE]) == (0, 0, 15)
 
 
 def test_an_evaluation_that_comes_before_the_last_step_is_no_training(slot, step):
@@ -226,7 +226,7 @@ def test_an_evaluation_that_comes_before_the_last_step_is_no_training(slot, step
     assert next(train, None) is None
     step(batch)
     list(held_out)
-    assert slot[pulse.SAME_ORDER] == 0
+    assert slot[counters.SAME_ORDER] == 0
     assert list(held_out._get_iterator().__dict__["_paceline_loop"].indices) == []
 
 
@@ -237,9 +237,9 @@ def test_ends_of_training_loops_are_counted(slot, step):
     run(step, DataLoader(DATA, batch_size=20))
     list(held_out)
     run(step, loader, batches=3)  # which fetches one more
-    read = [slot[place] for place in (pulse.LOOPS, pulse.LOOP_BATCHES, pulse.FIRST_LOOP_BATCHES)]
+    read = [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)]
     assert read == [2, 5, 10]
-    assert slot[pulse.BATCHES] - slot[pulse.BATCHES_BEFORE] == 4
+    assert slot[counters.BATCHES] - slot[counters.BATCHES_BEFORE] == 4
 
 
 def test_a_stream_ends_too(slot, step):
@@ -250,17 +250,17 @@ def test_a_stream_ends_too(slot, step):
     for _ in range(2):
         for batch in DataLoader(Stream(), batch_size=2):
             step([batch])
-    assert [slot[place] for place in (pulse.LOOPS, pulse.LOOP_BATCHES)] == [2, 4]
-    assert slot[pulse.SAME_ORDER] == 0
+    assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES)] == [2, 4]
+    assert slot[counters.SAME_ORDER] == 0
 
 
 def test_the_last_batch_is_the_end_for_who_asks_for_no_more(slot, step):
     """Lightning knows the length, and does not ask."""
     iterator = iter(DataLoader(DATA, batch_size=20))
     for _ in range(5):
-        assert slot[pulse.LOOPS] == 0
+        assert slot[counters.LOOPS] == 0
         step(next(iterator))
-    assert [slot[place] for place in (pulse.LOOPS, pulse.LOOP_BATCHES)] == [1, 5]
+    assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES)] == [1, 5]
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -270,8 +270,8 @@ def test_a_loop_of_one_batch_ends(slot, step, ahead):
         batch = next(iterator)
         assert (next(iterator, None) if ahead else None) is None
         step(batch)
-        assert [slot[place] for place in (pulse.LOOPS, pulse.LOOP_BATCHES)] == [loops_before + 1, 1]
-        assert slot[pulse.BATCHES] == slot[pulse.BATCHES_BEFORE]
+        assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES)] == [loops_before + 1, 1]
+        assert slot[counters.BATCHES] == slot[counters.BATCHES_BEFORE]
 
 
 class Guessing:
@@ -290,19 +290,23 @@ class Guessing:
 @pytest.mark.parametrize("length", [-1, 0, 1, 5, 8, 9])
 def test_a_length_that_is_only_a_guess_is_taken_back(slot, step, length):
     run(step, DataLoader(DATA, batch_sampler=Guessing(length)))
-    assert [slot[place] for place in (pulse.LOOPS, pulse.LOOP_BATCHES, pulse.FIRST_LOOP_BATCHES)] == [1, 8, 8]
-    assert slot[pulse.BATCHES] == slot[pulse.BATCHES_BEFORE]
+    assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)] == [1, 8, 8]
+    assert slot[counters.BATCHES] == slot[counters.BATCHES_BEFORE]
 
 
 def test_loaders_side_by_side_are_not_counted_for_sure(slot, step):
     for batch, _ in zip(DataLoader(DATA, batch_size=20), DataLoader(DATA, batch_size=10), strict=False):
         step(batch)
-    assert slot[pulse.LOOPS] == 0
+    assert slot[counters.LOOPS] == 0
     loader, other = DataLoader(DATA, batch_size=10), iter(DataLoader(DATA, batch_size=10))
     for batch in loader:
         step(batch)
         next(other)
-    assert [slot[place] for place in (pulse.LOOPS, pulse.LOOP_BATCHES, pulse.FIRST_LOOP_BATCHES)] == [1, -1, -1]
+    assert [slot[place] for place in (counters.LOOPS, counters.LOOP_BATCHES, counters.FIRST_LOOP_BATCHES)] == [
+        1,
+        -1,
+        -1,
+    ]
 
 
 def test_asking_once_more_ends_a_loop_once(slot, step):
@@ -310,22 +314,22 @@ def test_asking_once_more_ends_a_loop_once(slot, step):
     for batch in iterator:
         step(batch)
     assert next(iterator, None) is None
-    assert slot[pulse.LOOPS] == 1
+    assert slot[counters.LOOPS] == 1
 
 
 def test_data_is_told_only_in_a_group(slot, step, monkeypatch):
     run(step, DataLoader(DATA, batch_size=10))
-    assert slot[pulse.DATA_HASH] == 0
+    assert slot[counters.DATA_HASH] == 0
     monkeypatch.setattr(loops, "_in_group", lambda: True)
     run(step, DataLoader(DATA, batch_size=10))
-    assert slot[pulse.DATA_HASH] == 0  # the first training loop was another one
+    assert slot[counters.DATA_HASH] == 0  # the first training loop was another one
 
 
 def test_data_of_the_first_training_loop_is_told(slot, step, monkeypatch):
     monkeypatch.setattr(loops, "_in_group", lambda: True)
     list(DataLoader(DATA, batch_size=10))
     run(step, DataLoader(DATA, batch_size=10))
-    assert (slot[pulse.DATA_INDICES], slot[pulse.DATA_HASH] != 0) == (64, True)
+    assert (slot[counters.DATA_INDICES], slot[counters.DATA_HASH] != 0) == (64, True)
 
 
 def test_a_forked_child_writes_nothing(slot, step):
@@ -334,7 +338,7 @@ def test_a_forked_child_writes_nothing(slot, step):
     child = os.fork()
     if child == 0:
         run(step, loader)
-        os._exit(slot[pulse.SAME_ORDER])
+        os._exit(slot[counters.SAME_ORDER])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -370,7 +374,7 @@ def test_after_the_end_torch_is_as_before():
     from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterators
 
     before = dict(Iterators.__dict__), torch.autograd.backward
-    uninstall = probe.install(memoryview(bytearray(pulse.SLOT_BYTES)).cast("q"))
+    uninstall = probe.install(memoryview(bytearray(counters.SLOT_BYTES)).cast("q"))
     assert before != (dict(Iterators.__dict__), torch.autograd.backward)
     uninstall()
     assert before == (dict(Iterators.__dict__), torch.autograd.backward)
@@ -385,13 +389,13 @@ def test_batches_of_a_loader_that_was_left_before_the_training_are_not_counted(s
     del held_out
     for batch in DataLoader(TensorDataset(torch.arange(60.0).reshape(60, 1)[: 10 * length]), batch_size=10):
         step(batch)
-    assert slot[pulse.LOOP_BATCHES] == length
-    assert slot[pulse.FIRST_LOOP_BATCHES] == length
+    assert slot[counters.LOOP_BATCHES] == length
+    assert slot[counters.FIRST_LOOP_BATCHES] == length
     for batch in DataLoader(DATA, batch_size=10):
         step(batch)
-        assert slot[pulse.BATCHES] - slot[pulse.BATCHES_BEFORE] >= 1
+        assert slot[counters.BATCHES] - slot[counters.BATCHES_BEFORE] >= 1
         break
-    assert slot[pulse.BATCHES] - slot[pulse.BATCHES_BEFORE] == 1
+    assert slot[counters.BATCHES] - slot[counters.BATCHES_BEFORE] == 1
 
 
 def test_a_second_loader_beside_the_training_leaves_its_count_unsure(slot, step):
@@ -400,4 +404,4 @@ def test_a_second_loader_beside_the_training_leaves_its_count_unsure(slot, step)
         step(batch)
         beside = beside or iter(DataLoader(DATA, batch_size=5))
         step(next(beside))
-    assert slot[pulse.LOOP_BATCHES] == -1
+    assert slot[counters.LOOP_BATCHES] == -1

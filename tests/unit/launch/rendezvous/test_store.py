@@ -8,9 +8,9 @@ import pytest
 
 from paceline import deadlines, env
 from paceline.errors import RunError, SetupError
-from paceline.launch.channel.knock import Knock
+from paceline.launch.channel.connection_probe import ConnectionProbe
 from paceline.launch.plan.options import Options
-from paceline.launch.plan.slurm_defaults import Placed
+from paceline.launch.plan.slurm_defaults import SlurmDefaults
 from paceline.launch.rendezvous import store as stores
 from paceline.launch.rendezvous.notes import Note, Notes
 
@@ -28,7 +28,7 @@ def settings(options, **values):
     [
         (STATIC, deadlines.STATIC_START),
         (C10D, deadlines.C10D_START),
-        (settings(STATIC, placed=Placed(said="Slurm step 7.0: n[1-2], head n1")), deadlines.SLURM_START),
+        (settings(STATIC, placed=SlurmDefaults(said="Slurm step 7.0: n[1-2], head n1")), deadlines.SLURM_START),
         (settings(STATIC, roll_call_timeout=33.0), 33),
         (settings(STATIC, rdzv_conf=(("join_timeout", "44"),)), 44),
     ],
@@ -47,7 +47,7 @@ def reaching(monkeypatch):
 
         def knock(name, port):
             kind = left.pop(0) if len(left) > 1 else left[0]
-            return Knock(kind, "" if kind == "unresolved" else "10.0.0.1")
+            return ConnectionProbe(kind, "" if kind == "unresolved" else "10.0.0.1")
 
         monkeypatch.setattr(stores, "knock", knock)
         monkeypatch.setattr(

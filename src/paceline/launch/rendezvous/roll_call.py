@@ -14,7 +14,7 @@ from torch.distributed import DistStoreError
 
 from paceline.errors import Finding, Notice, RunError
 from paceline.launch.channel.signed_store import SignedStore
-from paceline.launch.rendezvous import presence, unreached
+from paceline.launch.rendezvous import presence, unreachable
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, Verdict
@@ -183,8 +183,8 @@ class Roll:
             self._read_notes_s = time.monotonic() + _NOTES_S
             self._away = self._notes_of_absent(present)
         mine = self._notes.mine
-        fix = unreached.advice(mine, self._away, num_missing=presence.num_missing(present, head=self._head))
-        lines = unreached.hearsay(mine, self._away)
+        fix = unreachable.advice(mine, self._away, num_missing=presence.num_missing(present, head=self._head))
+        lines = unreachable.hearsay(mine, self._away)
         return presence.notice(present, head=self._head, hosts=self._hosts_by_rank, evidence=lines, fix=fix)
 
     def _notes_of_absent(self, present: list[Arrived]) -> list[Note]:
@@ -234,7 +234,7 @@ class Roll:
         if self._hosts and away:
             self._notes.leave(ended=True)  # they give up a moment later, and may learn from it where the head was
         num_missing = presence.num_missing(present, head=self._head)
-        return unreached.explain_missing(finding, self._notes.mine, away, num_missing=num_missing)
+        return unreachable.explain_missing(finding, self._notes.mine, away, num_missing=num_missing)
 
     # After the verdict
 

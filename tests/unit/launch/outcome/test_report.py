@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from paceline.errors import Finding, SetupError, UsageError
-from paceline.launch.outcome.account import Report, Run, Stop, broken, refused, tell
-from paceline.launch.outcome.endings import Failure, RankEnd
-from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.outcome.rank_exit import Failure, RankExit
+from paceline.launch.outcome.report import Report, Run, Stop, broken, refused, tell
+from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 S = 1_000_000_000
 PULSES = [
@@ -23,37 +23,37 @@ def stop(signum=signal.SIGTERM, at=5 * S, host="node-a"):
 
 
 def fine(rank=0, **fields):
-    return RankEnd(rank, code=0, **fields)
+    return RankExit(rank, code=0, **fields)
 
 
 def failed(rank=0, at=4 * S, **fields):
-    return RankEnd(rank, host="node-a", code=1, failure=Failure("ValueError", "no", at), **fields)
+    return RankExit(rank, host="node-a", code=1, failure=Failure("ValueError", "no", at), **fields)
 
 
 def to_resume(rank=0, **fields):
-    return RankEnd(rank, host="node-a", code=75, time_ns=6 * S, steps=40, **fields)
+    return RankExit(rank, host="node-a", code=75, time_ns=6 * S, steps=40, **fields)
 
 
 def killed(rank=0, after_s=30):
     told = {"stopped": "SIGTERM to the launcher", "stopped_ns": 6 * S}
-    return RankEnd(rank, host="node-a", code=-9, time_ns=(6 + after_s) * S, **told)
+    return RankExit(rank, host="node-a", code=-9, time_ns=(6 + after_s) * S, **told)
 
 
 LIMIT = Stop(15, "--max-time 2h", "", "node-a", 5 * S)
 LAST = Checkpoint("runs/x/checkpoints/00003-step-40", 3, 40)
-AGAIN = Again("paceline run --run-dir runs/x train.py")
+AGAIN = ResumeCommand("paceline run --run-dir runs/x train.py")
 LOOP = f"auto-resume: (trap exit INT; until {AGAIN.line}; do sleep 10; done)"
 
 
 def told_to_stop(rank=0):
-    return RankEnd(rank, host="node-a", code=-15, stopped="SIGTERM to the launcher", time_ns=6 * S, steps=40)
+    return RankExit(rank, host="node-a", code=-15, stopped="SIGTERM to the launcher", time_ns=6 * S, steps=40)
 
 
 @pytest.mark.parametrize(
     ("run", "status", "name"),
     [
         (Run(ends=[fine(0), fine(1)], pulses=PULSES), 0, None),
-        (Run(ends=[fine(0), RankEnd(1, code=-6, finished=True)], pulses=PULSES), 0, None),
+        (Run(ends=[fine(0), RankExit(1, code=-6, finished=True)], pulses=PULSES), 0, None),
         (Run(ends=[fine(0), failed(1)]), 1, "script-error-on-one-rank"),
         (Run(ends=[failed(0), failed(1)]), 1, "user-exception"),
         (Run(ends=[fine(0)], lost=["node 1"]), 1, "agent-died"),
@@ -70,14 +70,14 @@ def told_to_stop(rank=0):
         (Run(ends=[to_resume(0), to_resume(1)], stops=[stop()]), 75, "run-unfinished"),
         (Run(ends=[to_resume(0), to_resume(1)], stops=[LIMIT]), 75, "run-unfinished"),
         (Run(ends=[to_resume(0), fine(1)]), 75, "run-unfinished"),
-        (Run(ends=[to_resume(0), RankEnd(1, code=-6, left=True)]), 75, "run-unfinished"),
+        (Run(ends=[to_resume(0), RankExit(1, code=-6, left=True)]), 75, "run-unfinished"),
         (Run(ends=[told_to_stop(0)], stops=[LIMIT]), 143, "stopped-by-signal"),
         (Run(ends=[told_to_stop(0)], stops=[stop(signal.SIGUSR1)]), 138, "stopped-by-signal"),
         # not by all ranks, so nothing vouches for what was saved
         (Run(ends=[to_resume(0), failed(1, at=4 * S)]), 1, "script-error-on-one-rank"),
         (Run(ends=[to_resume(0), failed(1, at=4 * S)], stops=[stop(at=5 * S)]), 1, "script-error-on-one-rank"),
         (Run(ends=[to_resume(0), told_to_stop(1)], stops=[stop()]), 143, "stopped-by-signal"),
-        (Run(ends=[to_resume(0), RankEnd(1, code=-9, stopped="x")]), 1, "rank-ended-early"),
+        (Run(ends=[to_resume(0), RankExit(1, code=-9, stopped="x")]), 1, "rank-ended-early"),
         (Run(ends=[to_resume(0)], lost=["node 1"]), 1, "agent-died"),
         # killed while they saved, because the time was over
         (Run(ends=[killed(0)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "grace-too-short"),
@@ -87,9 +87,9 @@ def told_to_stop(rank=0):
         (Run(ends=[killed(0, after_s=2)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "stopped-by-signal"),
         (Run(ends=[told_to_stop(0)], stops=[stop()], grace_s=30, saving="c/.tmp"), 143, "stopped-by-signal"),
         # Slurm sends to all processes at once, and a rank may be quicker than its launcher
-        (Run(ends=[RankEnd(0, code=-15, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 143, "stopped-by-signal"),
-        (Run(ends=[RankEnd(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
-        (Run(ends=[RankEnd(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
+        (Run(ends=[RankExit(0, code=-15, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 143, "stopped-by-signal"),
+        (Run(ends=[RankExit(0, code=-15, time_ns=2 * S)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
+        (Run(ends=[RankExit(0, code=-9, time_ns=5 * S - 10**8)], stops=[stop(at=5 * S)]), 1, "rank-died-signal"),
         # the first signal of any node
         (
             Run(ends=[], stops=[stop(at=9 * S), stop(signal.SIGHUP, at=3 * S, host="node-b")]),
@@ -115,7 +115,7 @@ def test_a_success_is_summarised():
 
 @pytest.mark.parametrize(("late", "who"), [([1], "rank 1"), ([0, 1, 2], "ranks 0-2")])
 def test_a_crash_in_the_teardown_is_a_note(late, who):
-    ends = [RankEnd(rank, code=-11 if rank in late else 0, finished=True) for rank in range(3)]
+    ends = [RankExit(rank, code=-11 if rank in late else 0, finished=True) for rank in range(3)]
     report = tell(Run(ends=ends, pulses=PULSES))
     assert report.exit_status == 0
     assert report.lines[0].startswith(f"note: {who} crashed in the interpreter's teardown")

@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from paceline import deadlines
 from paceline.launch.channel import liveness, silence
-from paceline.launch.channel.board import Board, Surroundings
+from paceline.launch.channel.control_channel import ControlChannel, Surroundings
 
 
 def until(condition, *, within_s=8.0):
@@ -39,7 +39,9 @@ def make(store):
     def build(*nodes, num_nodes=2, attempt=0, **surroundings):
         for node in nodes:
             client = PrefixStore(f"attempt/{attempt}", store)
-            made.append(Board(client, node=node, num_nodes=num_nodes, surroundings=Surroundings(**surroundings)))
+            made.append(
+                ControlChannel(client, node=node, num_nodes=num_nodes, surroundings=Surroundings(**surroundings))
+            )
         return made[-len(nodes) :]
 
     yield build
@@ -297,7 +299,7 @@ def test_a_store_whose_host_refuses_the_port_is_gone(make):
     code += "print(store.port, flush=True)\ntime.sleep(60)\n"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     client = TCPStore("127.0.0.1", int(process.stdout.readline()), is_master=False, wait_for_workers=False)
-    board = Board(PrefixStore("attempt/0", client), node=1, num_nodes=2)
+    board = ControlChannel(PrefixStore("attempt/0", client), node=1, num_nodes=2)
     try:
         until(lambda: board._answered > 1)
         process.send_signal(signal.SIGSTOP)

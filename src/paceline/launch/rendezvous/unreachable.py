@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import Finding, Notice
-from paceline.launch.channel.knock import Knock
+from paceline.launch.channel.connection_probe import ConnectionProbe
 from paceline.launch.rendezvous.notes import Note
 from paceline.machine.interfaces import is_loopback
 
@@ -28,12 +28,12 @@ _MEANS = {
 }
 
 
-def in_words(knock: Knock) -> str:
+def in_words(knock: ConnectionProbe) -> str:
     """Return what a knock came to, for the line that is printed while this waits."""
     return _MEANS[knock.kind]
 
 
-def judge(knock: Knock, mine: Note, others: Sequence[Note], *, waited_s: float) -> Finding:
+def judge(knock: ConnectionProbe, mine: Note, others: Sequence[Note], *, waited_s: float) -> Finding:
     """Return why this node did not reach the head.
 
     Args:
@@ -65,7 +65,7 @@ def judge(knock: Knock, mine: Note, others: Sequence[Note], *, waited_s: float) 
     return finding
 
 
-def _fix(knock: Knock, mine: Note) -> str:
+def _fix(knock: ConnectionProbe, mine: Note) -> str:
     if knock.kind == "unresolved":
         return "use the head's numeric address, as `hostname -I` prints it there"
     if knock.kind in ("dropped", "rejected"):
@@ -75,7 +75,7 @@ def _fix(knock: Knock, mine: Note) -> str:
     return "give the head's address in the network that both are in, as `hostname -I` prints it there"
 
 
-def notice(finding: Finding, knock: Knock, *, place: str) -> Notice:
+def notice(finding: Finding, knock: ConnectionProbe, *, place: str) -> Notice:
     """Return the notice of a node that waits for the head, from the finding that it would end with."""
     details = tuple(line for line in finding.evidence if knock.kind != "refused" or line != knock.detail)
     if finding.name not in _NAMES.values():  # the name or the address is wrong, which says more than the knock

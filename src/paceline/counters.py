@@ -69,11 +69,11 @@ STARTING, RUNNING, RETURNED, FINISHED, LEFT = range(5)
 # This rank's slot, None in a process that no launcher counts in; set by the worker entry.
 mine: memoryview[int] | None = None
 # The slots of all ranks of this node, likewise.
-board: PulseBoard | None = None
+board: SharedCounters | None = None
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Counters:
     """What a rank's slot said when it was read.
 
     Attributes:
@@ -148,7 +148,7 @@ class Awaited:
     forked_again: int = 0
 
 
-NOTHING = Pulse(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)
+NOTHING = Counters(phase=STARTING, steps=0, batches=0, seconds=0.0, data_s=0.0, own_s=0.0)
 
 
 def create(num_ranks: int) -> int:
@@ -163,7 +163,7 @@ def create(num_ranks: int) -> int:
     return handle
 
 
-class PulseBoard:
+class SharedCounters:
     """The slots of a node's ranks, mapped from the descriptor of ``create``.
 
     Attributes:
@@ -184,11 +184,11 @@ class PulseBoard:
         for place in range(len(self._numbers)):
             self._numbers[place] = 0
 
-    def read(self, local_rank: int) -> Pulse:
+    def read(self, local_rank: int) -> Counters:
         """Return what a rank has written."""
         slot = self.slot(local_rank)
         steps, seconds = slot[STEPS], max(0, slot[LAST_STEP_NS] - slot[FIRST_STEP_NS]) / 1e9
-        return Pulse(
+        return Counters(
             phase=slot[PHASE],
             steps=steps,
             batches=slot[BATCHES],

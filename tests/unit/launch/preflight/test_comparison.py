@@ -12,13 +12,13 @@ from torch.distributed import PrefixStore, TCPStore
 
 from paceline import env
 from paceline.errors import RunError
-from paceline.launch.channel import knock, reach
-from paceline.launch.preflight import facts, interfaces, likeness, link, rollcall
+from paceline.launch.channel import connection_probe, reachability
+from paceline.launch.preflight import bandwidth, comparison, consistency, facts, interfaces
+from paceline.launch.preflight.bandwidth import Speed
 from paceline.launch.preflight.facts import Facts
-from paceline.launch.preflight.link import Speed
-from paceline.launch.rendezvous.arrival import Roll
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
+from paceline.launch.rendezvous.roll_call import Roll
 from paceline.machine.interfaces import Interface
 
 SAME = {"python": "3.11.7", "torch": "2.13.0", "NCCL": "2.27", "CUDA": "13.0", "script": "aa", "commit": "c1"}
@@ -52,21 +52,21 @@ def node(rank, **likeness_):
 )
 def test_what_differs_is_told_and_nothing_else(differs, gpus, severity, name, line):
     nodes = [replace(each, gpus=gpus) for each in (node(0), node(1, **differs))]
-    found = likeness.judge(nodes, script="train.py")
+    found = consistency.judge(nodes, script="train.py")
     assert [(each.severity, each.name) for each in found] == ([(severity, name)] if severity else [])
     assert all(line in each.evidence[0] and "host-1" in each.where for each in found)
 
 
 def test_a_thousand_nodes_are_folded():
     nodes = [node(rank, **({"python": "3.11.8"} if rank == 3 else {})) for rank in range(1000)]
-    (finding,) = likeness.judge(nodes, script="train.py")
+    (finding,) = consistency.judge(nodes, script="train.py")
     assert finding.evidence == ("python 3.11.8 on node 3 (host-3), 3.11.7 on the other 999",)
     assert finding.where == "node 3 (host-3)"
 
 
 def test_however_much_differs_the_report_is_short():
     nodes = [node(rank, **{f"thing {place}": f"v{rank}" for place in range(30)}) for rank in range(50)]
-    (finding,) = likeness.judge(nodes, script="train.py")
+    (finding,) = consistency.judge(nodes, script="train.py")
     assert len(finding.render().splitlines()) <= 15
     assert "and 46 further values" in finding.evidence[0]
 
@@ -75,14 +75,14 @@ def test_however_much_differs_the_report_is_short():
     ("ahead_s", "words"), [(0.9, None), (90.0, "90.0 s ahead of"), (-3600.0, "60 min behind"), (1e5, "27.8 h ahead of")]
 )
 def test_clocks(ahead_s, words):
-    finding = likeness.judge_clocks([node(0), node(1)], {1: ahead_s})
+    finding = consistency.judge_clocks([node(0), node(1)], {1: ahead_s})
     assert (finding is None) == (words is None)
     assert finding is None or (finding.severity == "warning" and f"node 1 (host-1) is {words}" in finding.what)
 
 
 def test_a_folder_that_is_not_seen():
-    assert likeness.judge_folder([node(0), node(1)], {0: True, 1: True}, folder="runs/x") is None
-    finding = likeness.judge_folder([node(0), node(1)], {0: True, 1: False}, folder="runs/x")
+    assert consistency.judge_folder([node(0), node(1)], {0: True, 1: True}, folder="runs/x") is None
+    finding = consistency.judge_folder([node(0), node(1)], {0: True, 1: False}, folder="runs/x")
     assert finding.name == "run-folder-not-shared"
     assert "runs/x of the head, host-0, is not seen by node 1 (host-1)" in finding.what
 
@@ -204,13 +204,13 @@ def test_on_one_machine_nothing_has_to_be_reached():
     ],
 )
 def test_a_link_is_slow_by_what_its_interfaces_could_carry(bits_s, rates, slow):
-    finding = link.judge(Speed(bits_s, 1e-3), [node(0), node(1)], rates)
+    finding = bandwidth.judge(Speed(bits_s, 1e-3), [node(0), node(1)], rates)
     assert (finding is not None) == slow
     assert finding is None or "400 Mbit/s, and their interfaces are rated at 10 Gbit/s" in finding.what
 
 
 def test_a_link_of_unknown_rate_is_slow_when_it_is_slow_for_any_training():
-    finding = link.judge(Speed(2e7, 1e-3), [node(0), node(1)], {0: 0, 1: 0})
+    finding = bandwidth.judge(Speed(2e7, 1e-3), [node(0), node(1)], {0: 0, 1: 0})
     assert finding.what == "the link between the nodes carried 20 Mbit/s"
 
 
@@ -222,35 +222,35 @@ def test_speeds_in_words(bits_s, words):
 
 
 def test_many_nodes_measure_among_neighbours():
-    assert [link.group_of(rank, 16) for rank in (0, 15)] == [(0, 0, 16), (0, 15, 16)]
-    assert [link.group_of(rank, 19) for rank in (0, 9, 18)] == [(0, 0, 8), (1, 1, 8), (2, 2, 3)]
+    assert [bandwidth.group_of(rank, 16) for rank in (0, 15)] == [(0, 0, 16), (0, 15, 16)]
+    assert [bandwidth.group_of(rank, 19) for rank in (0, 9, 18)] == [(0, 0, 8), (1, 1, 8), (2, 2, 3)]
 
 
 # ---------------------------------------------------------------------------------------------------- hands
 
 
 def test_a_server_says_who_and_when_it_is():
-    echo = reach.Echo("token", node=3)
+    echo = reachability.Echo("token", node=3)
     try:
-        answers = reach.try_all({3: (echo.port, ["127.0.0.1", OWN])}, token="token", own=[OWN])
+        answers = reachability.try_all({3: (echo.port, ["127.0.0.1", OWN])}, token="token", own=[OWN])
         assert answers[3]["127.0.0.1"].ok
         assert abs(answers[3]["127.0.0.1"].ahead_s) < 1
         assert not answers[3][OWN].ok
-        assert not reach.ask("127.0.0.1", echo.port, "token", 4).ok  # another node has that address
-        assert not reach.ask("127.0.0.1", echo.port, "other", 3).ok
+        assert not reachability.ask("127.0.0.1", echo.port, "token", 4).ok  # another node has that address
+        assert not reachability.ask("127.0.0.1", echo.port, "other", 3).ok
     finally:
         echo.close()
-    assert not reach.ask("127.0.0.1", echo.port, "token", 3).ok
+    assert not reachability.ask("127.0.0.1", echo.port, "token", 3).ok
 
 
 def test_a_port_that_is_refused_or_open_or_speaks_another_language(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert knock.knock("127.0.0.1", port) == knock.Knock("open", "127.0.0.1")
-        monkeypatch.setattr(knock, "_SPEAK_S", 0.3)
-        assert knock.enter("127.0.0.1", port) is None
-    assert knock.knock("127.0.0.1", port).kind == "refused"
-    assert knock.knock("nobody.invalid", port).kind == "unresolved"
+        assert connection_probe.knock("127.0.0.1", port) == connection_probe.ConnectionProbe("open", "127.0.0.1")
+        monkeypatch.setattr(connection_probe, "_SPEAK_S", 0.3)
+        assert connection_probe.enter("127.0.0.1", port) is None
+    assert connection_probe.knock("127.0.0.1", port).kind == "refused"
+    assert connection_probe.knock("nobody.invalid", port).kind == "unresolved"
 
 
 def test_the_commit_is_read_from_gits_files(tmp_path):
@@ -293,7 +293,7 @@ def on_nodes(store, work, num_nodes=2):
 
 def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
     def hold(rank, client):
-        roll = rollcall.RollCall(
+        roll = comparison.RollCall(
             PrefixStore("a", client), node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path
         )
         assert roll.is_held(True)
@@ -309,7 +309,7 @@ def test_nodes_compare_themselves_and_all_hear_the_same(store, tmp_path):
 
 def test_nodes_that_cannot_work_together_all_end_with_one_finding(store, tmp_path):
     def hold(rank, client):
-        roll = rollcall.RollCall(client, node=rank, num_nodes=3, token="t", script="train.py", folder=tmp_path)
+        roll = comparison.RollCall(client, node=rank, num_nodes=3, token="t", script="train.py", folder=tmp_path)
         roll.is_held(True)
         return roll.hold(lambda port: replace(node(rank, torch=f"2.1{rank}"), machine="one", port=port))
 
@@ -320,7 +320,7 @@ def test_nodes_that_cannot_work_together_all_end_with_one_finding(store, tmp_pat
 
 def test_a_head_that_goes_on_after_a_restart_compares_nobody(store, tmp_path):
     def ask(rank, client):
-        roll = rollcall.RollCall(client, node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path)
+        roll = comparison.RollCall(client, node=rank, num_nodes=2, token="t", script="train.py", folder=tmp_path)
         return roll.is_held(first=rank == 1)
 
     assert on_nodes(store, ask) == {0: False, 1: False}

@@ -62,7 +62,7 @@ class Surroundings:
     is_quiet: bool = False
 
 
-class Board:
+class ControlChannel:
     """One node's view of the others, for one attempt of a run.
 
     Args:

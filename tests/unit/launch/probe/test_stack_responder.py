@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.launch.monitor import stacks
-from paceline.launch.probe import witness
+from paceline.launch.probe import stack_responder
 
 
 def entry(number, *, group="0", retired=True, name="all_reduce", sizes=((4,),)):
@@ -44,15 +44,15 @@ def recorder(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2, 256, 257, 2000])
 def test_the_newest_entries_are_read_without_those_before(recorder, count):
     recorder(*(entry(number) for number in range(1, count + 1)))
-    whole = witness.entries()
+    whole = stack_responder.entries()
     assert len(whole) == count
-    newest = witness.entries(last=256)
+    newest = stack_responder.entries(last=256)
     assert newest == whole[-256:]
 
 
 def test_what_has_not_come_back_is_pending(recorder):
     recorder(entry(1), entry(2, retired=False, sizes=((2, 3), (4,))))
-    state = witness.state()
+    state = stack_responder.state()
     assert state["pending"] == [["0", 2, "all_reduce", 10, 1]]
     assert [call[1] for call in state["recent"]] == [1, 2]
     assert state["whole"]
@@ -61,7 +61,7 @@ def test_what_has_not_come_back_is_pending(recorder):
 
 def test_a_group_that_was_made_again_has_no_past(recorder):
     recorder(entry(8), entry(9), entry(1, name="barrier"), entry(2))
-    assert [call[1] for call in witness.state()["recent"]] == [1, 2]
+    assert [call[1] for call in stack_responder.state()["recent"]] == [1, 2]
 
 
 def test_all_threads_are_seen_but_the_one_that_answers():
@@ -69,7 +69,7 @@ def test_all_threads_are_seen_but_the_one_that_answers():
     thread = threading.Thread(target=waiting.wait, name="mine")
     thread.start()
     try:
-        names = {stack["name"]: stack for stack in witness.stacks()}
+        names = {stack["name"]: stack for stack in stack_responder.stacks()}
     finally:
         waiting.set()
         thread.join()
@@ -97,9 +97,9 @@ def answering(name):
 
     def answer():
         with contextlib.suppress(OSError):  # it is closed
-            witness._answer(made, os.getuid())
+            stack_responder._answer(made, os.getuid())
 
-    with witness.signed_socket() as made:
+    with stack_responder.signed_socket() as made:
         made.bind(name)
         thread = threading.Thread(target=answer)
         thread.start()
@@ -128,8 +128,8 @@ def test_another_user_is_not_answered(ear):
 def test_an_answer_in_the_name_of_a_rank_is_not_believed(monkeypatch):
     """Anybody may take the name at which a rank is expected to listen."""
     pid = os.getppid()
-    monkeypatch.setattr(witness, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}")
-    with answering(witness.address(pid)):
+    monkeypatch.setattr(stack_responder, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}")
+    with answering(stack_responder.address(pid)):
         assert stacks._ask_witnesses({0: pid}, wait_s=0.5) == {}
-    with answering(witness.address(os.getpid())):
+    with answering(stack_responder.address(os.getpid())):
         assert stacks._ask_witnesses({0: os.getpid()}, wait_s=5.0)[0]["threads"]

@@ -17,11 +17,11 @@ from typing import Any
 from torch.distributed import DistStoreError
 
 from paceline.errors import Finding, RunError
-from paceline.launch.channel import reach
+from paceline.launch.channel import reachability
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.launch.preflight import facts, interfaces, likeness, link
+from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import Facts
 from paceline.rundir.files import shown
 
@@ -72,7 +72,7 @@ class RollCall:
         self._token = token
         self._script = script
         self._folder = folder
-        self._mark = folder / f".seen-{reach.shown(token)}"
+        self._mark = folder / f".seen-{reachability.shown(token)}"
         self._started = time.monotonic()
 
     def is_held(self, first: bool) -> bool:
@@ -98,7 +98,7 @@ class RollCall:
         Raises:
             RunError: The nodes cannot work together; all get the same finding.
         """
-        echo = reach.Echo(self._token, node=self._node)
+        echo = reachability.Echo(self._token, node=self._node)
         try:
             mine = gather(echo.port)
             self.post("facts", mine.to_json())
@@ -161,10 +161,10 @@ class RollCall:
             for peer, other in apart.items()
         }
         own = [address for each in mine.interfaces for address in each.addresses]
-        answers = reach.try_all(tries, token=self._token, own=own)
+        answers = reachability.try_all(tries, token=self._token, own=own)
         to_head = [answer for answer in answers.get(0, {}).values() if answer.ok]
         if 0 in others and 0 not in apart:
-            to_head = [reach.ask("127.0.0.1", others[0].port, self._token, 0)]
+            to_head = [reachability.ask("127.0.0.1", others[0].port, self._token, 0)]
         nearest = min((answer for answer in to_head if answer.ok), key=lambda answer: answer.trip_s, default=None)
         return {
             "reached": {peer: {address: a.ok for address, a in found.items()} for peer, found in answers.items()},
@@ -213,16 +213,16 @@ class RollCall:
         self._nodes, self._rates = nodes, {node: way.mbit for node, way in ways.items()}
         self._store.set(_key("verdict"), json.dumps(verdict))
 
-    def _judge_link(self, speed: link.Speed | None) -> dict[str, Any]:
+    def _judge_link(self, speed: bandwidth.Speed | None) -> dict[str, Any]:
         """Publish the slowest group's figures, and what is wrong with them."""
-        groups = {link.group_of(node, self._num_nodes)[0] for node in range(self._num_nodes)}
+        groups = {bandwidth.group_of(node, self._num_nodes)[0] for node in range(self._num_nodes)}
         found = [speed.to_json() if speed else None]
         for group in sorted(groups - {0}):
             if self._wait(f"speed/{group}", 1.0):
                 found.append(json.loads(self._store.get(_key(f"speed/{group}"))))
-        speeds = [link.Speed(**each) for each in found if each]
+        speeds = [bandwidth.Speed(**each) for each in found if each]
         slowest = min(speeds, key=lambda each: each.bits_s, default=None)
-        finding = link.judge(slowest, self._nodes, self._rates) if slowest else None
+        finding = bandwidth.judge(slowest, self._nodes, self._rates) if slowest else None
         told = {"speed": slowest and slowest.to_json(), "finding": finding and finding.to_json()}
         self._store.set(_key("link"), json.dumps(told))
         return told
@@ -244,7 +244,7 @@ class RollCall:
         parts = [f"{self._num_nodes} nodes" + ("" if warnings else " alike")]
         if verdict["link"]:
             told = self._measure(way.name)
-            parts += [link.Speed(**told["speed"]).words] if told["speed"] else []
+            parts += [bandwidth.Speed(**told["speed"]).words] if told["speed"] else []
             warnings += [Finding.from_json(told["finding"])] if told["finding"] else []
         if way.choice:
             parts.append(f"over {way.name} ({way.reason})")
@@ -254,10 +254,10 @@ class RollCall:
     def _measure(self, interface: str) -> dict[str, Any]:
         # gloo has its own client of the store, which signs nothing
         raw = self._store.underlying_store
-        speed = link.measure(raw, node=self._node, num_nodes=self._num_nodes, interface=interface)
+        speed = bandwidth.measure(raw, node=self._node, num_nodes=self._num_nodes, interface=interface)
         if self._node == 0:
             return self._judge_link(speed)
-        group, rank, _ = link.group_of(self._node, self._num_nodes)
+        group, rank, _ = bandwidth.group_of(self._node, self._num_nodes)
         if rank == 0 and group:
             self._store.set(_key(f"speed/{group}"), json.dumps(speed and speed.to_json()))
         if not self._wait("link", _HELD_S):
@@ -355,9 +355,9 @@ def judge(
     """
     found = [
         *interfaces.judge(nodes, reached),
-        *likeness.judge(nodes, script=script),
-        likeness.judge_folder(nodes, {node: entry["folder"] for node, entry in tried.items()}, folder=folder),
-        likeness.judge_clocks(nodes, {node: entry["ahead_s"] for node, entry in tried.items()}),
+        *consistency.judge(nodes, script=script),
+        consistency.judge_folder(nodes, {node: entry["folder"] for node, entry in tried.items()}, folder=folder),
+        consistency.judge_clocks(nodes, {node: entry["ahead_s"] for node, entry in tried.items()}),
     ]
     findings = [finding for finding in found if finding is not None]
     errors = [finding for finding in findings if finding.severity == "error"]

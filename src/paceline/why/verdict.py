@@ -19,8 +19,8 @@ from paceline.errors import Finding, Notice
 from paceline.launch.monitor import locate, proof, waiting
 from paceline.launch.monitor.position import DATA, STOPPED, Position
 from paceline.text.wording import few_lines, named
-from paceline.why.account import RUNNING, STILL, Account
 from paceline.why.loops import left_loop
+from paceline.why.rank_state import RUNNING, STILL, Account
 
 MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = "moving", "waits", "busy", "stands", "proven", "unseen"
 _LINES = 8

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from paceline.errors import Finding
 from paceline.launch.outcome import evidence, resume
-from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 _EVERY_S = 15.0  # a folder of few entries, on a file server
 _STEP_S = 2.0  # until the ranks have met at a boundary, where steps are short
 
 
-def judge(last: Checkpoint | None, *, grace_s: int, again: Again) -> Finding | None:
+def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Finding | None:
     """Return the warning that a stop would end in an unfinished checkpoint; None if it would not, or nobody knows.
 
     A save at the end may take half as long again as one in the middle: all ranks wait for it, and the disk is shared.
@@ -44,7 +44,7 @@ class SaveWatch:
         notice: Says a warning.
     """
 
-    def __init__(self, folder: Path, *, grace_s: int, again: Again, notice: Callable[[Finding], None]) -> None:
+    def __init__(self, folder: Path, *, grace_s: int, again: ResumeCommand, notice: Callable[[Finding], None]) -> None:
         self._folder, self._grace_s, self._again, self._notice = folder, grace_s, again, notice
         self._next_s = 0.0
         self._has_told = False

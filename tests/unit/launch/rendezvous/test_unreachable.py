@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.channel.knock import Icmp, Knock
-from paceline.launch.channel.knock import judge as judge_knock
-from paceline.launch.rendezvous import unreached
+from paceline.launch.channel.connection_probe import ConnectionProbe, Icmp
+from paceline.launch.channel.connection_probe import judge as judge_knock
+from paceline.launch.rendezvous import unreachable
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, missing
 
@@ -54,7 +54,7 @@ def test_what_came_of_a_knock(number, icmp, kind):
     ],
 )
 def test_each_way_of_not_reaching_the_head_has_its_name_and_one_line(kind, name, words):
-    finding = unreached.judge(Knock(kind, AT), MINE, [], waited_s=30)
+    finding = unreachable.judge(ConnectionProbe(kind, AT), MINE, [], waited_s=30)
     assert finding.name == name
     assert finding.what.startswith(f"the head at head:29500 ({AT}) was not reached from host-b within 30 s: ")
     assert words in finding.what
@@ -62,34 +62,40 @@ def test_each_way_of_not_reaching_the_head_has_its_name_and_one_line(kind, name,
 
 
 def test_a_name_that_does_not_resolve():
-    finding = unreached.judge(Knock("unresolved", detail="Name or service not known"), MINE, [HEAD], waited_s=6)
+    finding = unreachable.judge(
+        ConnectionProbe("unresolved", detail="Name or service not known"), MINE, [HEAD], waited_s=6
+    )
     assert finding.name == "hostname-unresolvable"
     assert finding.what == "the head's name head does not resolve on host-b"
 
 
 def test_another_port_is_told_with_both():
-    finding = unreached.judge(Knock("refused", AT), replace(MINE, port=29501), [HEAD], waited_s=30)
+    finding = unreachable.judge(ConnectionProbe("refused", AT), replace(MINE, port=29501), [HEAD], waited_s=30)
     assert finding.name == "port-refused"
     assert finding.evidence == ("node 0 on host-a is up and listens on port 29500, this node knocks at port 29501",)
 
 
 def test_a_name_with_two_meanings_is_told_with_both():
     mine = replace(MINE, address="10.99.0.9", trouble="no route to the host")
-    finding = unreached.judge(Knock("no-route", "10.99.0.9"), mine, [HEAD], waited_s=30)
+    finding = unreachable.judge(ConnectionProbe("no-route", "10.99.0.9"), mine, [HEAD], waited_s=30)
     assert finding.name == "address-resolves-differently"
     assert finding.what == f"head means 10.99.0.9 on host-b and {AT} on the head, host-a"
 
 
 def test_another_address_of_the_head_is_not_another_meaning():
     mine = replace(MINE, address="192.168.0.1")
-    assert unreached.judge(Knock("dropped", "192.168.0.1"), mine, [HEAD], waited_s=30).name == "port-filtered"
+    assert (
+        unreachable.judge(ConnectionProbe("dropped", "192.168.0.1"), mine, [HEAD], waited_s=30).name == "port-filtered"
+    )
 
 
 def test_a_name_that_means_the_node_itself():
-    finding = unreached.judge(Knock("refused", "127.0.1.1"), replace(MINE, address="127.0.1.1"), [], waited_s=30)
+    finding = unreachable.judge(
+        ConnectionProbe("refused", "127.0.1.1"), replace(MINE, address="127.0.1.1"), [], waited_s=30
+    )
     assert finding.name == "master-addr-wrong"
     local = replace(MINE, name="localhost", address="127.0.0.1")
-    assert unreached.judge(Knock("refused", "127.0.0.1"), local, [], waited_s=30).name == "port-refused"
+    assert unreachable.judge(ConnectionProbe("refused", "127.0.0.1"), local, [], waited_s=30).name == "port-refused"
 
 
 ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "host-a", 101, (2, 2)),
@@ -106,7 +112,7 @@ ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "hos
     ],
 )
 def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
-    finding = unreached.explain_missing(ABSENT, HEAD, [note])
+    finding = unreachable.explain_missing(ABSENT, HEAD, [note])
     assert finding.name == "node-missing"
     assert words in finding.evidence[-1]
 
@@ -120,7 +126,7 @@ def test_the_head_repeats_what_the_missing_node_has_noted(note, words):
     ],
 )
 def test_nobody_is_told_to_start_a_launcher_that_is_up(trouble, num_missing, words):
-    finding = unreached.explain_missing(ABSENT, HEAD, [replace(MINE, trouble=trouble)], num_missing=num_missing)
+    finding = unreachable.explain_missing(ABSENT, HEAD, [replace(MINE, trouble=trouble)], num_missing=num_missing)
     assert "node 1 on host-b is up" in finding.evidence[-1]
     assert words in finding.fix
     assert ("start paceline run there too" in finding.fix) == (num_missing == 2)
@@ -131,7 +137,7 @@ def test_two_stores_because_the_name_means_loopback_on_one_host():
     alone = replace(MINE, rank=-1, address="127.0.1.1", listens=True)
     other = replace(HEAD, rank=-1)
     for mine, note in ((other, alone), (alone, other)):
-        finding = unreached.explain_missing(ABSENT, mine, [note])
+        finding = unreachable.explain_missing(ABSENT, mine, [note])
         assert finding.name == "master-addr-wrong"
         assert "head means 127.0.1.1 on host-b: that is host-b itself" in finding.what
 

@@ -20,7 +20,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from paceline.launch.in_rank import guard
+from paceline.launch.in_rank import store_token_check
 from paceline.machine import host
 from paceline.machine.deadline import within
 
@@ -42,7 +42,7 @@ _UNREACHABLE = {2: (3, (0, 1)), 3: (1, (0, 3))}  # by origin: ICMP's type, and i
 
 
 @dataclass(frozen=True)
-class Knock:
+class ConnectionProbe:
     """What came of one knock.
 
     Attributes:
@@ -75,17 +75,17 @@ class Icmp:
     sender: str
 
 
-def knock(name: str, port: int) -> Knock:
+def knock(name: str, port: int) -> ConnectionProbe:
     """Try once to reach a port."""
     found = look_up(name)
     if isinstance(found, str):
-        return Knock("unresolved", detail=found)
+        return ConnectionProbe("unresolved", detail=found)
     address = found[0]
     number, icmp = _connect(address, port)
     kind, detail = judge(number, icmp, address=address)
     if kind == "dropped" and not _answers_elsewhere(address):
-        return Knock("silent", address, "neither a port of it nor a ping is answered")
-    return Knock(kind, address, detail)
+        return ConnectionProbe("silent", address, "neither a port of it nor a ping is answered")
+    return ConnectionProbe(kind, address, detail)
 
 
 def look_up(name: str) -> tuple[str, ...] | str:
@@ -205,7 +205,7 @@ def enter(address: str, port: int) -> TCPStore | None:
     def connect() -> None:
         try:
             store = TCPStore(address, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
-            store.check([guard.IDENTITY_KEY])
+            store.check([store_token_check.IDENTITY_KEY])
         except RuntimeError:
             made.put(None)
         else:

@@ -40,7 +40,7 @@ _LOOK_S, _LOOKS = 2.0, 2
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Starter:
+class ForkServer:
     """The launcher's end of the warm process."""
 
     def __init__(self, link: socket.socket, pid: int) -> None:
@@ -170,10 +170,10 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def fork_starter() -> tuple[Starter | None, RankTask | None]:
+def fork_starter() -> tuple[ForkServer | None, RankTask | None]:
     """Fork the warm process off this one.
 
-    Like ``os.fork``, it returns more than once: in the launcher ``(Starter, None)``, and later, in every
+    Like ``os.fork``, it returns more than once: in the launcher ``(ForkServer, None)``, and later, in every
     rank, ``(None, RankTask)``. Whoever calls it must let a rank's return travel up to the interpreter's end
     without passing a ``finally`` that does the launcher's cleaning.
     """
@@ -186,7 +186,7 @@ def fork_starter() -> tuple[Starter | None, RankTask | None]:
     if pid:
         far.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Starter(near, pid), None
+        return ForkServer(near, pid), None
     near.close()
     return None, _Server(far).serve()
 

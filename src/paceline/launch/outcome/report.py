@@ -10,8 +10,8 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, Pace
 from paceline.launch.channel.silence import Loss
 from paceline.launch.outcome import block, resume, summary
 from paceline.launch.outcome import root_cause as outcome
-from paceline.launch.outcome.endings import RankEnd
-from paceline.launch.outcome.resume import Again, Checkpoint
+from paceline.launch.outcome.rank_exit import RankExit
+from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.text.wording import fold
 
 # Signals that are sent to many processes at once reach them within this time.
@@ -95,7 +95,7 @@ class Run:
         grace_s: Seconds that ranks had to end by themselves.
     """
 
-    ends: Sequence[RankEnd] = ()
+    ends: Sequence[RankExit] = ()
     folder: str = ""
     lost: Sequence[str] = ()
     losses: Mapping[str, Loss] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Run:
     attempts: int = 1
     pulses: Sequence[Mapping[str, Any]] = ()
     seconds: float = 0.0
-    again: Again = field(default_factory=Again)
+    again: ResumeCommand = field(default_factory=ResumeCommand)
     last: Checkpoint | None = None
     hang: Finding | None = None
     noticed_hang: Finding | None = None
@@ -146,14 +146,14 @@ def tell(run: Run) -> Report:
     return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed])
 
 
-def _failed_before(ends: Sequence[RankEnd], stop: Stop) -> bool:
+def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
     return any(
         end.fell and outcome.weigh(end) == outcome.CAUSE and end.first_ns < stop.time_ns and not _same_sender(end, stop)
         for end in ends
     )
 
 
-def _same_sender(end: RankEnd, stop: Stop) -> bool:
+def _same_sender(end: RankExit, stop: Stop) -> bool:
     """It died of the signal that the launcher got too: Slurm sends to all processes of a step at once."""
     return end.code == -stop.signum and stop.time_ns - end.time_ns < _AT_ONCE_NS
 
@@ -176,7 +176,7 @@ def _stopped(run: Run, stop: Stop) -> Report:
     return _told(run, status, finding, resume.after_failure(run.last, run.again))
 
 
-def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankEnd]) -> Finding:
+def _grace_too_short(run: Run, stop: Stop, late: Sequence[RankExit]) -> Finding:
     ranks = fold(end.rank for end in late)
     return Finding(
         "grace-too-short",

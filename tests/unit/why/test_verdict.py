@@ -10,9 +10,9 @@ import pytest
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.monitor.stacks import Look
-from paceline.why import account, judge, report
-from paceline.why.account import IN_PLACE, RUNNING, STILL, Account, motion
+from paceline.why import rank_state, report, verdict
 from paceline.why.loops import left_loop, nest
+from paceline.why.rank_state import IN_PLACE, RUNNING, STILL, Account, motion
 
 LIB = "/venv/lib/python3.11/site-packages/torch"
 
@@ -62,26 +62,29 @@ HANGS = {
     "a rank is stopped": ([rank(0, REDUCE), rank(1, SLEEP, state="T", pid=7)], "rank-stuck-in-code", "rank 1"),
 }
 HEALTHY = {
-    "all run": ([rank(0, REDUCE, RUNNING), rank(1, SLEEP, RUNNING)], judge.MOVING),
-    "one runs, the other receives": ([rank(0, REDUCE, RUNNING), rank(1, REDUCE, IN_PLACE, moving=True)], judge.MOVING),
-    "rank 0 validates": ([rank(0, SLEEP, RUNNING), rank(1, REDUCE)], judge.WAITS),
-    "rank 0 polls in one line": ([rank(0, SLEEP, IN_PLACE), rank(1, REDUCE)], judge.WAITS),
-    "rank 0 downloads": ([rank(0, SLEEP, IN_PLACE, moving=True), rank(1, REDUCE)], judge.WAITS),
+    "all run": ([rank(0, REDUCE, RUNNING), rank(1, SLEEP, RUNNING)], verdict.MOVING),
+    "one runs, the other receives": (
+        [rank(0, REDUCE, RUNNING), rank(1, REDUCE, IN_PLACE, moving=True)],
+        verdict.MOVING,
+    ),
+    "rank 0 validates": ([rank(0, SLEEP, RUNNING), rank(1, REDUCE)], verdict.WAITS),
+    "rank 0 polls in one line": ([rank(0, SLEEP, IN_PLACE), rank(1, REDUCE)], verdict.WAITS),
+    "rank 0 downloads": ([rank(0, SLEEP, IN_PLACE, moving=True), rank(1, REDUCE)], verdict.WAITS),
     "a large all_reduce over a slow network": (
         [rank(0, REDUCE, IN_PLACE, moving=True), rank(1, REDUCE, IN_PLACE, moving=True)],
-        judge.WAITS,
+        verdict.WAITS,
     ),
     "a long step on GPUs": (
         [rank(each, ITEM, IN_PLACE, call="waits for its GPU", flying=True) for each in (0, 1)],
-        judge.BUSY,
+        verdict.BUSY,
     ),
-    "a rank on another host": ([rank(0, REDUCE)], judge.WAITS),
-    "servers that wait for requests": ([rank(0, SLEEP), rank(1, SLEEP)], judge.STANDS),
-    "one rank alone computes in one line": ([rank(0, SLEEP, IN_PLACE, world_size=1)], judge.BUSY),
-    "one rank alone computes": ([rank(0, SLEEP, RUNNING, world_size=1)], judge.MOVING),
-    "one rank computes, and nobody waits for it": ([rank(0, SLEEP, RUNNING), rank(1, SLEEP)], judge.MOVING),
-    "nobody may read the stacks": ([rank(0), rank(1, error="py-spy: Permission Denied")], judge.UNSEEN),
-    "all have ended meanwhile": ([rank(0, ended=True), rank(1, ended=True)], judge.MOVING),
+    "a rank on another host": ([rank(0, REDUCE)], verdict.WAITS),
+    "servers that wait for requests": ([rank(0, SLEEP), rank(1, SLEEP)], verdict.STANDS),
+    "one rank alone computes in one line": ([rank(0, SLEEP, IN_PLACE, world_size=1)], verdict.BUSY),
+    "one rank alone computes": ([rank(0, SLEEP, RUNNING, world_size=1)], verdict.MOVING),
+    "one rank computes, and nobody waits for it": ([rank(0, SLEEP, RUNNING), rank(1, SLEEP)], verdict.MOVING),
+    "nobody may read the stacks": ([rank(0), rank(1, error="py-spy: Permission Denied")], verdict.UNSEEN),
+    "all have ended meanwhile": ([rank(0, ended=True), rank(1, ended=True)], verdict.MOVING),
 }
 
 
@@ -89,7 +92,7 @@ HEALTHY = {
 def test_a_hang_is_likely_and_never_more_than_a_warning(accounts, name, words):
     found = report.make(accounts)
     (run,) = found.runs
-    assert (run.verdict.kind, run.verdict.finding.name) == (judge.STANDS, name)
+    assert (run.verdict.kind, run.verdict.finding.name) == (verdict.STANDS, name)
     assert run.verdict.finding.severity == "warning"
     assert found.exit_status == 0
     assert "--hang-timeout" not in found.render(), "an option of paceline run"
@@ -112,7 +115,7 @@ def test_a_proof_is_an_error():
         for number, call in enumerate(calls)
     ]
     found = report.make([rank(0, BARRIER, stand=stands[0]), rank(1, REDUCE, stand=stands[1])])
-    assert found.runs[0].verdict.kind == judge.PROVEN
+    assert found.runs[0].verdict.kind == verdict.PROVEN
     assert found.runs[0].verdict.finding.name == "collective-mismatch"
     assert found.exit_status == 1
     assert "proven: " in found.render()
@@ -171,10 +174,10 @@ def test_what_has_moved(looks, expected):
 
 
 def test_lines_that_wait_for_the_gpu():
-    assert account.waits_for_gpu(ITEM)
-    assert account.waits_for_gpu((user(1), Frame(f"{LIB}/cuda/__init__.py", 9, "synchronize")))
-    assert not account.waits_for_gpu(SLEEP)
-    assert not account.waits_for_gpu(())
+    assert rank_state.waits_for_gpu(ITEM)
+    assert rank_state.waits_for_gpu((user(1), Frame(f"{LIB}/cuda/__init__.py", 9, "synchronize")))
+    assert not rank_state.waits_for_gpu(SLEEP)
+    assert not rank_state.waits_for_gpu(())
 
 
 SOURCE = """\

@@ -68,7 +68,7 @@ def _said_by(traceback: str) -> str:
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class RankExit:
     """How one rank ended, with all that is known.
 
     Attributes:
@@ -144,7 +144,7 @@ class RankEnd:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> RankEnd:
+    def from_json(cls, values: dict[str, Any]) -> RankExit:
         """Return the record that ``to_json`` made."""
         failure = values["failure"]
         if failure is not None:
@@ -155,7 +155,7 @@ class RankEnd:
         lists = {name: tuple(values[name]) for name in ("log_tail", "stack", "threads")}
         return cls(**{**values, **lists, "failure": failure, "position": position})
 
-    def shifted(self, offset_ns: int) -> RankEnd:
+    def shifted(self, offset_ns: int) -> RankExit:
         """Return the record with its times moved from this node's clock to the head's."""
         failure = self.failure and replace(self.failure, time_ns=self.failure.time_ns - offset_ns)
         stopped_ns = self.stopped_ns and self.stopped_ns - offset_ns
