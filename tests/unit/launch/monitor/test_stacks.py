@@ -1,4 +1,4 @@
-"""How ranks are looked at: by their witness; by a signal only where that does not answer; their children never so."""
+"""How ranks are looked at: by their stack responder; by a signal only where that does not answer; their children never so."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract socket
 
 RANK = """
 import ctypes, os, sys, time
-from paceline.launch.probe import witness
+from paceline.launch.probe import stack_responder
 
-witness.install(open("stacks", "w"))
+stack_responder.install(open("stacks", "w"))
 
 
 def ready():
