@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import paceline
+from paceline.train import checkpoint
 
 
 def test_all_is_what_dir_shows():
@@ -15,6 +16,12 @@ def test_all_is_what_dir_shows():
 @pytest.mark.parametrize("name", paceline.__all__)
 def test_every_public_name_resolves(name):
     assert getattr(paceline, name) is getattr(paceline, name)
+
+
+@pytest.mark.parametrize("name", checkpoint.__all__)
+def test_every_name_of_checkpoints_resolves(name):
+    """Its names are loaded when they are asked for, from modules that are named in strings."""
+    assert getattr(checkpoint, name) is getattr(checkpoint, name)
 
 
 @pytest.mark.parametrize("name", ["Sesion", "annotations_", "run_", "__wrapped__"])

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpoints": "checkpoints",
     "Saved": "manifest",
-    "describe": "table",
+    "describe": "description",
     "export": "onefile",
     "last_committed": "folder",
     "list_of": "folder",
-    "render": "table",
+    "render": "description",
     "resolve": "folder",
-    "verify": "damage",
+    "verify": "verification",
 }
 
 _WITH_TORCH = ("Checkpoints", "export")
