@@ -120,13 +120,15 @@ def test_gradients_that_a_closure_makes_are_looked_at_after_it(trained, by_name)
         step()
 
 
-def test_the_flags_of_one_step_are_forgotten_at_the_next(trained):
+def test_a_rank_is_not_blamed_for_what_it_had_in_the_step_before(trained, monkeypatch):
+    monkeypatch.setattr(finite, "time", SimpleNamespace(sleep=lambda _: None))
     trained.backward(trained.loss() * NAN)
     trained.optimizer.zero_grad()
-    trained.optimizer.step()  # has no gradient to look at, and must not keep what it has seen for the next one
-    trained.backward(trained.loss())
     trained.optimizer.step()
-    assert all(parameter.isfinite().all() for parameter in trained.net.parameters())
+    trained.backward(trained.loss())
+    trained.net[2].weight.grad.fill_(NAN)  # another rank's, this time
+    with pytest.raises(RunError, match="the gradients that rank 2 is about to apply are not finite"):
+        trained.optimizer.step()
 
 
 def test_sparse_gradients_are_looked_at(slot):
