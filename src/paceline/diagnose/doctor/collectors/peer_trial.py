@@ -1,4 +1,4 @@
-"""Copy data between every two GPUs and verify it; ``peers`` runs this in a process that it can kill.
+"""Copy data between every two GPUs and verify it; ``peers`` runs this in a child that it can kill.
 
 The process announces each copy before it begins, so that the report can name a copy that hangs.
 It also ends after a fixed time, in case its parent is gone.

@@ -55,7 +55,7 @@ def _torch_cuda() -> str:
 
 
 def gather_settings() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the settings of NCCL, torch, gloo and libfabric by name, and the files they come from."""
+    """Return the settings of NCCL, torch, gloo and libfabric by name, and their source files."""
     from paceline.diagnose import variables
 
     return variables.gather_settings()
