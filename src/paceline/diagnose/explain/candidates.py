@@ -86,7 +86,7 @@ def known(scanned: Scanned) -> list[Candidate]:
 
 
 def _tier(match: Match) -> Tier:
-    """Return a signature's tier, lowered for a line logged as a warning, which is rarely the cause."""
+    """Return a signature's tier; a line logged as a warning gets a low one."""
     signature = match.signature
     mild = signature.tier >= Tier.COARSE and not signature.in_warning and _MILD.search(match.line.text)
     return Tier.WARNED if mild else signature.tier
@@ -182,7 +182,7 @@ def exceptions(scanned: Scanned) -> list[Candidate]:
 
 
 def _handled(every: Sequence[Raised]) -> list[Raised]:
-    """Return the exceptions whose handler called a function that failed: the fallback ended the run.
+    """Return the exceptions whose handler called a function that failed: the fallback failed.
 
     If the handler itself failed, for example during cleanup, the first exception says more.
     """

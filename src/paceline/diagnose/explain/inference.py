@@ -164,7 +164,7 @@ def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
 
 
 def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Replace a file missing in the cache by the refusal of a server, which is the reason for it."""
+    """Replace a file missing in the cache by the refusal of a server, which explains it."""
     answers = scanned.of("server-answered")
     if not answers:
         return list(candidates)

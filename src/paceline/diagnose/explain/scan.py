@@ -163,7 +163,7 @@ class Scanner:
         self._kinds[key] = kind
 
     def _skip(self, keys: Counter[bytes]) -> bool:
-        """Count a piece of text without anything new as a whole; return whether that was possible."""
+        """Count a piece of text without anything new at once; return whether that was possible."""
         known = [(self._kinds.get(hash(key)), number) for key, number in keys.items() if key]
         if any(kind is None or kind.allowed > 0 for kind, _ in known) or b"" in keys:
             return False
@@ -245,7 +245,7 @@ class Scanner:
             kind.allowed = max(kind.allowed, _MAX_AFTER)
 
     def _remember(self) -> None:
-        """Examine the unremarkable lines directly before a matching line."""
+        """Keep the unremarkable lines directly before an examined one as tails."""
         for number, raw in self._silent:
             self._keep(parse(raw.decode("utf-8", "replace"), number))
         self._silent.clear()
@@ -347,7 +347,7 @@ def _record(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """Return the lines escaped in a line of JSON, as in torch's error files; else the line itself."""
+    """Return the lines escaped in a line of JSON, as in torch's error files, or the line itself."""
     if text.startswith('{"') and (record := _record(text)):
         return record
     if "\\n" not in text or ("Traceback" not in text and 'File \\"' not in text and '"message"' not in text):

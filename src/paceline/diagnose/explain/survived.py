@@ -104,7 +104,7 @@ def _ended_well(line: Line, candidate: Candidate) -> bool:
 
 
 def _num_after(steps: Sequence[_Step], number: int) -> int:
-    """Return the number of different steps after a line; 0 if they start over, as in another log."""
+    """Return the number of different steps after a line; 0 if they start over as in a new log."""
     after = [step for step in steps if step.line.number > number]
     positions = [step.position for step in after if step.position is not None]
     if not positions:
