@@ -178,7 +178,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack that faulthandler printed of the thread that a signal ended, innermost frame first."""
+    """The stack that faulthandler printed for the signalled thread, innermost frame first."""
 
     line: Line
     frames: list[Frame]
@@ -190,7 +190,7 @@ class Stack:
 
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:
-    """Return the user's innermost frame, else one of a package that is not well known; else None."""
+    """Return the user's innermost frame, else one of a little-known package, else None."""
     own = (frame for frame in reversed(frames) if frame.user)
     installed = (frame for frame in reversed(frames) if frame.own_package)
     return next(own, None) or next(installed, None)
@@ -331,7 +331,7 @@ class Tracebacks:
                 self._unfinished[line.source] = raised
 
     def _finish(self, line: Line) -> None:
-        """Read the start of an exception's message from the next line, or its rest after a colon."""
+        """Take an exception's message, or its rest after a colon, from the next line."""
         raised = self._unfinished.pop(line.source, None)
         if raised is None or _HEADER.search(line.body) or _FRAME.search(line.body):
             return
