@@ -14,8 +14,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-# Positions in a rank's slot, each a signed 64-bit integer. From BEAT_NS on they are written in
-# order.
+# Positions in a rank's slot, each a signed 64-bit integer. The order from BEAT_NS on is that in
+# which they are written.
 PHASE = 0
 BEAT_NS = 1  # last sign of progress
 BATCHES = 2
@@ -87,7 +87,7 @@ class Counters:
         batches: Batches taken from DataLoaders so far.
         seconds: Time from the end of the first step to the end of the last.
         data_s: The part of ``seconds`` that the rank waited for data.
-        own_s: The part of ``seconds`` outside backward, in which ranks wait for each other.
+        own_s: The part of ``seconds`` outside backward; within backward, ranks wait for others.
         loops: Training loops over DataLoaders that reached the loader's end.
         loop_batches: Batches of the last such loop; 0 before the first, -1 if unknown.
         first_loop_batches: Batches of the first such loop; 0 and -1 likewise.
