@@ -23,8 +23,7 @@ STEPS = 3
 FIRST_STEP_NS = 4  # end of the first step: the rates exclude this slow step
 LAST_STEP_NS = 5
 DATA_NS = 6  # wait for the DataLoader since FIRST_STEP_NS
-# since FIRST_STEP_NS, outside backward: data, forward, optimizer; without the wait for other ranks
-OWN_NS = 7
+OWN_NS = 7  # since FIRST_STEP_NS, outside backward: data, forward, optimizer; no wait for ranks
 ARMED = 8  # 1: on request, the rank stops cleanly
 # Training loops over DataLoaders that reached the loader's end:
 LOOPS = 9
@@ -42,8 +41,7 @@ ORDER_INDICES = 16
 # the same step for all of them.
 CHECKS = 18
 CHECK_LEVELS = 16
-# Of a training run whose ranks may share a DATA_HASH: hash of the results of some steps; 0: not
-# available.
+# If all ranks may share a DATA_HASH: hash of the results of some steps; 0: not available.
 WORK_HASH = 50
 # An evaluation whose sampler repeats samples to give all ranks the same number: the number of
 # samples of its dataset, and the number with repetitions; 0: there was none.

@@ -16,13 +16,11 @@ from paceline import env
 MISSING_NODE_NOTICE = 5.0  # after the start: which nodes are missing
 SILENT_NODE_NOTICE = 10.0  # without a heartbeat; with the tick and the store's delay, within 15 s
 HANG_NOTICE = 120.0  # without progress of a rank that others wait for
-# without progress of any rank: compare what the ranks wait for, without signals
-NOTHING_MOVES_LOOK = 5.0
+NOTHING_MOVES_LOOK = 5.0  # without progress of any rank: compare their waits, without signals
 
 # Ownership of a run folder (docs/design/0014-run-folders.md).
 LEASE_HEARTBEAT = 5.0  # interval at which the owner increases its counter
-# without a change of the counter: the owner is gone. NFS shows changes after up to 60 s.
-LEASE_EXPIRY = 60.0
+LEASE_EXPIRY = 60.0  # the counter does not change: the owner is gone. NFS delays it by up to 60 s.
 LEASE_SAME_JOB = 15.0  # the same for an earlier step of the same Slurm job, on another node
 LEASE_LIVING = 10.0  # wait of a newcomer for an owner that is alive and may be about to end
 
@@ -30,10 +28,8 @@ LEASE_LIVING = 10.0  # wait of a newcomer for an owner that is alive and may be 
 STATIC_START = 900.0  # missing nodes, static rendezvous: torchrun's launcher/api.py
 C10D_START = 600.0  # the same for c10d: torch's RendezvousTimeout.join
 SLURM_START = 300.0  # the same inside a Slurm step, because its tasks start together
-# node 0's host answers but refuses the port: its launcher has ended or never started
-PORT_REFUSED = 60.0
-# a forked DataLoader worker waits for a lock and never ran: proven, and therefore never scaled
-WORKER_FORK = 5.0
+PORT_REFUSED = 60.0  # node 0's host refuses the port: its launcher has ended or never started
+WORKER_FORK = 5.0  # a forked DataLoader worker waits for a lock and never ran: proven, not scaled
 NODE_TIMEOUT = 90.0  # without a heartbeat and without steps of a node: default of --node-timeout
 
 

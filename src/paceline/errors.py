@@ -21,8 +21,7 @@ from paceline.codes import CODES
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_MISUSE = 2
-# stopped early with a checkpoint: start again to resume (sysexits.h: EX_TEMPFAIL)
-EXIT_UNFINISHED = 75
+EXIT_UNFINISHED = 75  # stopped early with a checkpoint, resumable (sysexits.h: EX_TEMPFAIL)
 
 SEVERITIES = ("error", "warning", "hint")
 TRACEBACK = "traceback: "  # starts a fix that only points to the rest of the traceback

@@ -129,7 +129,7 @@ def address_towards(target: str) -> str:
     """Return this machine's source address for packets to ``target``, without sending any.
 
     Raises:
-        OSError: There is no route.
+        OSError: The target cannot be routed to.
     """
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -19,7 +19,7 @@ OLDEST = (2, 8)
 
 
 class TorchRequiredError(SetupError, ImportError):
-    """torch cannot be used here; an ImportError too, because imports of paceline's names raise it."""
+    """torch cannot be used here; an ImportError too, because paceline's imports raise it."""
 
 
 def require_installed() -> None:

@@ -16,7 +16,7 @@ To add a signature:
    a second template without it.
 4. The tier is CAUSE if the text can mean nothing else, COARSE if another line names the same fault
    more precisely, HINTED if training may continue after it. A line that surviving ranks print is
-   VICTIM, whatever its words.
+   VICTIM, regardless of its words.
 5. For a fault that only several lines show, add a ``note`` here and a rule in ``inference``.
 6. Add the text as a program really prints it to ``tests/unit/explain``, and a similar harmless one.
 """

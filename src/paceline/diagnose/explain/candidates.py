@@ -251,7 +251,7 @@ def _tier_of(raised: Raised, *, handled: bool) -> Tier:
         return Tier.WARNED
     if not raised.anchored:
         return Tier.MENTIONED_EXCEPTION
-    # often an exception of its launcher
+    # Often the launcher raised such an exception.
     libraries_only = bool(raised.frames) and raised.user_frame is None
     if handled or libraries_only or not raised.shown:
         return Tier.DOUBTFUL_EXCEPTION
@@ -299,7 +299,7 @@ def unclear(scanned: Scanned, before: int) -> Candidate | None:
         before: Line number from which all errors are consequences.
     """
     well = [*scanned.of("progress"), *scanned.of("success")]
-    # training continued after errors before this line
+    # Training continued after errors before this line.
     going = max((match.line.number for match in well), default=-1)
     errors = [line for line in scanned.errors if going < line.number < before]
     if errors:

@@ -94,7 +94,7 @@ def _zstd(stream: BinaryIO, subject: str) -> Iterator[Readable]:
                 fix=f"zstd -dc {'FILE' if subject == '-' else subject} | paceline explain -",
             )
         )
-    # the stream's own seek may move only within its buffer
+    # The stream's own seek may move only within its buffer.
     os.lseek(stream.fileno(), 0, os.SEEK_SET)
     process = subprocess.Popen(
         [program, "-dcq"], stdin=stream, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True

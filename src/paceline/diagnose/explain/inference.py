@@ -22,7 +22,7 @@ _ALONE = (
 Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 
 _MIN_SCALE = 1e-3  # loss scale: below it, fp16 gradients vanish
-# of the whole run, not of a download
+# The success of the whole run, not of a download.
 _OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)
 _ENDED_OUTSIDE = ("stop", "step-cancelled", "exit--15", "stopped")
 _NEVER = 1 << 62
@@ -174,7 +174,7 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         return replace(
             candidate,
             name="user-exception",
-            # below the exception that names the refusal, if the text has it
+            # The exception that names the refusal ranks first, if the text has it.
             tier=Tier.DOUBTFUL_EXCEPTION,
             what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
             evidence=refusal + candidate.evidence,

@@ -35,7 +35,7 @@ def _others(text: str) -> list[tuple[str, str]]:
     holders = sorted(((found["pid"], found["held"]) for found in _HOLDER.finditer(text)), key=_size, reverse=True)
     if total is None:
         return []
-    # in a container a process does not know its id on the host: one of these is the program
+    # In a container a process does not know its id on the host: one of these is the program.
     if not _OURS.search(text):
         allocated = _ALLOCATED.search(text)
         least = _bytes(allocated["size"]) if allocated else 0.0

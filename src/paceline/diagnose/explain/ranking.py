@@ -35,7 +35,7 @@ def judge_scanned(scanned: Scanned) -> Answer:
     """Return the findings of a scanned text."""
     reported = _reported(scanned)
     candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
-    # the final report already covers the rest
+    # The final report already covers earlier lines.
     candidates = [each for each in candidates if each.number > scanned.told_until]
     if not any(each.tier >= Tier.VICTIM for each in candidates) and scanned.told_until < 0:
         ends = [each.number for each in candidates if not each.survived]

@@ -15,7 +15,7 @@ _HEAD = re.compile(
 _ACCOUNT = re.compile(
     r"^(?:(?:(?:likely )?cause|hang): )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$"
 )
-# shortened: the code is in the reference below
+# A shortened line: only the reference below it has the code.
 _LONG = re.compile(r"^(?:(?:likely )?cause|hang): (?P<what>.*…)$")
 _CLOSING = re.compile(r"^exit status \d+\b.*run folder")
 _FIELD = re.compile(r"^ {2}(?P<field>where|why|fix): (?P<value>.*)$")

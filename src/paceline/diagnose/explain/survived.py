@@ -17,7 +17,7 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"\bepoch\b\D{0,4}(?P<epoch>\d+(?:\.\d+)?)", re.IGNORECASE)
 _OWN_STEPS = 2  # of the process itself: it is alive
-# of processes without labels: more steps than others make before they notice a dead peer
+# Of processes without labels: more steps than others make before they notice a dead peer.
 _UNLABELLED_STEPS = 5
 _PASSED_REACH = 4  # lines after a fault in which the program reports its fallback
 _OTHERS_STEPS = 10  # of another rank: it cannot continue that long without this one

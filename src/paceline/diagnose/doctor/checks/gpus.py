@@ -106,7 +106,7 @@ def _signs_of_nvml(facts: Facts) -> Iterator[_Sign]:
 
 def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
     gpus = {gpu.bus_id: gpu for gpu in facts.gpus}
-    # the log also names GPUs of other users
+    # The log also names GPUs of other users.
     shared_log = facts.host.container or facts.host.slurm_job
     for xid in facts.xids:
         gpu = gpus.get(xid.bus_id)

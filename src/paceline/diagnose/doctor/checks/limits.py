@@ -135,7 +135,7 @@ def _loaders(facts: Facts) -> Iterator[Finding]:
 
 def _disk(disk: Disk) -> Iterator[Finding]:
     used = 1 - disk.free_bytes / max(1, disk.total_bytes)
-    # a small disk is not a full one
+    # A small disk is not a full one.
     full = (disk.free_bytes < _GIB and used > 0.5) or (disk.free_bytes < 50 * _GIB and used > 0.98)
     no_files = disk.free_files is not None and disk.free_files < 1000
     if not full and not no_files:

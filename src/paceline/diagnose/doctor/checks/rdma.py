@@ -15,7 +15,7 @@ from paceline.machine import nccl_lists
 from paceline.machine.ulimits import UNLIMITED
 from paceline.text.wording import few
 
-# the usual limits (64 KiB, 8 MiB) are below: NCCL fails at its first buffers
+# The usual limits (64 KiB, 8 MiB) are below this size: NCCL fails at its first buffers.
 _SMALL_LOCK = 64 << 20
 _ENOUGH_LOCK = 4 << 30
 _CHOOSES_GID = (2, 21)  # since this version NCCL looks for the right GID itself
@@ -122,7 +122,7 @@ def _no_devices(facts: Facts, efa: bool) -> Obstacle:
 
 def _unused(facts: Facts, ports: Sequence[RdmaPort], obstacles: Sequence[Obstacle]) -> Finding:
     first, kinds = obstacles[0], list(dict.fromkeys(port.kind for port in ports))
-    # every faster Ethernet card offers RoCE, not every network supports it
+    # Every faster Ethernet card offers RoCE, but not every network supports it.
     only_roce = kinds == ["RoCE"]
     return Finding(
         "infiniband-unused",
@@ -158,7 +158,7 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
     if limit is None or limit == UNLIMITED or limit >= _ENOUGH_LOCK or facts.limits.lock_any:
         return
     severity = "error" if limit <= _SMALL_LOCK else "warning"
-    # every faster Ethernet card offers RoCE, used or not
+    # Every faster Ethernet card offers RoCE, used or not.
     only_roce = all(port.kind == "RoCE" for port in ports)
     yield Finding(
         "memlock-too-low",

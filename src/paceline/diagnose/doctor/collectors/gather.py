@@ -15,7 +15,7 @@ from paceline.machine import interfaces
 from paceline.machine.deadline import within_why
 
 _Found = TypeVar("_Found")
-# without persistence mode the driver initializes each GPU again, which takes seconds
+# Without persistence mode the driver initializes each GPU again, which takes seconds.
 _DRIVER_S = 45.0
 _PART_S = 2.0
 _PROCESSES_S = 5.0
@@ -66,7 +66,7 @@ def gather() -> Facts:
         limits=parts.ask("limits", limits.gather_limits, Limits()),
         disks=parts.ask("disks", limits.gather_disks, ()),
         software=versions,
-        # empty means no GPU; read() would treat it as unset
+        # An empty value means no GPU; read() would treat it as unset.
         visible_devices=env.snapshot().get(env.CUDA_DEVICES),
         settings=settings,
         settings_where=where,

@@ -27,7 +27,7 @@ def main() -> None:
 
     signal.alarm(_LONGEST_S)
     names = [_uuid(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
-    # initialization at the first use of a GPU must not look like a hang
+    # The initialization at the first use of a GPU must not look like a hang.
     for place in range(len(names)):
         torch.zeros(1, device=f"cuda:{place}").cpu()
     for one, other in permutations(range(len(names)), 2):

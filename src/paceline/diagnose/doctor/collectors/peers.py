@@ -18,7 +18,7 @@ from typing import IO, Any
 from paceline import env
 
 LIMIT_S = 20.0
-# a copy of some megabytes takes milliseconds; one cut off by the timeout is not a hang
+# A copy of some megabytes takes milliseconds. One that the timeout cuts off is not a hang.
 _HANGS_S = 4.0
 _PROGRAM = "paceline.diagnose.doctor.collectors.peer_trial"
 

@@ -13,7 +13,7 @@ from paceline import env
 from paceline.diagnose.doctor.facts import Leftover, LoaderGroup
 from paceline.machine.processes import command_line
 
-# any of these, in addition to a rank, marks a process of a run
+# Any of these variables, in addition to a rank, marks a process of a run.
 _MARKS = (env.RUN_TOKEN, env.RUN_DIR, env.RUN_ID, env.WORLD_SIZE)
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _LAUNCHERS = ("torchrun", "torch.distributed", "paceline", "accelerate", "deepspeed", "mpirun", "slurmstepd", "python")
@@ -79,7 +79,7 @@ def _has_lost_its_parent(process: Any) -> bool:
     try:
         above = psutil.Process(parent)
         words = above.cmdline()
-        # in a container, pid 1 may be the launcher itself, or may have been assigned a rank
+        # In a container, pid 1 may be the launcher itself, or a rank.
         if parent == 1:
             return not starts_ranks(words) and not _quietly(above.environ, {}).get(env.RANK)
         return above.name() == "systemd" and "--user" in words
