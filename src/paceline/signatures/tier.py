@@ -1,4 +1,4 @@
-"""How directly a text points to the cause: the order of tiers ranks ``paceline explain``.
+"""How directly a text points to the cause: the order of tiers is the ranking of ``explain``.
 
 A signature names its tier. Pairs of faults that explain each other regardless of their tiers are in
 ``paceline.diagnose.explain.pairs``.

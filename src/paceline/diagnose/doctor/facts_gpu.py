@@ -102,7 +102,7 @@ class Gpu:
             ``not-started`` or ``failed``; empty if the GPU is not part of one or does not report
             it.
         numa_node: The NUMA node that it is attached to.
-        cpus: The CPUs of that node, as ``0-15,32-47``.
+        cpus: CPUs near the GPU, as ``0-15,32-47``.
     """
 
     index: int

@@ -14,7 +14,7 @@ _OURS = re.compile(r"this process has \d+(?:\.\d+)? [KMGT]?i?B memory in use")
 _TOTAL = re.compile(r"total capaci?ty of (?P<size>\d+(?:\.\d+)? [KMGT]?i?B)")
 _ALLOCATED = re.compile(r"allocated memory (?P<size>\d+(?:\.\d+)? [KMGT]?i?B) is allocated by PyTorch")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_MUCH = 0.25  # of the GPU: if others hold less, the program's own need is too large
+_MUCH = 0.25  # of the GPU: if others hold less, the program itself needs too much
 
 
 def held_by_others(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -58,8 +58,8 @@ def by_default(
 ) -> Choice:
     """Return the choice for accelerate's default configuration, for scripts that import accelerate.
 
-    The run uses nothing of it if the environment already configures the training, or if only the
-    configuration would make the run fail. A configuration for another kind of machine is not
+    The run uses nothing of it if the environment already configures the training, or if it would
+    make an otherwise working run fail. A configuration for another kind of machine is not
     mentioned.
 
     Args:
