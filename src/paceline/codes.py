@@ -1,7 +1,7 @@
-"""The names and codes of all findings: the one list that every room which finds something shares.
+"""The names and codes of all findings, shared by every package that reports findings.
 
-The names are a contract (they are never renamed); the codes are ours and never reused. What each of them means is
-told by a page in ``catalogue/texts``.
+The names are a contract: they are never renamed. Codes are never reused. A page in
+``catalogue/texts`` explains each of them.
 """
 
 from __future__ import annotations

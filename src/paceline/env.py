@@ -17,9 +17,9 @@ class Variable:
     """One environment variable.
 
     Attributes:
-        name: Its name.
+        name: Its name in the environment.
         meaning: One line for the reference page.
-        default: What holds when it is not set.
+        default: The behaviour while it is unset.
     """
 
     name: str
@@ -35,7 +35,7 @@ def _variable(name: str, meaning: str, default: str = "") -> str:
     return name
 
 
-# Ours
+# paceline's variables
 LAUNCHER = _variable(
     "PACELINE_LAUNCHER",
     "who started this process, for Session: paceline, torchrun, slurm or none; overrides what is detected",
@@ -71,7 +71,7 @@ TEST_TIME_FACTOR = _variable(
     "1",
 )
 
-# The contract of torchrun with its ranks
+# torchrun's contract with its ranks
 RANK = _variable("RANK", "global rank, set for each rank")
 LOCAL_RANK = _variable("LOCAL_RANK", "rank on this node, set for each rank")
 WORLD_SIZE = _variable("WORLD_SIZE", "number of ranks, set for each rank")
@@ -101,7 +101,7 @@ ASYNC_ERROR_HANDLING = _variable(
 )
 CUDA_DEVICES = _variable("CUDA_VISIBLE_DEVICES", "GPUs that may be used", "all")
 
-# Defaults that we choose, only where the user has not
+# Defaults that paceline sets unless the user has set them
 OMP_THREADS = _variable(
     "OMP_NUM_THREADS", "threads of a rank's CPU operations", "usable CPUs divided by the ranks of the node"
 )
@@ -120,7 +120,7 @@ NCCL_DEBUG_SUBSYS = _variable("NCCL_DEBUG_SUBSYS", "parts of NCCL that log; --nc
 NCCL_RAS_ADDR = _variable("NCCL_RAS_ADDR", "read: where NCCL is asked about a hang", "localhost:28028")
 NCCL_DEBUG_FILE = _variable("NCCL_DEBUG_FILE", "file of NCCL's log; one per rank with --nccl-debug")
 
-# Slurm: of the step only, because the job's variables also exist in salloc shells and editors' terminals
+# Slurm: only the step's, because the job's also exist in salloc shells and terminals of editors
 STEP_ID = _variable("SLURM_STEP_ID", "read: this process is part of a Slurm step")
 STEP_NUM_TASKS = _variable("SLURM_STEP_NUM_TASKS", "read: number of tasks of the step")
 STEP_NODELIST = _variable("SLURM_STEP_NODELIST", "read: nodes of the step")
@@ -168,23 +168,26 @@ def variables() -> tuple[Variable, ...]:
 
 
 def read(name: str) -> str | None:
-    """Return the value of one of our variables, or None if it is unset or empty."""
+    """Return the value of a variable; None if it is unset or empty."""
     _require(name)
     return os.environ.get(name) or None
 
 
 def snapshot() -> dict[str, str]:
-    """Return a copy of the whole environment, to hand to a judge. Never print it."""
+    """Return a copy of the whole environment as input for a decision. Never print it."""
     return dict(os.environ)
 
 
 def in_terminal() -> bool:
-    """Return whether somebody types here: the shell of a terminal has variables that are not of its own start."""
+    """Return whether a person types here.
+
+    The shell of a terminal inherits variables that do not describe its own start.
+    """
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def wants_colour() -> bool:
-    """Return whether text on a terminal may be in colour."""
+    """Return whether text on a terminal may be coloured."""
     return not os.environ.get(NO_COLOR) and os.environ.get(TERM) != "dumb"
 
 
@@ -194,13 +197,13 @@ def torchrun_defaults() -> dict[str, str]:
 
 
 def put(name: str, value: str) -> None:
-    """Set one of our variables for this process and those that it starts."""
+    """Set a variable for this process and its children."""
     _require(name)
     os.environ[name] = value
 
 
 def take(name: str) -> str | None:
-    """Return the value of one of our variables and remove it."""
+    """Remove a variable and return its value."""
     _require(name)
     return os.environ.pop(name, None)
 
@@ -211,7 +214,7 @@ def update(values: Mapping[str, str]) -> None:
 
 
 def listen(heard: Callable[[str, str | None, str], None]) -> None:
-    """Call ``heard(name, value before, value)`` before this process sets a variable."""
+    """Call ``heard(name, old value, new value)`` before this process sets a variable."""
     put = os.putenv
 
     def heard_then_put(key: Any, value: Any) -> None:

@@ -1,11 +1,11 @@
-"""Bad news has one shape: the Finding, and the exceptions that carry one.
+"""The shape of bad news: the Finding, and the exceptions that carry one.
 
     PacelineError
     ├── UsageError      the command cannot be run as typed                      (exit status 2)
     ├── SetupError      this machine or environment cannot do what was asked    (exit status 2)
     └── RunError        something that was running failed                       (exit status 1)
 
-Standard library only: this is read on login nodes without torch.
+Standard library only: login nodes read this without torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 from paceline.codes import CODES
 
-# Exit statuses of the command, beside 128 + signal for a run that was ended by one.
+# Exit statuses of the command; a run ended by a signal has 128 + signal.
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_MISUSE = 2
-EXIT_UNFINISHED = 75  # stopped before its end with a checkpoint: start again to go on (sysexits.h: EX_TEMPFAIL)
+EXIT_UNFINISHED = 75  # stopped early with a checkpoint, resumable (sysexits.h: EX_TEMPFAIL)
 
 SEVERITIES = ("error", "warning", "hint")
-TRACEBACK = "traceback: "  # begins a fix that only says where the rest of it is
+TRACEBACK = "traceback: "  # starts a fix that only points to the rest of the traceback
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Finding:
     """One piece of bad news, in the shape that every command prints.
 
     Attributes:
-        name: The fault in kebab-case, one of ``paceline.codes.CODES``; the fault, never the cure.
-        what: What happened, one sentence.
-        where: Rank, host, ``file:line``, option or variable; empty if there is no place.
-        evidence: Lines that the finding rests on.
-        why: Why it matters, one line; empty if the fault says so itself.
-        fix: One line to paste or to do.
+        name: The fault in kebab-case, one of ``paceline.codes.CODES``; it never names the cure.
+        what: What happened, in one sentence.
+        where: Rank, host, ``file:line``, option or variable; empty without a place.
+        evidence: Lines that support the finding.
+        why: Why it matters, in one line; empty if the fault makes it clear.
+        fix: One line to paste, or one thing to do.
         severity: ``"error"``, ``"warning"`` or ``"hint"``.
     """
 
@@ -62,26 +62,26 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """The line with the fix; empty if there is none. Where to read a traceback is no fix, and is not called one."""
+        """The line with the fix; empty without one. A traceback's place is not called a fix."""
         return self.fix if not self.fix or self.fix.startswith(TRACEBACK) else f"fix: {self.fix}"
 
     @property
     def more(self) -> str:
-        """The line that says where its page is, for every report that ends with it."""
+        """The line that refers to the page of the finding, for reports that end with it."""
         return f"more: paceline explain {self.code}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as plain data, as ``--json`` prints it."""
+        """Return the finding as the dictionary that ``--json`` prints."""
         return {"code": self.code, **asdict(self), "evidence": list(self.evidence)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Finding:
-        """Return the finding that ``to_json`` made."""
+        """Build the finding from the output of ``to_json``."""
         fields = {key: value for key, value in values.items() if key != "code"}
         return cls(**{**fields, "evidence": tuple(values["evidence"])})
 
     def render(self) -> str:
-        """Return the finding as text: what, where, evidence, why, fix, and how to read more."""
+        """Return the finding as text: what, where, evidence, why, fix, reference to its page."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -99,12 +99,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something worth knowing about a run that accuses nobody: no code, no severity, no effect on the exit status.
+    """A fact worth knowing about a run, without code, severity or effect on the exit status.
 
     Attributes:
-        what: What is the case, one sentence.
-        details: Lines with the facts that it rests on.
-        advice: What the user can do, one line; empty if there is nothing to do.
+        what: The fact, in one sentence.
+        details: Lines that support it.
+        advice: What the user can do, in one line; empty if there is nothing to do.
     """
 
     what: str
@@ -112,12 +112,12 @@ class Notice:
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the notice as plain data."""
+        """Return the notice as a dictionary for JSON."""
         return {"what": self.what, "details": list(self.details), "advice": self.advice}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Notice:
-        """Return the notice with the values that ``to_json`` returned."""
+        """Build the notice from the output of ``to_json``."""
         return cls(values["what"], tuple(values["details"]), values["advice"])
 
     def render(self) -> str:
@@ -128,21 +128,21 @@ class Notice:
 
 
 def gravest_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the errors first, then warnings, then hints; the order is kept among equals."""
+    """Sort findings by severity: errors, warnings, hints; equal ones keep their order."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def status_of(findings: Iterable[Finding]) -> int:
-    """Return the exit status of a command that looks for faults: 1 if one is an error, else 0."""
+    """Return a checking command's exit status: 1 if a finding is an error, else 0."""
     return EXIT_FAILED if any(finding.severity == "error" for finding in findings) else EXIT_OK
 
 
 class PacelineError(Exception):
-    """Base of everything that paceline raises for a user; carries a Finding.
+    """Base of all exceptions that paceline raises for a user; carries a Finding.
 
     Attributes:
-        found_by_all: All processes of the same start find the same.
-        said_elsewhere: Another of them says it, into the same output.
+        found_by_all: Whether all processes of the same start find the same fault.
+        said_elsewhere: Whether another process prints this error to the same output.
     """
 
     exit_status = EXIT_FAILED

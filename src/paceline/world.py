@@ -1,4 +1,4 @@
-"""World: how many ranks there are and which one this is, from the variables of whoever started it.
+"""Determine the world size and the rank of this process from the launcher's variables.
 
 Pure: takes a mapping, returns a frozen value with the reason. Standard library only.
 """
@@ -17,7 +17,7 @@ LAUNCHERS = ("paceline", "torchrun", "slurm", "none")
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run as one of them sees it.
+    """The ranks of a run, as one of them sees it.
 
     Attributes:
         rank: Global rank, 0 to ``world_size - 1``.
@@ -26,10 +26,10 @@ class World:
         local_world_size: Number of ranks on this node.
         node_rank: Rank of this node.
         num_nodes: Number of nodes.
-        master_addr: Address of the store that ranks meet at; empty in a world of one.
-        master_port: Its port; 0 in a world of one.
+        master_addr: Address of the store where ranks meet; empty in a world of one.
+        master_port: Port of that store; 0 in a world of one.
         launcher: ``"paceline"``, ``"torchrun"``, ``"slurm"`` or ``"none"``.
-        reason: What was taken and why, one line to print.
+        reason: Which variables were used and why, one line to print.
     """
 
     rank: int = 0
@@ -47,16 +47,19 @@ class World:
 def from_environ(environ: Mapping[str, str], *, in_terminal: bool = False) -> World:
     """Return the world that ``environ`` describes.
 
-    ``PACELINE_LAUNCHER`` decides if it is set. Otherwise torchrun's variables (which paceline's launcher
-    sets too) come first, then a Slurm step of more than one task; a job's own ``SLURM_*`` variables are
-    never enough, because they also exist in ``salloc`` shells and editors' terminals.
+    ``PACELINE_LAUNCHER`` decides if it is set. Otherwise torchrun's variables, which paceline's
+    launcher sets too, take precedence over a Slurm step with more than one task. A job's
+    ``SLURM_*`` variables are never enough, because they also exist in ``salloc`` shells and
+    terminals of editors.
 
     Args:
         environ: The environment.
-        in_terminal: Whether somebody types here, which tells the shell of ``srun --pty`` from what srun starts in it.
+        in_terminal: Whether a person types here, which distinguishes the shell of ``srun --pty``
+            from the tasks that srun starts in it.
 
     Raises:
-        UsageError: ``PACELINE_LAUNCHER`` is not known, or the variables that it needs are missing.
+        UsageError: The value of ``PACELINE_LAUNCHER`` is unknown, or required variables are
+            missing.
     """
     chosen = environ.get(env.LAUNCHER, "")
     if chosen and chosen not in LAUNCHERS:
@@ -79,7 +82,7 @@ def from_environ(environ: Mapping[str, str], *, in_terminal: bool = False) -> Wo
 
 
 def _in_step(environ: Mapping[str, str], in_terminal: bool) -> bool:
-    # in a terminal of a step nobody has started the other tasks
+    # in a terminal of a step, nobody has started the other tasks
     in_task = env.STEP_ID in environ and not (environ.get(env.PTY_PORT) and in_terminal)
     return in_task and int(environ.get(env.STEP_NUM_TASKS, "1")) > 1
 
@@ -146,9 +149,9 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
 
 
 def step_port(environ: Mapping[str, str]) -> int:
-    """Return the port that the tasks of a Slurm step meet at, the same on all of them: 15000 to 31999."""
-    # All tasks must agree without talking, so the port follows from job and step. The range is below
-    # Linux's ephemeral ports (32768 and up), which outgoing connections may hold.
+    """Return the meeting port of a Slurm step, 15000 to 31999, the same in all its tasks."""
+    # All tasks must agree without communication, so the port follows from job and step. The range
+    # is below Linux's ephemeral ports (32768 and up), which outgoing connections may use.
     job, step = int(environ.get(env.JOB_ID, "0")), int(environ.get(env.STEP_ID, "0"))
     return 15000 + (job * 7919 + step * 104729) % 17000
 

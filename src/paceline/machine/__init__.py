@@ -1,1 +1,1 @@
-"""Facts about this computer: CPUs, GPUs, addresses, versions of software, and what Slurm answers."""
+"""Facts about this computer: CPUs, GPUs, addresses, software versions, and Slurm's answers."""

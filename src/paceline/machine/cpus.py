@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: affinity and cgroup quota. Standard library only."""
+"""Count the CPUs that this process may use: affinity and cgroup quota. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.world import World
 
 
 def usable_cpus() -> tuple[int, str]:
-    """Return how many CPUs this process may use, and why: the smaller of affinity and cgroup quota."""
+    """Return the number of usable CPUs and the reason: the smaller of affinity and cgroup quota."""
     if hasattr(os, "sched_getaffinity"):
         count, reason = len(os.sched_getaffinity(0)), "CPU affinity"
     else:
@@ -21,20 +21,21 @@ def usable_cpus() -> tuple[int, str]:
 
 
 def of_ranks(world: World, *, granted: str) -> int:
-    """Return how many CPUs the ranks of this node may use together.
+    """Return the number of CPUs that the ranks of this node may use together.
 
     Args:
         world: The ranks.
-        granted: What Slurm says that each task has; empty where it does not.
+        granted: Slurm's number of CPUs per task; empty if Slurm does not set it.
     """
     usable, _ = usable_cpus()
     if world.launcher != "slurm" or not granted.isdigit():
         return usable
-    return min(usable, int(granted)) * world.local_world_size  # each rank is a task, with CPUs of its own
+    # each rank is a task with its own CPUs
+    return min(usable, int(granted)) * world.local_world_size
 
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Return the CPU quota of this process's cgroup and of those above it, None if there is none."""
+    """Return the lowest CPU quota of this process's cgroup and its parents; None without one."""
     folders = [root, *_cgroup_folders(root, membership)]
     quotas = [quota for folder in folders for quota in (_quota_v2(folder), _quota_v1(folder)) if quota]
     return min(quotas, default=None)
@@ -51,7 +52,8 @@ def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         place = root / "cpu" if controllers else root
-        folders.append(place)  # in a container the path is the host's, and this is the container's own
+        # in a container the path is the host's, and this one is the container's
+        folders.append(place)
         for part in Path(path).parts[1:]:
             place = place / part
             folders.append(place)

@@ -1,4 +1,4 @@
-"""Ask a question with a deadline: a driver or a server that hangs must not hang us."""
+"""Call a function with a deadline, because a driver or a server may hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXPECTED: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError)
 
 
 def within(seconds: float, ask: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-    """Return what ``ask`` returns, or ``otherwise`` if that takes too long or fails."""
+    """Return the result of ``ask``, or ``otherwise`` if it takes too long or fails."""
     answer, _ = within_why(seconds, ask, otherwise, errors=_EXPECTED)
     return answer
 
@@ -24,15 +24,15 @@ def within_why(
     *,
     errors: tuple[type[Exception], ...] = (Exception,),
 ) -> tuple[_Answer, str]:
-    """Return what ``ask`` returns and an empty text, or ``otherwise`` and why there is no answer.
+    """Return the result of ``ask`` and an empty text, or ``otherwise`` and the reason.
 
-    A thread that hangs is left behind. It is a daemon: the process can end all the same.
+    A thread that hangs is left running. It is a daemon thread, so the process can still exit.
 
     Args:
-        seconds: How long to wait.
-        ask: What is called in a thread of its own.
-        otherwise: What stands for an answer where there is none.
-        errors: Exceptions that are a reason. Of others the thread prints the traceback.
+        seconds: Timeout.
+        ask: The function, called in a separate thread.
+        otherwise: The result if the function fails or does not return in time.
+        errors: Exceptions to return as the reason. For others, the thread prints the traceback.
     """
     answers: queue.SimpleQueue[tuple[_Answer, str]] = queue.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Reads the small files in which a kernel tells about itself; what cannot be read is empty."""
+"""Read the small files of ``/proc`` and ``/sys``; unreadable files count as empty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str:
-    """Return what a file says without the space around it, empty if it cannot be read."""
+    """Return a file's content without surrounding whitespace; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -15,7 +15,7 @@ def text(path: Path) -> str:
 
 
 def number(path: Path, base: int = 10) -> int | None:
-    """Return the number that a file holds, None if there is none."""
+    """Return the number in a file; None if there is none."""
     try:
         return int(text(path), base)
     except ValueError:
@@ -23,7 +23,7 @@ def number(path: Path, base: int = 10) -> int | None:
 
 
 def names(folder: Path) -> list[str]:
-    """Return the names in a folder in order, none if it cannot be read."""
+    """Return the sorted names in a folder; empty if it cannot be read."""
     try:
         return sorted(each.name for each in folder.iterdir())
     except OSError:
@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
 
 
 def link_name(path: Path) -> str:
-    """Return the last name of what a link leads to, empty if it is none."""
+    """Return the last part of a link's target; empty if the path is not a link."""
     try:
         return Path(path.readlink()).name
     except OSError:
@@ -39,7 +39,7 @@ def link_name(path: Path) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as the kernel writes them: ``0-15,32-47``."""
+    """Return numbers in the kernel's notation: ``0-15,32-47``."""
     found: list[list[int]] = []
     for each in sorted(set(numbers)):
         if found and found[-1][1] == each - 1:

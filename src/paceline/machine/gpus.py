@@ -1,6 +1,6 @@
-"""GPUs that ranks would use: how many, of which models, and which of them CUDA shows.
+"""Count the GPUs that ranks would use: their models, and which of them are visible to CUDA.
 
-No CUDA context is created.
+No function here creates a CUDA context.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Gpus:
     """The GPUs of this machine that this user may open.
 
     Attributes:
-        models: The model of each, empty for one that does not answer.
+        models: The model of each GPU; empty for a GPU that does not answer.
         driver: Version of NVIDIA's driver.
     """
 
@@ -26,21 +26,21 @@ class Gpus:
 
 
 def gather() -> Gpus | None:
-    """Return the GPUs of this machine, None if no NVIDIA driver answers."""
+    """Return the GPUs of this machine; None if no NVIDIA driver answers."""
     try:
         with Nvml() as nvml:
             handles = [handle for handle, _ in nvml.handles()]
             models = [nvml.text("nvmlDeviceGetName", handle) if handle else "" for handle in handles]
             return Gpus(tuple(models), nvml.text("nvmlSystemGetDriverVersion"))
-    except Exception:  # no library, no driver, no device: NVML has an exception for each
+    except Exception:  # no library, no driver, no device: NVML raises for each
         return None
 
 
 def count(visible_devices: str | None) -> tuple[int, str]:
-    """Return how many GPUs CUDA would show, and why.
+    """Return the number of GPUs visible to CUDA, and the reason.
 
     Args:
-        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``, None if unset.
+        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``; None if unset.
     """
     gpus = gather()
     if gpus is None:
@@ -56,20 +56,20 @@ def count(visible_devices: str | None) -> tuple[int, str]:
 
 
 def entries(visible_devices: str) -> list[str]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES``, without an empty one at the end."""
+    """Return the entries of ``CUDA_VISIBLE_DEVICES`` without an empty last one."""
     words = [word.strip() for word in visible_devices.split(",")]
     return words if words[-1] else words[:-1]
 
 
 def shown(visible_devices: str, is_gpu: Callable[[str], bool]) -> list[str]:
-    """Return the entries of ``CUDA_VISIBLE_DEVICES`` that CUDA shows.
+    """Return the entries of ``CUDA_VISIBLE_DEVICES`` that are visible to CUDA.
 
-    It stops at the first that names no GPU, and shows none where one is repeated (as
-    ``torch.cuda._parse_visible_devices`` has it).
+    CUDA stops at the first entry that names no GPU, and shows no GPU if an entry is repeated
+    (see ``torch.cuda._parse_visible_devices``).
 
     Args:
-        visible_devices: The value.
-        is_gpu: Whether an entry names a GPU.
+        visible_devices: The value of the variable.
+        is_gpu: Returns whether an entry names a GPU.
     """
     taken = list(takewhile(is_gpu, entries(visible_devices)))
     return taken if len(set(taken)) == len(taken) else []

@@ -1,7 +1,7 @@
-"""Facts about this machine that the plan needs: CPUs, GPUs, addresses, who holds a port.
+"""Read the facts about this machine for the plan: CPUs, GPUs, addresses, owners of ports.
 
-A hand: it reads, it decides nothing. torch is not imported here unless somebody asks for devices that
-only torch can count.
+The module reads and decides nothing. It imports torch only to count devices that only torch can
+count.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from paceline.machine.cpus import usable_cpus
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a plan rests on.
+    """The facts that a plan is based on.
 
     Attributes:
-        hostname: As the machine calls itself; never resolved.
+        hostname: The machine's own name, never resolved.
         platform: ``sys.platform``.
         usable_cpus: CPUs that this process may use: affinity and cgroup quota.
-        cpu_reason: Where that number comes from.
-        num_gpus: GPUs that ranks would see.
-        gpu_reason: Where that number comes from.
+        cpu_reason: Source of that number.
+        num_gpus: GPUs visible to ranks.
+        gpu_reason: Source of that number.
         addresses: ``(interface, numeric address)`` of the interfaces that are up, IPv4 first.
-        granted_gpus: GPUs that a scheduler says this node's part of the run has; 0 where none says so.
-        python_flags: Flags that the launcher's interpreter was started with, such as ``-O``.
+        granted_gpus: GPUs that a scheduler assigned to the run on this node; 0 if unknown.
+        python_flags: Flags of the launcher's interpreter, such as ``-O``.
     """
 
     hostname: str
@@ -47,12 +47,12 @@ class HostFacts:
 
 
 def gather(visible_devices: str | None, *, granted_cpus: int | None = None, granted_gpus: int = 0) -> HostFacts:
-    """Read the facts of this machine.
+    """Read the facts about this machine.
 
     Args:
-        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``, None if unset.
-        granted_cpus: CPUs that a scheduler gave this process, None where there is none.
-        granted_gpus: GPUs that it gave.
+        visible_devices: The value of ``CUDA_VISIBLE_DEVICES``; None if unset.
+        granted_cpus: CPUs that a scheduler assigned to this process; None without a scheduler.
+        granted_gpus: GPUs that a scheduler assigned; 0 if unknown.
     """
     cpus, cpu_reason = usable_cpus()
     if granted_cpus is not None and granted_cpus < cpus:
@@ -72,7 +72,7 @@ def gather(visible_devices: str | None, *, granted_cpus: int | None = None, gran
 
 
 def python_flags(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the flags of a Python command that change how a script runs: all but -u, which ranks have anyway.
+    """Return the flags of a Python command that affect a script, except -u, which all ranks have.
 
     Args:
         command: ``sys.orig_argv``: the interpreter, its flags, then ``-m`` and a module, or a file.
@@ -93,10 +93,10 @@ def python_flags(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def count_devices_by_torch(kind: str) -> int:
-    """Return the number of accelerators that only torch can count (xpu, or whatever there is).
+    """Return the number of accelerators that only torch can count.
 
     Args:
-        kind: ``"xpu"`` or ``"auto"``.
+        kind: ``"xpu"``, or ``"auto"`` for any kind.
     """
     torch_requirements.require()
     import torch
@@ -107,7 +107,7 @@ def count_devices_by_torch(kind: str) -> int:
 
 
 def is_numeric(name: str) -> bool:
-    """Return whether a host is given by its address."""
+    """Return whether a host is a numeric address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             return bool(socket.inet_pton(family, name))
@@ -126,28 +126,29 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def address_towards(target: str) -> str:
-    """Return the address of this machine that packets to ``target`` would carry; nothing is sent.
+    """Return this machine's source address for packets to ``target``, without sending any.
 
     Raises:
-        OSError: There is no route.
+        OSError: The target cannot be routed to.
     """
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((target, 9))  # a datagram socket only looks the route up
+        probe.connect((target, 9))  # connecting a datagram socket only looks up the route
         return str(probe.getsockname()[0])
 
 
 def listen(address: str, port: int, *, only: bool = False) -> socket.socket:
-    """Return a socket that listens on the port, held open until the store takes it over.
+    """Return a socket that listens on the port and stays open until the store takes it over.
 
     Args:
-        address: Any numeric address of the family wanted; the socket listens on all interfaces, because
-            ranks of other nodes come in through whichever routes here.
-        port: The port, 0 for one that the kernel chooses.
-        only: All who may connect use that address, so listen there only, if it is one of this host's.
+        address: Any numeric address of the desired family. The socket listens on all interfaces,
+            because ranks of other nodes may arrive through any of them.
+        port: The port; 0 lets the kernel choose.
+        only: Whether all clients use ``address``: then listen only there, if it is an address of
+            this host.
 
     Raises:
-        OSError: The port is taken (``errno.EADDRINUSE``) or not allowed.
+        OSError: The port is in use (``errno.EADDRINUSE``) or not permitted.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
@@ -164,7 +165,7 @@ def listen(address: str, port: int, *, only: bool = False) -> socket.socket:
 
 
 def _bind(server: socket.socket, addresses: Sequence[str], port: int) -> None:
-    """Bind a socket to the first of some addresses that is this host's."""
+    """Bind a socket to the first of some addresses that belongs to this host."""
     for address in addresses:
         try:
             server.bind((address, port))
@@ -176,7 +177,7 @@ def _bind(server: socket.socket, addresses: Sequence[str], port: int) -> None:
 
 
 def holder_of(port: int) -> str:
-    """Return who listens on a port, ``pid 4242 (python old_train.py)``; empty if that is not visible."""
+    """Return the process on a port, as ``pid 4242 (python old_train.py)``; empty if not visible."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""Network interfaces of this machine: addresses, rates, and the hardware behind them."""
+"""Read the network interfaces of this machine: addresses, rates, hardware."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.machine import files
 
 _NET = Path("/sys/class/net")
-_MOST_MBIT = 4_000_000  # an unknown rate can be -1, or that without a sign
+_MOST_MBIT = 4_000_000  # an unknown rate can be -1, or -1 as an unsigned number
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Interface:
     """A network interface that is up and has an address.
 
     Attributes:
-        name: Its name.
-        addresses: Its numeric addresses, IPv4 first.
-        mbit: Its rate in Mbit/s, 0 if unknown.
-        loopback: Whether it only leads back to this machine.
-        virtual: Whether no hardware stands behind it (a bridge, a tunnel, a container's).
+        name: Name, such as ``eth0``.
+        addresses: Numeric addresses, IPv4 first.
+        mbit: Rate in Mbit/s; 0 if unknown.
+        loopback: Whether it leads only to this machine.
+        virtual: Whether it has no hardware: a bridge, a tunnel, a container's interface.
         driver: The kernel's driver of its hardware.
     """
 
@@ -35,7 +35,7 @@ class Interface:
 
 
 def gather(net: Path = _NET) -> tuple[Interface, ...]:
-    """Return the interfaces that are up and have an address, without link-local ones."""
+    """Return the interfaces that are up and have an address, without link-local addresses."""
     import psutil
 
     stats = psutil.net_if_stats()
@@ -50,13 +50,13 @@ def gather(net: Path = _NET) -> tuple[Interface, ...]:
 
 
 def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NET) -> Interface:
-    """Return an interface as the kernel describes it.
+    """Return an interface with the kernel's description.
 
     Args:
-        name: Its name.
-        addresses: Its numeric addresses.
-        speed: Its rate in Mbit/s as the kernel has it.
-        net: Where the kernel describes interfaces.
+        name: Name of the interface.
+        addresses: Numeric addresses.
+        speed: The kernel's rate in Mbit/s.
+        net: The kernel's folder of interfaces.
     """
     loopback = all(map(is_loopback, addresses))
     outside = not net.exists() or _leads_outside(net, name)
@@ -71,7 +71,7 @@ def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NE
 
 
 def _leads_outside(net: Path, name: str, depth: int = 3) -> bool:
-    """Return whether hardware is behind an interface, perhaps below a bond or a bridge."""
+    """Return whether an interface has hardware, directly or below a bond or a bridge."""
     if (net / name / "device").exists():
         return True
     entries = [entry for entry in files.names(net / name) if entry.startswith("lower_")]
@@ -86,7 +86,7 @@ def addresses() -> tuple[tuple[str, str], ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address, or ``localhost``, leads to this machine only."""
+    """Return whether an address, or ``localhost``, leads only to this machine."""
     return address.startswith("127.") or address in ("::1", "localhost")
 
 

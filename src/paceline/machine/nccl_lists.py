@@ -1,6 +1,6 @@
-"""NCCL's lists of interfaces and cards: ``eth``, ``=eth0,ib0``, ``^docker,lo``, ``mlx5_0:1``. Pure.
+"""Parse NCCL's lists of interfaces and cards: ``eth``, ``=eth0,ib0``, ``^lo``, ``mlx5_0:1``. Pure.
 
-Read as NCCL 2.30 reads them: ``parseStringList`` and ``matchIfList`` in src/misc/utils.cc, and
+The parser follows NCCL 2.30: ``parseStringList`` and ``matchIfList`` in src/misc/utils.cc, and
 their callers for ``NCCL_SOCKET_IFNAME`` (src/os/linux.cc) and ``NCCL_IB_HCA``
 (src/transport/net_ib/init.cc).
 """
@@ -19,8 +19,8 @@ class Entry:
     """One entry of a list.
 
     Attributes:
-        prefix: The beginning of a name, or a whole name in an exact list.
-        port: The port of a card. Interfaces have no ports: for them it counts nothing.
+        prefix: The start of a name, or a whole name in an exact list.
+        port: The port of a card; ignored for interfaces.
     """
 
     prefix: str
@@ -32,9 +32,9 @@ class NameList:
     """A list of names.
 
     Attributes:
-        entries: Its entries.
+        entries: The entries in order.
         exact: Whether the entries are whole names (``=``).
-        excluded: Whether the list names what is not taken (``^``).
+        excluded: Whether the list excludes its names (``^``).
     """
 
     entries: tuple[Entry, ...]
@@ -42,9 +42,9 @@ class NameList:
     excluded: bool = False
 
     def takes(self, name: str, port: int = ANY_PORT) -> bool:
-        """Return whether NCCL takes an interface, or a port of a card."""
+        """Return whether NCCL selects an interface, or a port of a card."""
         fits = [self._names(entry, name, port) for entry in self.entries]
-        is_listed = any(fits) or not fits  # a list without entries names everything
+        is_listed = any(fits) or not fits  # a list without entries matches everything
         return is_listed != self.excluded
 
     def _names(self, entry: Entry, name: str, port: int) -> bool:
@@ -54,7 +54,7 @@ class NameList:
 
 
 def parse(setting: str) -> NameList:
-    """Return the list that a setting describes. Blanks are part of a name, as in NCCL."""
+    """Parse a setting into a list; as in NCCL, blanks are part of a name."""
     excluded, text = setting.startswith("^"), setting.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")
     parts = [word.split(":") for word in text.split(",")]
@@ -63,7 +63,7 @@ def parse(setting: str) -> NameList:
 
 
 def _port(fields: list[str]) -> int:
-    """Return the number behind the colon, as C's ``atoi`` reads it."""
+    """Return the number after the colon, parsed like C's ``atoi``."""
     if not fields or not fields[0]:
         return ANY_PORT
     number = re.match(r"\s*[+-]?\d+", fields[0])
@@ -71,6 +71,6 @@ def _port(fields: list[str]) -> int:
 
 
 def taken_interfaces(setting: str, names: Iterable[str]) -> list[str]:
-    """Return the interfaces that ``NCCL_SOCKET_IFNAME`` takes."""
+    """Return the interfaces that ``NCCL_SOCKET_IFNAME`` selects."""
     name_list = parse(setting if len(setting) > 1 else "")  # NCCL ignores a single character
     return [name for name in names if name_list.takes(name)]

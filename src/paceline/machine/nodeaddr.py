@@ -1,6 +1,7 @@
-"""The address of a node that is known by its name in Slurm, which need not be a name that resolves.
+"""Find the address of a node from its Slurm name, which may not resolve.
 
-Slurm reaches its nodes by their ``NodeAddr``, and ``scontrol`` tells it (slurm.conf(5)). Standard library only.
+Slurm reaches its nodes by their ``NodeAddr``, which ``scontrol`` shows (slurm.conf(5)). Standard
+library only.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import time
 from paceline.machine import slurm_commands
 
 _PATIENCE_S = 5.0
-_TRIES = 3  # all tasks of a large step may ask at once
+_TRIES = 3  # all tasks of a large step may ask at the same time
 
 
 def of_node(name: str) -> str:
-    """Return a name or numeric address by which a node can be reached: its name where that resolves."""
+    """Return a name or numeric address that reaches a node: its Slurm name if that resolves."""
     try:
         socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except OSError:
@@ -26,7 +27,7 @@ def of_node(name: str) -> str:
 
 
 def slurms(name: str) -> str:
-    """Return the address that Slurm itself reaches a node by; empty where it does not answer."""
+    """Return the address that Slurm uses for a node; empty if Slurm does not answer."""
     for again in range(_TRIES):
         if again:
             time.sleep(random.uniform(0.2, 2.0))
@@ -37,7 +38,7 @@ def slurms(name: str) -> str:
 
 
 def _ask(name: str) -> str | None:
-    """Return what Slurm says, empty if it knows nothing; None if it did not answer."""
+    """Query Slurm once; return an empty text if the node is unknown, None without an answer."""
     reply = slurm_commands.query("scontrol", "--oneliner", "show", "node", name, timeout_s=_PATIENCE_S)
     match = re.search(r"\bNodeAddr=(\S+)", reply.out)
     if match and reply.status == 0:

@@ -1,6 +1,7 @@
-"""Asks NVIDIA's management library; whatever it cannot answer is None.
+"""Query NVIDIA's management library (NVML); unavailable answers are None.
 
-Each function of NVML may be missing in the driver's version, refused to this user, or not supported by this GPU.
+A function of NVML may be missing in the driver's version, refused to this user, or not supported by
+the GPU.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ _CLOSED = "permission"
 
 
 class Nvml:
-    """NVML, opened for as long as the ``with`` block lasts.
+    """An NVML session, open inside the ``with`` block.
 
     Args:
-        library: ``pynvml``, or what stands in for it in a test; None imports it.
+        library: ``pynvml``, or a substitute in a test; None imports it.
 
     Raises:
-        Exception: There is no library, no driver or no device; NVML has an exception for each.
+        Exception: The library, the driver or a device is missing; NVML has an exception for each.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -32,38 +33,39 @@ class Nvml:
         self.ask("nvmlShutdown")
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Return what a function of NVML answers, None if it does not."""
+        """Call a function of NVML; return None if it fails."""
         answer, _ = self.ask_why(function, *arguments)
         return answer
 
     def ask_why(self, function: str, *arguments: Any) -> tuple[Any, str]:
-        """Return what a function of NVML answers, or None and why it does not."""
+        """Call a function of NVML; return its answer, or None and the reason."""
         try:
             answer = getattr(self.library, function)(*arguments)
-        except Exception as error:  # NVMLError of any kind, or a pynvml that is older than the function
+        except Exception as error:  # any NVMLError, or a pynvml older than the function
             return None, str(error)
         return answer, ""
 
     def handles(self) -> list[tuple[Any, str]]:
-        """Return the handle of each GPU, or None and why there is none.
+        """Return the handle of each GPU, or None and the reason.
 
-        A GPU that this user may not open is left out: a scheduler has given it to others, and CUDA counts the rest.
+        GPUs that this user may not open are omitted: a scheduler assigned them to other users, and
+        CUDA counts only the rest.
         """
         places = range(self.number("nvmlDeviceGetCount") or 0)
         answers = [self.ask_why("nvmlDeviceGetHandleByIndex", place) for place in places]
         return [(handle, why) for handle, why in answers if handle is not None or _CLOSED not in why.lower()]
 
     def text(self, function: str, *arguments: Any) -> str:
-        """Return an answer as text, empty if there is none."""
+        """Return an answer as text; empty without one."""
         return decoded(self.ask(function, *arguments))
 
     def number(self, function: str, *arguments: Any) -> int | None:
-        """Return an answer as a number, None if there is none."""
+        """Return an answer as a number; None without one."""
         answer = self.ask(function, *arguments)
         return answer if isinstance(answer, int) else None
 
     def constant(self, name: str, otherwise: int) -> int:
-        """Return one of NVML's constants, which has had another name in earlier versions or none."""
+        """Return a constant of NVML, or ``otherwise`` if this version does not have that name."""
         value = getattr(self.library, name, otherwise)
         return value if isinstance(value, int) else otherwise
 
@@ -76,6 +78,9 @@ def decoded(value: Any) -> str:
 
 
 def bus_id(text: str) -> str:
-    """Return a place on the PCI bus as the kernel writes it: NVML has eight digits of the domain, and capitals."""
+    """Return a PCI address in the kernel's notation.
+
+    NVML writes eight digits for the domain, and capital letters.
+    """
     domain, colon, rest = text.strip("\0 ").lower().partition(":")
     return f"{domain[-4:].zfill(4)}:{rest}" if colon and rest.count(":") == 1 else text.lower()

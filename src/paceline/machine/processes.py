@@ -1,4 +1,4 @@
-"""Processes of this machine as the kernel shows them: commands, and ``/proc/PID/status``."""
+"""Read the processes of this machine from the kernel: commands, and ``/proc/PID/status``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 80
 
 
 def describe(pid: int) -> str:
-    """Return ``pid 4242 (python old_train.py)``, as much of it as is visible."""
+    """Describe a process as ``pid 4242 (python old_train.py)``, as far as it is visible."""
     import psutil
 
     try:
@@ -23,15 +23,15 @@ def describe(pid: int) -> str:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Return a command in one short line, without its folders and without secrets."""
+    """Shorten a command to one line without folders and secrets."""
     names = [os.path.basename(word) if place < 2 else word for place, word in enumerate(words)]
-    line = " ".join(" ".join(names).split())  # a daemon that renames itself leaves blanks behind
+    line = " ".join(" ".join(names).split())  # daemons that rename themselves leave blanks
     line = _SECRET.sub(r"\1...", line)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 
 def status(pid: int) -> dict[str, str]:
-    """Return the fields of ``/proc/PID/status`` of the main thread; empty if there is none."""
+    """Return the fields of the main thread's ``/proc/PID/status``; empty without such a process."""
     try:
         return parse_status(Path(f"/proc/{pid}/status").read_text(errors="replace"))
     except OSError:
@@ -39,12 +39,12 @@ def status(pid: int) -> dict[str, str]:
 
 
 def parse_status(text: str) -> dict[str, str]:
-    """Return the fields of a ``/proc/PID/status``."""
+    """Parse the fields of a ``/proc/PID/status``."""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
 
 def switches(fields: Mapping[str, str]) -> int:
-    """Return how often a main thread has stopped running so far, -1 if that is not known."""
+    """Return the number of context switches of a main thread; -1 if unknown."""
     counts = [fields.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
     return sum(map(int, counts)) if all(counts) else -1

@@ -1,9 +1,9 @@
-"""The bug of CPython that lets forked DataLoader workers wait for ever, and the versions that have it.
+"""The CPython bug that lets forked DataLoader workers wait forever, and the affected versions.
 
-CPython gh-112275: ``PyOS_AfterFork_Child`` takes the interpreter's HEAD_LOCK before it makes that lock new. If another
-thread of the parent held it at the moment of the fork, which torch's threads do whenever they enter or leave the
-interpreter, nobody is left in the child to release it. Fixed in 3.10.15 and 3.11.10; 3.12 never had it. Standard
-library only.
+CPython gh-112275: ``PyOS_AfterFork_Child`` acquires the interpreter's HEAD_LOCK before it
+reinitializes that lock. If another thread of the parent held the lock during the fork, which
+torch's threads do whenever they enter or leave the interpreter, no thread in the child can release
+it. Fixed in 3.10.15 and 3.11.10; 3.12 never had it. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import sys
 
 ISSUE = "CPython gh-112275"
-# By minor version of Python 3, the first release that has the fix.
+# By minor version of Python 3: the first release with the fix.
 _FIXED = {8: 20, 9: 20, 10: 15, 11: 10}
 
 
@@ -20,8 +20,8 @@ def has_bug(version: tuple[int, ...] | None = None, *, implementation: str = "")
     """Return whether a Python can deadlock in the child of a fork.
 
     Args:
-        version: Its version, this Python's by default.
-        implementation: Its implementation, this Python's by default: only CPython has the bug.
+        version: Version; None means this Python's.
+        implementation: Implementation; empty means this Python's. Only CPython has the bug.
     """
     major, minor, micro = (version or sys.version_info)[:3]
     named = implementation or sys.implementation.name
@@ -29,11 +29,11 @@ def has_bug(version: tuple[int, ...] | None = None, *, implementation: str = "")
 
 
 def newer(version: tuple[int, ...] | None = None) -> str:
-    """Return the versions to update to, as text: ``3.11.10 or 3.12``."""
+    """Return the versions with the fix, as text: ``3.11.10 or 3.12``."""
     minor = (version or sys.version_info)[1]
     return f"3.{minor}.{_FIXED[minor]} or 3.12" if minor in _FIXED else "3.12"
 
 
 def this() -> str:
-    """Return this Python's name: ``Python 3.11.7``."""
+    """Return the name of this Python: ``Python 3.11.7``."""
     return f"Python {platform.python_version()}"

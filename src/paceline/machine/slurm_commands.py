@@ -1,7 +1,7 @@
-"""A hand: Slurm's commands, asked with a time limit.
+"""Run Slurm's commands with a timeout.
 
-A controller that is down lets its commands wait for minutes, and a login node may have none of them: whoever asks gets
-no answer then and goes on without. Standard library only.
+If the controller is down, its commands wait for minutes; a login node may not have them at all.
+Callers then continue without an answer. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from dataclasses import dataclass
 
 from paceline import env
 
-# Each changes what a command prints, or in which form: our reading rests on the forms that we ask for.
+# These change the content or format of the output; our parsers rely on the formats we request.
 _SHAPES = re.compile(r"(SQUEUE|SINFO|SACCT|SACCTMGR)_\w+|SLURM_(TIME_FORMAT|JSON|YAML|BITSTR_LEN)|SCONTROL_\w+|LC_\w+")
 _KEPT = re.compile(r"SLURM_(CONF|CLUSTERS|JWT)")
 
-MISSING = 127  # what shells tell of a command that is not there
-NOT_STARTED = 126  # what shells tell of one that cannot be run
-UNANSWERED = 124  # what timeout(1) tells of one that was ended
+MISSING = 127  # exit status of shells for a missing command
+NOT_STARTED = 126  # exit status of shells for a command that cannot be run
+UNANSWERED = 124  # exit status of timeout(1) for a command that it ended
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a command said.
+    """The result of a command.
 
     Attributes:
-        status: Its exit status; as of shells 127 where it is missing, 126 where it cannot be run, 124 where none came.
-        out: What it printed to stdout.
-        err: What it printed to stderr.
+        status: Exit status; as in shells, 127 if the command is missing, 126 if it cannot be run,
+            124 if it timed out.
+        out: Text on stdout.
+        err: Text on stderr.
     """
 
     status: int
@@ -40,19 +41,19 @@ class Said:
 
 
 def ask(*words: str, timeout_s: float = 10.0) -> str | None:
-    """Return what a command prints to stdout, or None where it is missing, fails or does not answer."""
+    """Return a command's stdout; None if the command is missing, fails or times out."""
     said = query(*words, timeout_s=timeout_s)
     return said.out if said.status == 0 else None
 
 
 def query(*words: str, timeout_s: float = 10.0) -> Said:
-    """Return all that a command says that only asks, in the form that we can read."""
+    """Run a command that only reads, with the output format that our parsers expect."""
     environ = {name: value for name, value in env.snapshot().items() if not _SHAPES.fullmatch(name)}
     return tell(*words, timeout_s=timeout_s, environ={**environ, "LC_ALL": "C"})
 
 
 def outside() -> dict[str, str]:
-    """Return the environment without what Slurm says of this job: sbatch would hand it on to the next one."""
+    """Return the environment without this job's variables, which sbatch would pass on."""
     environ = env.snapshot()
     inside = bool(environ.get(env.JOB_ID))
     return {
@@ -63,12 +64,12 @@ def outside() -> dict[str, str]:
 
 
 def tell(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None = None) -> Said:
-    """Run a command that does something, such as sbatch, and return what it said.
+    """Run a command that has an effect, such as sbatch.
 
     Args:
         words: The command and its arguments.
-        timeout_s: After this time it is ended.
-        environ: Its environment; ours by default, since sbatch hands it on to the job.
+        timeout_s: Timeout in seconds; the command is then ended.
+        environ: Environment of the command, which sbatch passes to the job; None means ours.
     """
     try:
         child = subprocess.Popen(
@@ -79,7 +80,8 @@ def tell(*words: str, timeout_s: float = 30.0, environ: Mapping[str, str] | None
             encoding="utf-8",
             errors="replace",
             env=environ,
-            start_new_session=True,  # site wrappers are shell scripts: with the group their children end too
+            # site wrappers are shell scripts: ending the group ends their children too
+            start_new_session=True,
         )
     except FileNotFoundError:
         return Said(MISSING, err=f"{words[0]}: command not found")

@@ -1,7 +1,8 @@
-"""Bytes that processes have sent and received over TCP so far, from the kernel (netlink, ``sock_diag``).
+"""Count the bytes that processes have sent and received over TCP (netlink, ``sock_diag``).
 
-This module collects and decides nothing. The counters of ``/proc/PID/io`` leave sockets out where a library reads into
-its own memory, so a process that downloads looks idle there. No right is needed for processes of the same user.
+This module collects and decides nothing. The counters of ``/proc/PID/io`` omit sockets if a library
+reads into its own memory, so a process that downloads looks idle there. Processes of the same user
+need no privileges.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ _TIMEOUT_S = 1.0
 
 
 def counts(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int, int]:
-    """Return how many bytes the TCP sockets of processes have moved so far.
+    """Return the number of bytes that the TCP sockets of processes have moved.
 
-    Bytes that wait to be sent, and those that the process has read, count too: the number rises with every movement.
+    Bytes in the send queue, and bytes that the process has read, count too: the number increases
+    with every movement.
 
     Args:
-        pids: Processes.
-        leave_out: Ports of connections that do not count, such as that of the run's store.
+        pids: Process ids.
+        leave_out: Ports of connections to ignore, such as the port of the run's store.
 
     Returns:
-        Bytes by process; a process is left out where they cannot be read.
+        Bytes by process id, without processes whose sockets cannot be read.
     """
     inodes = {pid: found for pid in pids if (found := _sockets_of(pid)) is not None}
     moved = _all_moved(leave_out) if inodes else None
@@ -45,14 +47,14 @@ def counts(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int,
 
 
 def _sockets_of(pid: int) -> set[int] | None:
-    """Return the inodes of a process's sockets, None if they are not visible."""
+    """Return the inodes of a process's sockets; None if they are not visible."""
     found = set()
     try:
         handles = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return None
     for handle in handles:
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             target = os.readlink(f"/proc/{pid}/fd/{handle}")
             if target.startswith("socket:["):
                 found.add(int(target[8:-1]))
@@ -60,7 +62,7 @@ def _sockets_of(pid: int) -> set[int] | None:
 
 
 def _all_moved(leave_out: Collection[int]) -> dict[int, int] | None:
-    """Return the bytes of every TCP socket of this network namespace by inode, None if the kernel does not tell."""
+    """Return the bytes of all TCP sockets of this network namespace by inode; None on failure."""
     family = getattr(socket, "AF_NETLINK", None)
     if family is None:
         return None
@@ -95,7 +97,7 @@ def _dump(asker: Any, family: int, leave_out: Collection[int]) -> Iterator[tuple
 
 
 def _transferred(attributes: bytes) -> int:
-    """Return bytes acknowledged and received of a socket; a listening one has none."""
+    """Return the acknowledged and received bytes of a socket; 0 for a listening one."""
     while len(attributes) >= 4:
         length, kind = struct.unpack_from("=HH", attributes)
         if kind == _INFO and length >= 4 + _ACKED_AT + 16:

@@ -1,6 +1,6 @@
-"""The few calls to the operating system that Python's library lacks: Linux's prctl.
+"""Calls to the operating system that Python's library lacks, such as Linux's prctl.
 
-Elsewhere they do nothing and say so by returning False.
+On other systems they do nothing and return False.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
-# Looked up once, before any fork: a lookup in a child could need a lock that another thread held.
+# Loaded once, before any fork: in a child, the lookup could need a lock that another thread held.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def memory_file(name: str) -> int:
-    """Return the descriptor of an empty file without a name on any disk; what is written goes to its end."""
+    """Return the descriptor of an empty file without a name; writes append."""
     if sys.platform == "linux":
         handle = os.memfd_create(name)
     else:
@@ -34,7 +34,7 @@ def memory_file(name: str) -> int:
 
 
 def die_with_parent(signum: int) -> bool:
-    """Ask the kernel for a signal when the thread that started this process ends."""
+    """Request a signal from the kernel for the time when the parent thread ends."""
     return _prctl(_PR_SET_PDEATHSIG, signum)
 
 
@@ -44,15 +44,15 @@ def adopt_orphans() -> bool:
 
 
 def kill_sessions(leaders: Collection[int]) -> None:
-    """Kill all processes of some sessions, also when their leaders have ended."""
+    """Kill all processes of some sessions, even if the session leaders have ended."""
     for entry in os.listdir("/proc") if sys.platform == "linux" else ():
-        with contextlib.suppress(OSError):  # it has ended, or is not a process
+        with contextlib.suppress(OSError):  # the entry's process has ended, or it is not a process
             if entry.isdigit() and os.getsid(int(entry)) in leaders:
                 os.kill(int(entry), signal.SIGKILL)
 
 
 def kernel_wait(pid: int) -> str:
-    """Return where in the kernel a process waits that cannot be interrupted (state D); empty if it is not in one."""
+    """Return the kernel function of an uninterruptible wait (state D); empty in other states."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -68,14 +68,14 @@ def kernel_wait(pid: int) -> str:
 
 
 def set_name(name: str) -> bool:
-    """Set the short name that ``ps -o comm`` shows, at most 15 bytes."""
+    """Set the short name in ``ps -o comm``, at most 15 bytes."""
     if _libc is None:
         return False
     return int(_libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)) == 0
 
 
 def flush_c_streams() -> None:
-    """Flush what C code has buffered for stdout and stderr."""
+    """Flush the buffers of C code for stdout and stderr."""
     if _libc is not None:
         _libc.fflush(None)
 

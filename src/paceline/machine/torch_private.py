@@ -1,15 +1,16 @@
-"""The private names of torch that paceline uses, each under the module or class that has it.
+"""The private names of torch that paceline uses, by the module or class that has them.
 
-torch's public interface shows neither which batch a DataLoader waits for nor what the elastic agent does next. A
-private name may be gone in the next version of torch. Tests hold that each exists in the torch that is installed
-(``make compat TORCH=...`` tries others), and that the source uses none that is not listed here.
+torch's public interface shows neither the batch that a DataLoader waits for nor the next action of
+the elastic agent. The next version of torch may remove a private name. Tests check that each name
+exists in the installed torch (``make compat TORCH=...`` tries others), and that the source uses
+only names in this list.
 """
 
 from __future__ import annotations
 
 PRIVATE: dict[str, tuple[str, ...]] = {
     "torch": ("_C", "_foreach_mul_", "_foreach_norm"),
-    # what is compiled, and what records a CUDA graph or traces
+    # compilation, CUDA graph capture, tracing
     "torch._C": ("_dynamo", "_len_torch_dispatch_stack"),
     "torch._C._dynamo.eval_frame": ("_FrameAction", "_FrameExecStrategy"),
     "torch._dynamo": (),
@@ -17,7 +18,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch._dynamo.eval_frame.OptimizedModule": ("_orig_mod",),
     # Flight Recorder
     "torch._C._distributed_c10d": ("_dump_fr_trace_json",),
-    # frames of a stack by which the place of a rank is known
+    # frames of a stack that show the position of a rank
     "torch.autograd.graph": ("_engine_run_backward",),
     "torch.distributed._functional_collectives": (),
     "torch.distributed.distributed_c10d": (
@@ -44,7 +45,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     ),
     "torch.distributed.elastic.multiprocessing.api.PContext": ("_close", "_poll", "_start"),
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": ("_bootstrap_store_info",),
-    # tensors, modules and the graph of autograd
+    # tensors, modules and the autograd graph
     "torch.Tensor": ("_backward_hooks", "_post_accumulate_grad_hooks", "_values", "_version"),
     "torch.UntypedStorage": ("_cdata",),
     "torch.amp.GradScaler": ("_found_inf_per_device",),
@@ -82,7 +83,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_workers",
     ),
 }
-# Of what a function returns, or a wrapper makes; _DDPSinkBackward is the name of a node.
+# Attributes of returned objects and wrappers; _DDPSinkBackward is the name of an autograd node.
 OF_RESULTS: dict[str, tuple[str, ...]] = {
     "torch.compiler.disable": ("_torchdynamo_disable",),
     "torch.distributed.fsdp.FullyShardedDataParallel": ("_fsdp_flattened",),
@@ -95,7 +96,7 @@ OF_RESULTS: dict[str, tuple[str, ...]] = {
     "torch.nn.parallel.DistributedDataParallel": ("_DDPSinkBackward",),
     "torch.sum": ("_saved_self_sym_sizes",),
 }
-# Not in every build or version; paceline looks whether they are there.
+# Not in every build or version; paceline checks whether they exist.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "torch._C._distributed_c10d": ("_dump_nccl_trace_json",),  # builds with NCCL
     "torch.numa.binding": ("_maybe_apply_numa_binding_to_current_process",),  # since torch 2.9

@@ -1,8 +1,9 @@
-"""What paceline requires of torch: that it is installed, that it loads, and that it is not too old.
+"""Check that torch is installed, can be loaded and is recent enough.
 
-torch is not a dependency of the distribution but of its extra ``paceline[torch]``: ``explain``, ``lint``, ``doctor``,
-``submit`` and ``jobs`` work without it, and a cluster often has its own torch. pip then checks no version, and this
-module does. The private names of torch that are used are in ``torch_private``.
+torch is not a dependency of the distribution but of its extra ``paceline[torch]``: ``explain``,
+``lint``, ``doctor``, ``submit`` and ``jobs`` work without it, and clusters often have their own
+torch. pip then checks no version, so this module does. ``torch_private`` lists the private names of
+torch that paceline uses.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ OLDEST = (2, 8)
 
 
 class TorchRequiredError(SetupError, ImportError):
-    """torch cannot be used here; also an ImportError, since it is raised where paceline's names are imported."""
+    """torch cannot be used here; an ImportError too, because paceline's imports raise it."""
 
 
 def require_installed() -> None:
     """Check that torch is installed, without importing it.
 
     Raises:
-        TorchRequiredError: It is not.
+        TorchRequiredError: torch is not installed.
     """
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:  # a folder of that name with no Python in it
+    if spec is None or spec.origin is None:  # a folder named torch without Python code
         raise TorchRequiredError(_missing())
 
 
@@ -36,12 +37,12 @@ def require() -> None:
     """Import torch.
 
     Raises:
-        TorchRequiredError: It is not installed, cannot be loaded, or is older than paceline supports.
+        TorchRequiredError: torch is not installed, cannot be loaded, or is too old for paceline.
     """
     require_installed()
     try:
         import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of torch's
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch
         raise TorchRequiredError(_unloadable(error)) from error
     if is_too_old(str(torch.__version__)):
         raise TorchRequiredError(_too_old(str(torch.__version__)))
@@ -52,7 +53,7 @@ def require_numa_binding() -> None:
 
     Raises:
         TorchRequiredError: torch cannot be used at all.
-        UsageError: It is older than its ``--numa-binding``.
+        UsageError: This torch does not support ``--numa-binding`` yet.
     """
     require()
     import torch
@@ -64,9 +65,9 @@ def require_numa_binding() -> None:
 
 
 def is_too_old(version: str) -> bool:
-    """Return whether a version of torch is older than the oldest that is supported.
+    """Return whether a version of torch is older than the oldest supported one.
 
-    Major and minor count: NVIDIA's containers call the torch that they ship ``2.8.0a0``.
+    Only major and minor are compared: NVIDIA's containers call their torch ``2.8.0a0``.
     """
     release = re.match(r"(\d+)\.(\d+)", version)
     return release is not None and (int(release[1]), int(release[2])) < OLDEST

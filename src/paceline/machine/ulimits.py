@@ -1,4 +1,4 @@
-"""Limits of this process as ``ulimit`` shows them."""
+"""Read the limits of this process, as ``ulimit`` shows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _KINDS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "stack": "RLIM
 
 
 def soft(name: str) -> int | None:
-    """Return the limit that counts now: -1 for none, None where the system has no such limit.
+    """Return the limit in effect: -1 means unlimited, None that the system has no such limit.
 
     Args:
         name: ``nofile``, ``memlock`` or ``stack``.
@@ -18,7 +18,7 @@ def soft(name: str) -> int | None:
 
 
 def hard(name: str) -> int | None:
-    """Return the limit to which this process may raise the one that counts now."""
+    """Return the maximum to which this process may raise the limit in effect."""
     return _limits(name)[1]
 
 

@@ -1,1 +1,1 @@
-"""What libraries print when they fail, and the fault that each text stands for."""
+"""The error texts of libraries, and the fault that each of them means."""

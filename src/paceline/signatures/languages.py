@@ -1,8 +1,8 @@
-"""Messages of the shell and the C library in other languages, put into English. Pure.
+"""Translate messages of the shell and the C library from other languages into English. Pure.
 
-The texts are those of bash and glibc. Numbers (``[Errno 28]``) count before words. Words that are common in plain text
-(German "Beendet", Spanish "Terminado") are not in the table, and the shortest only where the shell puts them: behind
-the number of a process.
+The texts are those of bash and glibc. An error number (``[Errno 28]``) takes precedence over words.
+The table omits words that are common in plain text (German "Beendet", Spanish "Terminado"). The
+shortest messages match only where the shell prints them: after a process id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WINDOWS = {
     10060: "Connection timed out",
     10061: "Connection refused",
 }
-# German, French, Spanish, Italian, Portuguese, Chinese, Japanese; several forms where versions differ.
+# German, French, Spanish, Italian, Portuguese, Chinese, Japanese; several forms if versions differ.
 _MESSAGES = {
     "Segmentation fault": "Speicherzugriffsfehler|Adressierungsfehler|Erreur de segmentation|Violación de segmento"
     "|Errore di segmentazione|Falha de segmentação|段错误|段錯誤|セグメンテーションフォルト|Segmentation 違反です",
@@ -99,7 +99,7 @@ _MESSAGES = {
     "(core dumped)": "(Speicherabzug geschrieben)|(`core' generado)|(core dump creato)|(imagem do núcleo gravada)"
     "|（核心已转储）|(核心已转储)|(吐核)|（吐核）|(コアダンプ)",
 }
-# What the shell says of a process that a signal ended, behind its number or alone in its line.
+# The shell's report of a process that a signal ended, after its id or alone in its line.
 _ENDINGS = {
     "Killed": "Getötet|Abgebrochen (Killed)|Processus arrêté|Tué|Terminado (killed)|Matado|Ucciso|Morto (Killed)|Morto"
     "|已杀死|被杀死|強制終了|强制终止",
@@ -128,12 +128,12 @@ _WINDOWS_NUMBER = re.compile(r"\[WinError (?P<errno>\d+)\] (?P<text>[^:'\"]*[^:'
 
 
 def anchors() -> list[str]:
-    """Return pieces of text one of which every line holds that may be put into English, with ASCII in lower case."""
+    """Return pieces of text, in lower-case ASCII, one of which is in every translatable line."""
     return [form.encode().lower().decode() for form in (*_FORMS, *_SIGNALS)] + ["[errno ", "errno: ", "[winerror "]
 
 
 def to_english(text: str) -> str:
-    """Return a line with the messages that are known in other languages put into English."""
+    """Translate the known messages in a line into English."""
     english = _FORM.sub(lambda found: _FORMS[found[0]], text)
     english = _SIGNAL.sub(lambda found: found["before"] + _SIGNALS[found["form"]], english)
     if english != text:
@@ -144,7 +144,7 @@ def to_english(text: str) -> str:
 
 
 def _numbered(table: dict[int, str], found: re.Match[str]) -> str:
-    """The number's message in English, put before what the text says instead of it."""
+    """Insert the English message of the error number before the text's own message."""
     message = table.get(int(found["errno"]))
     if message is None or found["text"].startswith(message):
         return found[0]

@@ -1,4 +1,4 @@
-"""One line of a log: colours and boxes off, the labels before it read and taken away. Pure."""
+"""Parse one line of a log: remove colours and boxes, read and remove its labels. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from paceline.signatures.languages import to_english
 
-LIMIT_CHARACTERS = 300  # of a line that is shown
+LIMIT_CHARACTERS = 300  # of a displayed line
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b.?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u200b\ufeff]+")
 _BOX = re.compile(r"^[│┃║|] ?|\s*[│┃║]\s*$|[╭╮╰╯─━═]{3,}")
 
-# What launchers, schedulers and log collectors put before a line. Each is tried again until none is left.
+# Prefixes that launchers, schedulers and log collectors add to a line. All are removed in turn,
+# until no label is left.
 _LABELS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -45,13 +46,13 @@ class Line:
     """A line of a log.
 
     Attributes:
-        number: Its place in the text, counted from 0.
+        number: Line number, counted from 0.
         text: The whole line without colours.
-        body: The line without the labels before it.
-        source: Who wrote it, as far as its labels tell: rank, host, process.
-        rank: The rank that a label names.
-        host: The host that a label names.
-        original: What ``body`` was before it was put into English, empty if it was in English.
+        body: The line without its labels.
+        source: The writer by its labels: rank, host, process; empty if unknown.
+        rank: The rank in a label.
+        host: The host in a label.
+        original: ``body`` before its translation into English; empty without a translation.
     """
 
     number: int
@@ -64,12 +65,12 @@ class Line:
 
     @property
     def shown(self) -> str:
-        """The body as the text has it."""
+        """The body in its original language."""
         return self.original or self.body
 
 
 def parse(raw: str, number: int = 0) -> Line:
-    """Return the line with its labels read."""
+    """Parse a line into its labels and its body."""
     text = _CONTROL.sub("", _COLOURS.sub("", raw)).rstrip() if not raw.isprintable() else raw.rstrip()
     body = _BOX.sub("", text).rstrip() if text[:1] in "│┃║╭╰|" else text
     labels: dict[str, str] = {}
@@ -90,7 +91,7 @@ def parse(raw: str, number: int = 0) -> Line:
 
 
 def shorten(text: str, around: int = 0) -> str:
-    """Return a line of at most some hundred characters, with the place ``around`` in it."""
+    """Shorten a line to ``LIMIT_CHARACTERS``, keeping the position ``around``."""
     text = text.strip()
     if len(text) <= LIMIT_CHARACTERS:
         return text

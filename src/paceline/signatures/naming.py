@@ -1,4 +1,4 @@
-"""Which fault a text of a library names."""
+"""Identify which of some faults a line names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.signatures.signature import Signature
 
 
 def name_of(text: str, names: tuple[str, ...]) -> str:
-    """Return which of some faults a line names; empty if it names none of them.
+    """Return the fault that a line names; empty if it names none of ``names``.
 
     Args:
         text: The line.
-        names: The faults.
+        names: Names of faults.
     """
     lower = text.lower()
     matching = [signature for signature in _of(names) if signature.match(text, lower) is not None]

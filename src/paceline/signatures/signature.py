@@ -1,20 +1,24 @@
-r"""What a line of a log stands for: signatures as data.
+r"""Signatures: the text of a log line, and the fault that it means, as data.
 
-A signature is a text that a program prints, loosely matched, and what follows from it. Its tier says how directly it
-speaks of the cause; the order of the tiers is the ranking (see ``tier``).
+A signature is a text that a program prints, loosely matched, and the finding that follows from it.
+Its tier says how directly it points to the cause; the order of the tiers is the ranking (see
+``tier``).
 
-To add one:
+To add a signature:
 
-1. Put a ``cause(...)`` into the file of its area in ``signatures``. Its name is one of ``paceline.codes``; if none
-   fits, the name gets a code, a page in ``catalogue/texts`` and a folder in ``tests/codes`` first.
-2. Its anchor is a piece of fixed text that is rare in healthy logs, three letters at least. A line without it is never
-   looked at, so a common word costs time in every log.
-3. Its pattern names what varies (``(?P<port>\d+)``) and holds no name, path, host or number of one particular run.
-   ``what`` and ``fix`` use the groups; where a group may be missing, give a second template without it.
-4. Its tier is CAUSE if the text can mean nothing else, COARSE if another line names the same fault more finely,
-   HINTED if training may continue after it. A line that surviving ranks print is VICTIM, whatever it says.
-5. What only several lines show is a ``note`` here and a rule in ``inference``.
-6. Add the text as a program really prints it to ``tests/unit/explain``, and one that looks alike and is harmless.
+1. Put a ``cause(...)`` into the file of its area in ``libraries``. Its name is one of
+   ``paceline.codes``. If none fits, first give the new name a code, a page in ``catalogue/texts``
+   and a folder in ``tests/codes``.
+2. The anchor is a fixed piece of text that is rare in healthy logs, with at least three letters.
+   Lines without it are never examined, so a common word costs time in every log.
+3. The pattern names the variable parts (``(?P<port>\d+)``) and contains no name, path, host or
+   number of a particular run. ``what`` and ``fix`` use the groups. If a group may be missing, give
+   a second template without it.
+4. The tier is CAUSE if the text can mean nothing else, COARSE if another line names the same fault
+   more precisely, HINTED if training may continue after it. A line that surviving ranks print is
+   VICTIM, regardless of its words.
+5. For a fault that only several lines show, add a ``note`` here and a rule in ``inference``.
+6. Add the text as a program really prints it to ``tests/unit/explain``, and a similar harmless one.
 """
 
 from __future__ import annotations
@@ -29,21 +33,22 @@ from paceline.signatures.tier import Tier
 
 @dataclass(frozen=True)
 class Signature:
-    """A text and what it stands for.
+    """A text and the fault that it means.
 
     Attributes:
-        name: The fault; empty for a text that is only noted, for what several lines say together.
-        anchor: Lower-case literals, one of which every matching line holds: the cheap test before the pattern.
+        name: Name of the finding; empty for a note, which rules over several lines use.
+        anchor: Lower-case literals; a matching line contains one. They are tested before the
+            pattern.
         pattern: Regular expression, searched without regard to case in the line without colours.
-        what: One sentence with ``{group}`` for what the pattern captured, or several of which the first is taken
-            whose groups have all matched.
-        fix: The same for what to do.
+        what: Templates for one sentence, with ``{group}`` for groups of the pattern. The first
+            template whose groups all matched is used.
+        fix: Templates for the fix, used likewise.
         why: Why it matters.
-        tier: How directly it speaks of the cause.
+        tier: How directly the text points to the cause.
         where: Template for the place.
-        key: What a note is called; the name if empty.
-        unless: Regular expression; a line that it matches is not meant.
-        in_warning: It counts also where Python prints it as a warning.
+        key: Identifier of a note; the name if empty.
+        unless: Regular expression that excludes a line.
+        in_warning: Whether the signature also counts in a Python warning.
     """
 
     name: str
@@ -67,11 +72,11 @@ class Signature:
         return re.compile(self.unless, re.IGNORECASE) if self.unless else None
 
     def match(self, text: str, lower: str) -> Mapping[str, str] | None:
-        """Return what the line holds of this text, None if it is another one.
+        """Return the groups that matched in a line; None if the line does not match.
 
         Args:
-            text: The line, without colours.
-            lower: The same in lower case.
+            text: The line without colours.
+            lower: ``text`` in lower case.
         """
         for literal in self.anchor:
             if literal in lower:
@@ -85,7 +90,7 @@ class Signature:
 
 
 def fill(templates: tuple[str, ...], groups: Mapping[str, str]) -> str:
-    """Return the first template whose groups are all there, filled in; empty if there is none."""
+    """Fill in the first template whose groups are all present; empty if there is none."""
     for template in templates:
         try:
             return template.format_map(groups)
@@ -108,7 +113,7 @@ def cause(
     unless: str = "",
     in_warning: bool = False,
 ) -> Signature:
-    """Return a signature; its anchor literals are separated by ``|``."""
+    """Create a signature; ``|`` separates its anchor literals."""
     return Signature(
         name,
         tuple(anchor.lower().split("|")),
@@ -125,5 +130,5 @@ def cause(
 
 
 def note(key: str, anchor: str, pattern: str) -> Signature:
-    """Return a signature that only notes what a line says."""
+    """Create a signature that only records a line for the rules over several lines."""
     return Signature("", tuple(anchor.lower().split("|")), pattern, key=key, tier=Tier.REMARK)

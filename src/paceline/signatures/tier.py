@@ -1,6 +1,6 @@
-"""How directly a text speaks of the cause: the order of these tiers is the ranking of ``paceline explain``.
+"""How directly a text points to the cause: the order of tiers is the ranking of ``explain``.
 
-A signature names its tier. Where one fault explains another and their tiers do not say so, the pair stands in
+A signature names its tier. Pairs of faults that explain each other regardless of their tiers are in
 ``paceline.diagnose.explain.pairs``.
 """
 
@@ -12,7 +12,10 @@ from functools import total_ordering
 
 @total_ordering
 class Tier(Enum):
-    """Tiers from the likeliest cause down: ``Tier.CAUSE > Tier.TIMEOUT``. In one tier the earliest text goes first."""
+    """Tiers from the likeliest cause down: ``Tier.CAUSE > Tier.TIMEOUT``.
+
+    Within a tier, the earliest text ranks first.
+    """
 
     meaning: str
 
@@ -55,5 +58,5 @@ class Tier(Enum):
         return tier
 
     def __lt__(self, other: Tier) -> bool:
-        """Return whether a text of the other tier is the likelier cause."""
+        """Return whether a text of the other tier is more likely the cause."""
         return bool(self.value > other.value)

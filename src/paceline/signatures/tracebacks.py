@@ -1,4 +1,4 @@
-"""Python's tracebacks, gathered for each process while the lines of several are mixed. Pure."""
+"""Collect Python tracebacks per process from the mixed lines of several processes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from paceline.signatures.lines import Line
 
-_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")  # printed and gone: nothing ends by it
+# only printed: the process continues
+_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
 _DUMP = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\)", re.IGNORECASE)
 _HEADER = re.compile(r"Traceback \(most recent call last\)")
 _FRAME = re.compile(r"File \"(?P<file>[^\"]+)\", line (?P<line>\d+)(?:, in (?P<function>[\w<>.]+))?")
@@ -17,12 +18,12 @@ _RICH_FRAME = re.compile(r"^\s*(?P<file>[\w./\\:~ -]+\.py):(?P<line>\d+) in (?P<
 _LOWER = r"(?:[a-z_]\w*\.)+(?:error|timeout|gaierror)"  # cv2.error, zlib.error, socket.timeout
 _NAME = rf"(?:(?:[A-Za-z_]\w*\.)*_*[A-Z]\w*|{_LOWER})"
 _ENDING = r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Empty|Full|StopIteration|Refused|Conflict|Killed|Died\w*)"
-# An exception at the start of a line: of any name under an open traceback, with a telling name elsewhere.
+# An exception at the start of a line: any name within an open traceback, else a typical name.
 _RAISED = re.compile(rf"^\s*(?:\|\s*)?(?P<type>{_NAME})(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$")
 _NAMED = re.compile(
     rf"^\s*(?:\|\s*)?(?P<type>(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*?{_ENDING}|Exception)|(?:[a-z_]\w*\.)+Error)(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
 )
-# An exception of a module for exceptions or of a well-known library: its own name need not say that it is one.
+# An exception from a module of exceptions or a well-known library: its name may be unusual.
 _OF_EXCEPTIONS = re.compile(
     r"^(?P<type>(?:[a-z_]\w*\.)+(?:exc|errors?|exceptions?)\.[A-Z]\w+"
     r"|(?:pyarrow|triton|botocore|lmdb|h5py|jaxlib|sqlite3)\.(?:\w+\.)*[A-Z]\w+(?=: )"
@@ -44,7 +45,7 @@ _LIBRARY = re.compile(
     re.IGNORECASE,
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages[\\/](?P<package>[\w.]+)")
-# Libraries whose own frames are never what the user wrote; a package beside them may be the user's, installed.
+# Libraries whose frames are never the user's code. Other installed packages may be the user's.
 _KNOWN = frozenset(
     "torch torchvision torchaudio torchdata torchmetrics torchtext torchao lightning pytorch_lightning lightning_fabric"
     " lightning_utilities accelerate transformers datasets tokenizers huggingface_hub diffusers peft trl evaluate timm"
@@ -59,7 +60,7 @@ _LAUNCHER = re.compile(
     r"|deepspeed[\\/]launcher|runpy\.py"
     r"|subprocess\.py|lightning\w*[\\/].*launchers?|torch[\\/]multiprocessing[\\/]spawn"
 )
-# What a program or its launcher says after an exception, and is no part of its message.
+# Text that a program or its launcher prints after an exception and that is not part of its message.
 _OTHER = re.compile(
     r"^\s*(?:[EWIFC]\d{4} |\[|\d{4}-\d\d|srun: |slurmstepd: |During handling of|The above exception|Exception ignored"
     r"|terminate called|warnings?\b|={4,}|-{4,})",
@@ -69,8 +70,10 @@ _MAX_MORE = 200
 _MAX_FRAMES = 400
 _MAX_OPEN = 512
 _MAX_STACKS = 256
-_PATIENCE = 60  # lines of one process without a frame, after which its traceback counts as cut off
-_QUIET = 2000  # lines of all processes without a frame, after which lines are no longer read one by one
+# lines of one process without a frame, after which its traceback counts as truncated
+_PATIENCE = 60
+# lines of all processes without a frame, after which lines are no longer examined one by one
+_QUIET = 2000
 
 WRAPPERS = (
     "ChildFailedError",
@@ -80,7 +83,7 @@ WRAPPERS = (
     "SignalException",
 )
 _CONTROL_FLOW = ("StopIteration", "StopAsyncIteration", "Empty", "SystemExit", "GeneratorExit", "CancelledError")
-# It only refers to an error that was printed before.
+# It only refers to an error printed earlier.
 _REFERS = re.compile(
     r"\bsee (?:the )?(?:root cause|(?:actual |original )?(?:error|exception|log|message|trace|traceback|stack trace)s?)"
     r"(?: messages?)? above|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was) )?(?:shown |printed )?"
@@ -92,7 +95,7 @@ _CAUGHT = re.compile(r"Caught \w+ in (?:DataLoader worker|replica|pin memory|Mul
 
 @dataclass(frozen=True)
 class Frame:
-    """A place in a traceback: file, line and function as the text gives them."""
+    """A frame of a traceback, with its file, line and function as printed."""
 
     file: str
     line: str
@@ -100,18 +103,18 @@ class Frame:
 
     @property
     def user(self) -> bool:
-        """It is the user's own code, not a library's."""
+        """Whether it is the user's own code, not a library's."""
         return _LIBRARY.search(self.file) is None
 
     @property
     def own_package(self) -> bool:
-        """It is in an installed package that is none of the well-known libraries."""
+        """Whether it is in an installed package that is not a well-known library."""
         found = _INSTALLED.search(self.file)
         return found is not None and found["package"].lower().removesuffix(".py") not in _KNOWN
 
     @property
     def launcher(self) -> bool:
-        """It is a launcher's, not the training's."""
+        """Whether it is a launcher's frame, not the training script's."""
         return _LAUNCHER.search(self.file) is not None
 
     @property
@@ -126,14 +129,15 @@ class Raised:
 
     Attributes:
         type: Its class, without the module.
-        message: Its first line, with the next one if it ends with a colon.
-        frames: The frames above it, outermost first.
-        line: The line that names it.
-        start: The number of the line where its traceback begins.
-        shown: A traceback stands above it.
-        anchored: It stands at the start of its line.
-        chained: It was raised from another one (``"cause"``) or while that was handled (``"context"``); else empty.
-        more: What of the message stands on the next line.
+        message: Its first line, joined with the next one if it ends with a colon.
+        frames: The frames of its traceback, outermost first.
+        line: The line with its name.
+        start: Line number where its traceback begins.
+        shown: Whether it has a traceback.
+        anchored: Whether its name is at the start of the line.
+        chained: ``"cause"`` if it was raised from another exception, ``"context"`` if it was raised
+            while another one was handled; else empty.
+        more: The part of the message on the next line.
     """
 
     type: str
@@ -153,7 +157,7 @@ class Raised:
 
     @property
     def wrapper(self) -> bool:
-        """It only repeats that another exception was raised elsewhere."""
+        """Whether it only repeats an exception that was raised elsewhere."""
         return (
             self.type in WRAPPERS
             or self.type == "RayTaskError"
@@ -163,18 +167,18 @@ class Raised:
 
     @property
     def refers(self) -> bool:
-        """It says that the error stands above it."""
+        """Whether it refers to an error printed above it."""
         return _REFERS.search(self.message) is not None
 
     @property
     def control_flow(self) -> bool:
-        """It is no failure in itself."""
+        """Whether it controls the program and is not a failure in itself."""
         return self.type in _CONTROL_FLOW
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What faulthandler printed of the thread that a signal ended: innermost frame first."""
+    """The stack that faulthandler printed for the signalled thread, innermost frame first."""
 
     line: Line
     frames: list[Frame]
@@ -186,7 +190,7 @@ class Stack:
 
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:
-    """Return the user's innermost frame, or one of a package that is no well-known library; None without either."""
+    """Return the user's innermost frame, else one of a little-known package, else None."""
     own = (frame for frame in reversed(frames) if frame.user)
     installed = (frame for frame in reversed(frames) if frame.own_package)
     return next(own, None) or next(installed, None)
@@ -203,13 +207,16 @@ class _Open:
 
 
 def _short(name: str) -> str:
-    """The name of an exception without its module, which names the exceptions of C modules in lower case need."""
+    """Return an exception's name without its module.
+
+    Exceptions of C modules with lower-case names keep it.
+    """
     module, _, own = name.rpartition(".")
     return own if not own[:1].islower() else f"{module.rpartition('.')[2]}.{own}"
 
 
 class Tracebacks:
-    """Gathers exceptions from lines, one open traceback for each source."""
+    """Collects exceptions from lines, with one open traceback per source."""
 
     def __init__(self) -> None:
         self.raised: list[Raised] = []
@@ -223,16 +230,16 @@ class Tracebacks:
 
     @property
     def attentive(self) -> bool:
-        """A traceback is open: every line may belong to it."""
+        """Whether a traceback is open, so that every line may belong to it."""
         return bool(self._open or self._unfinished or self._dumped) and self._quiet < _QUIET
 
     @property
     def cut(self) -> list[Frame]:
-        """The innermost frames of tracebacks that the text does not bring to an end, the user's own if it can."""
+        """The innermost frames of truncated tracebacks, the user's own if possible."""
         return [innermost(each.frames) or each.frames[-1] for each in self._open.values() if each.frames]
 
     def feed(self, line: Line) -> None:
-        """Take a line."""
+        """Process a line."""
         body = line.body
         if not body.strip():
             return
@@ -258,7 +265,7 @@ class Tracebacks:
             self._end(line)
 
     def _dump(self, line: Line) -> bool:
-        """Take a line of what faulthandler prints; only the current thread's is kept."""
+        """Process a line that faulthandler prints; keep only the current thread."""
         if header := _DUMP.match(line.body):
             stack = Stack(line, []) if header["current"].lower() == "current t" else None
             if stack is not None and len(self.stacks) < _MAX_STACKS:
@@ -283,7 +290,7 @@ class Tracebacks:
             self._open.pop(next(iter(self._open)))
         before = self._open.get(line.source)
         current = _Open(line.number, headed=headed, chained=self._chained.pop(line.source, ""))
-        if before is not None and not line.source:  # two processes that nothing tells apart
+        if before is not None and not line.source:  # two processes that no label distinguishes
             current.frames.extend(before.frames)
         current.ignored = line.source in self._ignored
         self._ignored.discard(line.source)
@@ -324,7 +331,7 @@ class Tracebacks:
                 self._unfinished[line.source] = raised
 
     def _finish(self, line: Line) -> None:
-        """The message of an exception may begin on the next line, or go on there after a colon."""
+        """Take an exception's message, or its rest after a colon, from the next line."""
         raised = self._unfinished.pop(line.source, None)
         if raised is None or _HEADER.search(line.body) or _FRAME.search(line.body):
             return

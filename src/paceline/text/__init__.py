@@ -1,1 +1,1 @@
-"""Words for many things, lines on a terminal, quoting for a shell, syntax trees of scripts. Standard library only."""
+"""Format text: lists, lines on a terminal, shell quoting; parse scripts. Standard library only."""

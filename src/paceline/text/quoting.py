@@ -1,23 +1,23 @@
-"""Quote words for bash, ``#SBATCH`` lines and addresses, so that text arrives as it was typed. Pure."""
+"""Quote words for bash, ``#SBATCH`` lines and addresses, so that they keep their meaning. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-# With surrogates, which stand for bytes of the command line that are not text.
+# With surrogates, which represent bytes of the command line that are not text.
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-# Characters that a terminal interprets or hides: control and bidirectional characters, bytes that are not text.
+# Characters that a terminal interprets or hides: control and bidirectional characters, raw bytes.
 _UNSHOWN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _PLAIN = re.compile(r"[\w@%+=:,./^-]+")
 
 
 def word(text: str) -> str:
-    """Return a text as one word of bash.
+    """Quote a text as one word of bash.
 
-    Control characters are escaped, because sbatch refuses scripts with some of them, and a line feed would hide where
-    the command continues.
+    Control characters are escaped: sbatch refuses scripts with some of them, and a line feed would
+    hide where the command continues.
     """
     if not _ODD.search(text):
         return shlex.quote(text)
@@ -35,15 +35,15 @@ def _spell(byte: int) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return untrusted text as one line that a terminal shows and does not interpret."""
+    """Return untrusted text as one line that a terminal displays without interpreting it."""
     return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def directive(name: str, value: str | None = None) -> str:
     """Return the ``#SBATCH`` line of an option.
 
-    No shell reads it. In sbatch's own syntax double quotes group words, a backslash inside them escapes any character,
-    and ``#`` begins a comment.
+    No shell reads it. In sbatch's own syntax double quotes group words, a backslash inside them
+    escapes any character, and ``#`` starts a comment.
     """
     if value is None:
         return f"#SBATCH --{name}"
@@ -53,7 +53,7 @@ def directive(name: str, value: str | None = None) -> str:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands before a colon and a port: an IPv6 address in brackets."""
+    """Return a host as written before a colon and a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -63,6 +63,6 @@ def pattern(path: str) -> str:
 
 
 def comment(text: str) -> list[str]:
-    """Return a text as comment lines, which it cannot end or turn into a directive."""
+    """Return a text as comment lines; it cannot end the comment or become a directive."""
     lines = [CONTROL.sub(" ", line).strip() for line in text.splitlines()]
     return [f"# {line}" for line in lines if line]

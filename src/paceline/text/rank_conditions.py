@@ -1,6 +1,7 @@
-"""Which ranks a condition of a script picks: ``rank == 0`` in its many spellings, ``not args.distributed`` in its own.
+"""Decide which ranks a condition of a script selects, such as ``rank == 0``. Pure.
 
-The ranks that a condition picks are on the side ``"one"``, all others on the side ``"rest"``. Pure.
+The selected ranks are on the side ``"one"``, all others on the side ``"rest"``. ``alone`` and
+``together`` recognize conditions about the number of processes, such as ``not args.distributed``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DISTRIBUTED = re.compile(
 _SIZE = re.compile(
     r"world_?size|num_(processes|gpus|replicas|ranks)|n_?gpus?$|nprocs?|device_count|get_world_size", re.I
 )
-# Names that leave no doubt, in whatever condition they stand: lora_rank or ranking are the same on all ranks.
+# Names that are unambiguous in any condition; lora_rank or ranking are the same on all ranks.
 _CHOOSES = re.compile(
     r"((get|global|local|node|my|this|dp|ddp|data_parallel|proc|process|world)_)*_?rank(_zero|_id)?"
     r"|is_(main|master|root|chief|global_zero|local_zero|rank_zero|rank0)(_\w+)?"
@@ -55,18 +56,18 @@ class Assignment(Protocol):
 
     @property
     def value(self) -> ast.expr:
-        """The expression that is assigned; of a tuple the call that makes it."""
+        """The assigned expression; for a tuple, the call that returns it."""
 
     @property
     def place(self) -> int:
-        """Which of the targets of a tuple this is, or -1."""
+        """Position of the target in a tuple, or -1."""
 
 
 class Names(Protocol):
-    """What is known of the names of a script."""
+    """What is known about the names of a script."""
 
     def assigned(self, name: str, at: ast.AST) -> Sequence[Assignment]:
-        """Return what is assigned to a name as seen from a node."""
+        """Return the assignments to a name that are visible from a node."""
 
     def up(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the parents of a node, the nearest first."""
@@ -82,11 +83,11 @@ class OneAssignment:
 
 @dataclass(frozen=True)
 class TreeNames:
-    """What a syntax tree says of its names, without regard to the functions that they are in.
+    """The names in a syntax tree, regardless of the functions they are in.
 
     Attributes:
         parents: The parent of each node.
-        values: What is assigned to each plain name.
+        values: The assignments to each plain name.
     """
 
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict, repr=False)
@@ -94,7 +95,7 @@ class TreeNames:
 
     @classmethod
     def of(cls, tree: ast.AST) -> TreeNames:
-        """Return what a syntax tree says."""
+        """Collect the names of a syntax tree."""
         names = cls()
         for node in ast.walk(tree):
             names.parents.update(dict.fromkeys(ast.iter_child_nodes(node), node))
@@ -104,7 +105,7 @@ class TreeNames:
         return names
 
     def assigned(self, name: str, at: ast.AST) -> Sequence[Assignment]:
-        """Return what is assigned to a name anywhere, nothing if that is too much to know."""
+        """Return all assignments to a name; none if there are too many to decide."""
         values = self.values.get(name, [])
         return values if len(values) <= _MOST_VALUES else []
 
@@ -118,13 +119,13 @@ class TreeNames:
 
 @dataclass(frozen=True)
 class Sides:
-    """What a condition says of the ranks.
+    """How a condition divides the ranks.
 
     Attributes:
-        true: The side that goes where it holds: ``"one"``, ``"rest"`` or ``""`` for nothing sure.
-        false: The side that goes where it does not hold.
-        scope: ``"global"``, ``"local"`` (one per node), ``"group"`` (of a part of the ranks).
-        sure: Whether the condition is about ranks beyond doubt.
+        true: The side for which it holds: ``"one"``, ``"rest"``, or ``""`` if unknown.
+        false: The side for which it does not hold.
+        scope: ``"global"``, ``"local"`` (one per node) or ``"group"`` (within a part of the ranks).
+        sure: Whether the condition is certainly about ranks.
     """
 
     true: str
@@ -133,14 +134,14 @@ class Sides:
     sure: bool = True
 
     def flipped(self) -> Sides:
-        """Return what the negated condition says."""
+        """Return the sides of the negated condition."""
         return Sides(self.false, self.true, self.scope, self.sure)
 
 
 def chooses(names: Names, test: ast.expr) -> bool:
-    """Return whether ranks get different answers to a condition, whichever they are.
+    """Return whether a condition differs between ranks, regardless of which ranks it selects.
 
-    A comparison with -1 or None asks whether there are several ranks, not which.
+    A comparison with -1 or None tests whether there are several ranks, not which rank this is.
     """
     known = sides(names, test)
     if known is not None and known.sure:
@@ -159,14 +160,14 @@ def _is_none_or_negative(node: ast.expr) -> bool:
 
 
 def decorator_scope(name: str) -> str:
-    """Return the scope of a decorator that lets some ranks only into a function, empty if it is another one."""
+    """Return the scope of a decorator that admits only some ranks to a function; else empty."""
     if not _DECORATOR.fullmatch(name):
         return ""
     return "local" if "local" in name else "global"
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:
-    """Return whether a block ends in a statement that leaves the function, the loop's round or the program."""
+    """Return whether a block ends by leaving the function, the iteration or the program."""
     end = body[-1]
     if isinstance(end, ast.Return | ast.Continue | ast.Break):
         return True
@@ -174,7 +175,7 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
 
 
 def sides(names: Names, test: ast.expr, depth: int = 0) -> Sides | None:
-    """Return what a condition says of the ranks, or None if nothing."""
+    """Return how a condition divides the ranks; None if it does not or if that is unknown."""
     if depth > _DEEPEST:
         return None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -233,7 +234,7 @@ def _of_comparison(names: Names, test: ast.Compare) -> Sides | None:
 
 
 def _by_members(op: ast.cmpop, right: ast.expr, one: Sides) -> Sides | None:
-    """Return what ``rank in (-1, 0)`` says."""
+    """Return the sides of ``rank in (-1, 0)``."""
     members = [constant(part) for part in getattr(right, "elts", [])]
     others = [member for member in members if member not in (-1, 0)]
     if 0 not in members or others or members.count(0) > 1:
@@ -242,7 +243,7 @@ def _by_members(op: ast.cmpop, right: ast.expr, one: Sides) -> Sides | None:
 
 
 def _by_unknown(op: ast.cmpop, right: ast.expr, one: Sides) -> Sides | None:
-    """Return what ``rank == args.main_rank`` says."""
+    """Return the sides of ``rank == args.main_rank``."""
     if not isinstance(op, ast.Eq | ast.NotEq) or not dotted(right):
         return None
     unsure = Sides("one", "rest", one.scope, sure=False)
@@ -280,7 +281,10 @@ def _of_name(names: Names, test: ast.Name | ast.Attribute, depth: int) -> Sides 
 
 
 def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides | None:
-    """Return what a name says to which conditions are assigned: all the same, or else constants."""
+    """Return the sides of a name from its assigned conditions.
+
+    All conditions must agree; other assigned values must be constants.
+    """
     plain = [value for value in values if value.place < 0]
     known = [sides(names, value.value, depth + 1) for value in plain]
     first = next((value_sides for value_sides in known if value_sides), None)
@@ -319,7 +323,10 @@ def _is_call_for_rank(names: Names, call: ast.Call) -> bool:
 
 
 def _is_plain_rank(names: Names, node: ast.AST) -> bool:
-    """Return whether the truth of an expression is that of a rank: ``if rank:``; ``args.as_rank`` may be anything."""
+    """Return whether an expression used as a condition is a rank, as in ``if rank:``.
+
+    A name such as ``args.as_rank`` may be anything.
+    """
     return bool(_PLAIN_RANK.fullmatch(last(node))) and _is_rank(names, node)
 
 
@@ -328,7 +335,7 @@ def _names_rank(word: object) -> bool:
 
 
 def _is_counted(names: Names, node: ast.Name) -> bool:
-    """Return whether a name is the variable of a loop around: all ranks are played by one process."""
+    """Return whether a name is the variable of an enclosing loop, which simulates all ranks."""
     loops = [parent for parent in names.up(node) if isinstance(parent, ast.For)]
     targets = [part for loop in loops for part in ast.walk(loop.target)]
     return any(isinstance(part, ast.Name) and part.id == node.id for part in targets)
@@ -353,7 +360,7 @@ def _sure(node: ast.AST) -> bool:
 
 
 def alone(test: ast.expr) -> bool:
-    """Return whether a condition holds for one process only (``not args.distributed``, ``world_size == 1``)."""
+    """Return whether a condition holds only for a single process, such as ``world_size == 1``."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return together(test.operand)
     if isinstance(test, ast.BoolOp):
@@ -375,7 +382,10 @@ def _compares_for_one(test: ast.Compare) -> bool:
 
 
 def together(test: ast.expr) -> bool:
-    """Return whether a condition holds in every run of several processes (``dist.is_initialized()``)."""
+    """Return whether a condition holds in every run of several processes.
+
+    An example is ``dist.is_initialized()``.
+    """
     if isinstance(test, ast.BoolOp):
         return all(together(part) for part in test.values)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):

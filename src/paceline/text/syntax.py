@@ -1,4 +1,4 @@
-"""Parse scripts of users into syntax trees. Standard library only."""
+"""Parse user scripts into syntax trees, and read names from them. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 
 def tree_of(source: str) -> ast.Module | None:
-    """Return the syntax tree of a script; None if it is not Python, or nested deeper than Python can read.
+    """Parse a script; return None if it is not Python or is nested too deeply.
 
-    Warnings about its text, such as unknown escape sequences, are not shown: its author sees them when it runs.
+    Warnings about the text, such as unknown escape sequences, are not shown: the author sees them
+    when the script runs.
 
     Args:
         source: The text of the script.
@@ -19,7 +20,8 @@ def tree_of(source: str) -> ast.Module | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # ValueError: null bytes, in Python up to 3.11
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # ValueError: null bytes, up to Python 3.11
         return None
 
 
@@ -35,7 +37,7 @@ def dotted(node: ast.AST | None) -> str:
 
 
 def last(node: ast.AST | None) -> str:
-    """Return the last word of a name, an attribute or what a call calls, else an empty string."""
+    """Return the last part of a name, an attribute or a called function; else an empty string."""
     if isinstance(node, ast.Call):
         node = node.func
     if isinstance(node, ast.Attribute):

@@ -13,25 +13,25 @@ from typing import TextIO
 
 from paceline import env
 
-_LEAST_COLUMNS = 40  # a narrower terminal does its own wrapping
+_LEAST_COLUMNS = 40  # narrower terminals wrap lines themselves
 _RESET = "\x1b[0m"
 _COLOURS = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "notice": "\x1b[1;36m", "hint": "\x1b[36m"}
 _HEAD = re.compile(r"^((?:paceline: )?)(error|warning|hint|notice|cause|likely cause|hang)(?=[ :])", re.MULTILINE)
 _LABEL = re.compile(r"^(  )(fix|resume|auto-resume|traceback)(?=: )", re.MULTILINE)
 _BOLD = "\x1b[1m"
-# A command that is pasted into a shell stays on one line: a line feed would end it.
+# A command to paste stays on one line: a line feed would end it.
 _COMMAND = re.compile(
     r"^[^:]*: *(?:\(trap|[A-Z_]+=|(?:paceline|srun|sbatch|scancel|scontrol|kill|export|pip|python3?|less|df|ssh|git) )"
 )
 
 
 def say(text: str) -> None:
-    """Print a message of paceline to stderr."""
+    """Print a message to stderr."""
     show(f"paceline: {text}", sys.stderr)
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Print text, fitted to the terminal if the stream is one.
+    """Print text, wrapped to the terminal's width if the stream is a terminal.
 
     Args:
         text: One line or several.
@@ -42,24 +42,24 @@ def show(text: str, stream: TextIO | None = None) -> None:
 
 
 def columns_of(stream: TextIO | int) -> int:
-    """Return the columns of a terminal, 0 for anything else.
+    """Return the number of columns of a terminal; 0 for anything else.
 
     Args:
-        stream: A stream, or a descriptor.
+        stream: A stream or a descriptor.
     """
     try:
         handle = stream if isinstance(stream, int) else stream.fileno()
         return os.get_terminal_size(handle).columns if os.isatty(handle) else 0
-    except (OSError, ValueError, AttributeError):  # closed, or a stand-in without a descriptor
+    except (OSError, ValueError, AttributeError):  # closed, or a substitute without a descriptor
         return 0
 
 
 def fitted(text: str, columns: int) -> str:
-    """Return text as a terminal shows it.
+    """Wrap text to a number of columns.
 
     Args:
         text: One line or several.
-        columns: Width of the terminal; 0 leaves the text as it is.
+        columns: Width of the terminal; 0 leaves the text unchanged.
     """
     if not columns:
         return text
@@ -77,7 +77,7 @@ def _wrapped(line: str, columns: int) -> str:
         columns,
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
-        break_long_words=False,  # a path or an address is copied whole
+        break_long_words=False,  # paths and addresses stay whole for copying
         break_on_hyphens=False,
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Many things in few words: ``ranks 0, 2-7``, the first of a list and how many more there are, or ``15 min``."""
+"""Shorten lists and times to a few words: ``ranks 0, 2-7``, ``a, b and 3 more``, ``15 min``."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def fold(numbers: Iterable[int]) -> str:
 
 
 def few(words: Sequence[str], most: int = 4) -> str:
-    """Return the first of some words, and how many more there are: ``node-a, node-b and 3 more``."""
+    """Return the first words and the number of the others: ``node-a, node-b and 3 more``."""
     more = len(words) - most
     return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return the first of some lines, and a line that says how many more there are."""
+    """Return the first lines, and a line with the number of the others."""
     more = len(lines) - most
     return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that people would use: ``90 s``, ``15 min``, ``2 h``."""
+    """Return a time in a convenient unit: ``90 s``, ``15 min``, ``2 h``."""
     if seconds >= 7200 and seconds % 3600 == 0:
         return f"{seconds / 3600:.0f} h"
     if seconds >= 120 and seconds % 60 == 0:
@@ -46,5 +46,5 @@ def duration(seconds: float) -> str:
 
 
 def shorten(line: str, most: int = 300) -> str:
-    """Return a line of at most ``most`` characters; one that was cut ends with an ellipsis."""
+    """Shorten a line to at most ``most`` characters; a shortened line ends with an ellipsis."""
     return line if len(line) <= most else line[: most - 1] + "…"

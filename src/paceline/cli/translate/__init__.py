@@ -1,9 +1,9 @@
-"""From the command line of another launcher to the one of ``paceline run``, with the environment that it needs.
+"""Translate the command line of another launcher to ``paceline run``, with its environment.
 
-command     a command line taken apart: what stands before the launcher, which it is, its options (pure)
-launchers   options of each launcher -> options of paceline run, variables and notes (pure)
-line        the command line that comes out, quoted (pure)
-translate   the above together; reads accelerate's configuration
+command     parses a command line: wrappers, the launcher, its options (pure)
+launchers   maps each launcher's options to options of paceline run, variables and notes (pure)
+line        quotes the resulting command line (pure)
+translate   combines the above; reads accelerate's configuration
 """
 
 from paceline.cli.translate.translate import translate

@@ -1,4 +1,4 @@
-"""Takes a command line apart: what stands before the launcher, which launcher it is, and its options. Pure."""
+"""Parse a command line into wrappers, the launcher, its options and the script. Pure."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Command:
     """One start of another launcher.
 
     Attributes:
-        assigned: Variables before the command, as they are assigned.
+        assigned: Variable assignments before the command.
         wrappers: The words before the launcher: ``srun --nodes 2``.
-        ends_with_env: Whether the last of the wrappers is ``env``, behind which variables may be assigned.
-        launcher: The word that the launcher was called by, a program or a Python.
-        kind: Which launcher it is, one of ``KINDS``.
-        options: Its options by their own names, ``""`` for a flag.
-        script: What it starts.
+        ends_with_env: Whether the last wrapper is ``env``, which accepts variable assignments.
+        launcher: The launcher as typed: a program, or a Python.
+        kind: The launcher's kind, one of ``KINDS``.
+        options: Its options by their own names; ``""`` for a flag.
+        script: The script or module that it starts.
         arguments: The script's arguments.
         unexpanded: Whether ``$NAME`` in a word is a variable that no shell has expanded yet.
     """
@@ -48,13 +48,14 @@ class Command:
 
 
 def take_apart(words: Sequence[str]) -> Command:
-    """Return a command in its parts.
+    """Parse a command line.
 
     Args:
-        words: The command line, or one word that holds all of it.
+        words: The command line, or one word that contains all of it.
 
     Raises:
-        UsageError: It is not one start of a launcher that is known, or has an option that the launcher does not have.
+        UsageError: The line is not exactly one start of a known launcher, or the launcher does not
+            have one of its options.
     """
     is_one_line = len(words) == 1 and len(words[0].split()) > 1
     words = _split(words[0]) if is_one_line else list(words)
@@ -90,7 +91,7 @@ def take_apart(words: Sequence[str]) -> Command:
 
 
 def _split(line: str) -> list[str]:
-    """Split a line as a shell does, without expanding anything."""
+    """Split a line as a shell does, without expansion."""
     lexer = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     lexer.commenters = ""

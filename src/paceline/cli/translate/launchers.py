@@ -1,4 +1,4 @@
-"""The options of each launcher as options of ``paceline run``, with variables and notes. Pure."""
+"""Map each launcher's options to options of ``paceline run``, variables and notes. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOCAL_RANK = (
 
 @dataclass(frozen=True)
 class Translated:
-    """What a launcher's options come to.
+    """The translation of a launcher's options.
 
     Attributes:
-        options: Options of ``paceline run`` by name, ``""`` for a flag.
+        options: Options of ``paceline run`` by name; ``""`` for a flag.
         environment: Variables that the ranks need.
-        notes: What has no counterpart, or what is left to do.
+        notes: Options without a counterpart, and steps left to the user.
         working_folder: Whether ranks find modules in the working folder.
-        arguments: The script's own arguments, None if they are as typed.
+        arguments: The script's own arguments; None if they stay as typed.
     """
 
     options: Mapping[str, str]
@@ -46,8 +46,8 @@ def torchrun(options: Mapping[str, str], *, inherited: Mapping[str, str], passes
     """Translate torchrun and ``torch.distributed.launch``.
 
     Args:
-        options: As typed.
-        inherited: torchrun's ``PET_...`` variables, by the option's name; they hold for paceline run too.
+        options: The options as typed.
+        inherited: torchrun's ``PET_...`` variables by option name; paceline run uses them too.
         passes_local_rank: Whether this launcher passes ``--local-rank`` to the script.
     """
     effective = {name: value for name, value in options.items() if name not in ("use_env", "start_method")}
@@ -85,9 +85,9 @@ def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, fi
     """Translate ``accelerate launch``.
 
     Args:
-        typed: Options of the command line but ``--config_file``.
-        config: The configuration, None if there is none.
-        file: Where it is, to name it to paceline run.
+        typed: Options of the command line without ``--config_file``.
+        config: The configuration; None without one.
+        file: Path of the configuration, to pass to paceline run.
     """
     typed = {"tpu_use_cluster" if name == "tpu_cluster" else name: value for name, value in typed.items()}
     settings = settle(typed, config, source=file)
@@ -105,10 +105,10 @@ def accelerate(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, fi
 
 
 def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
-    """Translate ``accelerate launch`` where the configuration's path is a variable, and so cannot be read.
+    """Translate ``accelerate launch`` if the path of its configuration is an unexpanded variable.
 
     Raises:
-        UsageError: Options of the line change what the ranks get from the configuration.
+        UsageError: Options of the line change what ranks get from the unreadable configuration.
     """
     settings = settle(typed, None)
     if settings.environment != settle({}, None).environment:
@@ -124,7 +124,7 @@ def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
 
 
 def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that are to be typed beside a configuration that gives others."""
+    """Return the options to type in addition to a configuration with other values."""
     others = {name: value for name, value in options.items() if name not in MEETING and named.get(name) != value}
     meeting = {name: value for name, value in options.items() if name in MEETING}
     if meeting == {name: value for name, value in named.items() if name in MEETING}:
@@ -134,7 +134,7 @@ def _beside(options: Mapping[str, str], named: Mapping[str, str]) -> dict[str, s
 
 
 def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
-    """Return the variables without those that say what holds anyway."""
+    """Return the variables without those that only state the default."""
     variables = dict(settings.environment)
     if variables.get("ACCELERATE_DYNAMO_BACKEND") == "NO":
         variables = {name: value for name, value in variables.items() if not name.startswith("ACCELERATE_DYNAMO_")}
@@ -149,7 +149,7 @@ def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
 
 
 def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
-    """Translate ``fabric run``, which takes its options behind the script too."""
+    """Translate ``fabric run``, which also accepts its options after the script."""
     trailing, script_arguments = _options_behind(arguments)
     options = {**options, **trailing}
     devices = options.get("devices", "1")
@@ -191,7 +191,10 @@ def _options_behind(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]
 
 
 def _ranks(devices: str) -> str:
-    """Return how many processes fabric run starts: a number, a list of devices, all of them, or one for auto."""
+    """Return the number of processes that fabric run starts.
+
+    Its option is a number, a list of devices, all devices, or auto for one.
+    """
     if devices == "-1":
         return "gpu"
     if devices == "auto":

@@ -1,4 +1,4 @@
-"""The command line that comes out of a translation, quoted for a shell. Pure."""
+"""Build the command line of a translation, quoted for a shell. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WORKING_FOLDER = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
 
 @dataclass(frozen=True)
 class Line:
-    """A line of ``paceline run``.
+    """A command line of ``paceline run``.
 
     Attributes:
-        text: To paste.
+        text: The line to paste.
         environment: Variables that it sets for the ranks.
-        notes: What has no counterpart, or what is left to do.
+        notes: Options without a counterpart, and steps left to the user.
     """
 
     text: str
@@ -32,12 +32,12 @@ class Line:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line as plain data."""
+        """Return the line as a dictionary for JSON."""
         return {"line": self.text, "environment": dict(self.environment), "notes": list(self.notes)}
 
 
 def make(command: Command, translated: Translated) -> Line:
-    """Return the line that does with ``paceline run`` what a command did."""
+    """Return the ``paceline run`` line that does the same as a command."""
     arguments = command.arguments if translated.arguments is None else translated.arguments
     variables = [f"{name}={_word(value, True)}" for name, value in translated.environment.items()]
     variables += [_WORKING_FOLDER] if translated.working_folder else []
@@ -55,7 +55,7 @@ def make(command: Command, translated: Translated) -> Line:
 
 
 def _paceline(launcher: str) -> list[str]:
-    """Return how paceline is called, in the environment that the launcher was called in."""
+    """Return the words that call paceline in the launcher's Python environment."""
     folder, slash, name = launcher.rpartition("/")
     if re.match(r"python[0-9.]*$", name):
         return [_word(launcher, True), "-m", "paceline", "run"] if slash else ["paceline", "run"]
@@ -77,7 +77,7 @@ def _assignment(word: str, unexpanded: bool) -> str:
 
 
 def _word(text: str, unexpanded: bool) -> str:
-    """Return a text as one word of a shell, in which ``$NAME`` is a variable if it is not yet expanded."""
+    """Quote a text as one shell word, in which an unexpanded ``$NAME`` remains a variable."""
     if unexpanded and _VARIABLE.search(text) and not quoting.CONTROL.search(text):
         variables = _VARIABLE.findall(text)
         plain = (re.sub(r'(["\\`$])', r"\\\1", part) for part in _VARIABLE.split(text))
@@ -86,7 +86,7 @@ def _word(text: str, unexpanded: bool) -> str:
 
 
 def _filled(words: list[str]) -> str:
-    """Join words into lines that a shell reads as one."""
+    """Join words into continued lines, which a shell reads as one."""
     lines = [""]
     for word in words:
         if lines[-1] and len(lines[-1]) + len(word) + 3 > _COLUMNS:

@@ -1,4 +1,4 @@
-"""Translates a command line; reads accelerate's configuration where that launcher would."""
+"""Translate a command line, and read accelerate's configuration if that launcher would."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.launch.plan.accelerate import config_file
 
 
 def translate(words: Sequence[str]) -> Line:
-    """Return the line of ``paceline run`` that does what another launcher's does.
+    """Return the ``paceline run`` line that does the same as another launcher's.
 
     Args:
-        words: The other launcher's command line, or one word that holds all of it.
+        words: The other launcher's command line, or one word that contains all of it.
 
     Raises:
-        PacelineError: It cannot be translated, or accelerate's configuration cannot be read.
+        PacelineError: The line cannot be translated, or accelerate's configuration cannot be read.
     """
     command = take_apart(words)
     return line.make(command, _translated(command))

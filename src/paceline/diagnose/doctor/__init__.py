@@ -1,6 +1,7 @@
-"""What a machine is like, and what follows from it for a distributed run.
+"""Describe a machine, and find what is wrong with it for a distributed run.
 
-Hands gather facts and judges make findings of them, so that a machine can also be judged that is only recorded.
+Collectors gather facts and checks turn them into findings. Recorded facts can therefore be checked
+on another machine.
 """
 
 from __future__ import annotations

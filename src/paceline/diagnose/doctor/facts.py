@@ -1,4 +1,4 @@
-"""What is known of a machine: plain data that travels as JSON. Unknown is None or empty, never guessed."""
+"""The facts about a machine, as plain data that travels as JSON; None or empty means unknown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class Host:
     """The machine.
 
     Attributes:
-        name: Its host name.
-        cpu_vendor: ``AuthenticAMD``, ``GenuineIntel``, or what the kernel says.
+        name: Host name.
+        cpu_vendor: ``AuthenticAMD``, ``GenuineIntel``, or another name that the kernel reports.
         virtual: Whether it is a virtual machine.
-        container: ``docker``, ``podman``, ``kubernetes``, ``apptainer`` or ``container``; empty outside one.
+        container: ``docker``, ``podman``, ``kubernetes``, ``apptainer`` or ``container``; empty
+            outside a container.
         wsl: Whether Linux runs inside Windows.
-        slurm_job: Whether this process is part of a Slurm job, of its batch script too.
-        slurm_step: Whether this process is part of a Slurm step.
+        slurm_job: Whether this process belongs to a Slurm job, including its batch script.
+        slurm_step: Whether this process belongs to a Slurm step.
         slurm_tasks: Tasks of that step on this node.
     """
 
@@ -38,23 +39,23 @@ class Host:
 
 @dataclass(frozen=True)
 class Limits:
-    """What this process may use; a limit of -1 is none.
+    """The limits of this process; -1 means unlimited.
 
     Attributes:
-        cpus: CPUs that it may use.
-        cpus_reason: Where that number comes from.
-        affinity: Those CPUs, as ``0-15,32-47``.
+        cpus: Number of usable CPUs.
+        cpus_reason: Source of that number.
+        affinity: The usable CPUs, as ``0-15,32-47``.
         total_cpus: CPUs of the machine.
-        numa_cpus: CPUs of each NUMA node, by its number.
+        numa_cpus: CPUs of each NUMA node, by node number.
         memory_bytes: Memory of the machine.
         memory_limit_bytes: The cgroup's limit.
         shm_bytes: Size of ``/dev/shm``.
-        shm_free_bytes: What of it is free.
-        memlock_bytes: Memory that it may lock.
-        lock_any: Whether the kernel lets it lock memory beyond that limit.
-        open_files: Files that it may open (soft).
-        open_files_hard: To which it may raise that itself.
-        stack_bytes: Size of its stack.
+        shm_free_bytes: Free space in ``/dev/shm``.
+        memlock_bytes: Limit of locked memory.
+        lock_any: Whether the kernel allows locked memory beyond that limit.
+        open_files: Soft limit of open files.
+        open_files_hard: Hard limit of open files.
+        stack_bytes: Size of the stack.
     """
 
     cpus: int = 0
@@ -78,10 +79,10 @@ class Disk:
     """A file system that a run writes to.
 
     Attributes:
-        path: Where it was looked at.
-        total_bytes: Its size.
-        free_bytes: What is free for this user.
-        free_files: Files that may still be made; None if there is no such limit.
+        path: The folder that was examined.
+        total_bytes: Total size.
+        free_bytes: Free space for this user.
+        free_files: Remaining number of files; None without a limit.
     """
 
     path: str
@@ -92,14 +93,14 @@ class Disk:
 
 @dataclass(frozen=True)
 class Software:
-    """Installed versions; empty where not installed or not known.
+    """Installed versions; empty if a package is not installed or its version is unknown.
 
     Attributes:
-        python: Of Python.
-        torch: Of torch.
-        torch_cuda: The CUDA that torch was built with; empty for a build without.
-        nccl: Of the NCCL that was installed with torch.
-        paceline: Ours.
+        python: Version of Python.
+        torch: Version of torch.
+        torch_cuda: The CUDA version that torch was built with; empty for a build without CUDA.
+        nccl: Version of the NCCL installed with torch.
+        paceline: Version of this package.
     """
 
     python: str = ""
@@ -111,15 +112,15 @@ class Software:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A process of this user that an earlier run has left behind.
+    """A process of this user that an earlier run left behind.
 
     Attributes:
-        pid: Its number.
-        command: What it runs, shortened.
-        rank: The rank that it was, empty if unknown.
-        run: The run that it belonged to: a folder or an id.
-        age_s: How long ago it started.
-        memory_bytes: Memory that it holds.
+        pid: Process id.
+        command: The command line, shortened.
+        rank: Its former rank; empty if unknown.
+        run: The folder or the id of its run.
+        age_s: Seconds since it started.
+        memory_bytes: Memory in use.
         ports: TCP ports that it listens on.
     """
 
@@ -134,13 +135,13 @@ class Leftover:
 
 @dataclass(frozen=True)
 class LoaderGroup:
-    """The DataLoader workers of one process that runs now.
+    """The DataLoader workers of one running process.
 
     Attributes:
-        pid: The process.
-        command: What it runs, shortened.
-        workers: How many workers it has.
-        cpus: CPUs that they may use.
+        pid: Process id of the parent.
+        command: The command line, shortened.
+        workers: Number of workers.
+        cpus: Number of CPUs that the workers may use.
     """
 
     pid: int
@@ -154,25 +155,25 @@ class Facts:
     """One machine, as far as it could be read.
 
     Attributes:
-        host: The machine.
+        host: The kind of machine.
         driver: NVIDIA's driver.
-        gpus: Its GPUs, in NVML's order.
-        pairs: What lies between every two of them.
-        bridges: PCI bridges above GPUs and what their access control redirects; None if that could not be read.
-        iommu: ``translated``, ``passthrough`` or ``off``, of the GPUs; empty if unknown.
-        xids: Errors of GPUs in the kernel's log.
+        gpus: The GPUs, in NVML's order.
+        pairs: The connection of each pair of GPUs.
+        bridges: PCI bridges above GPUs, with their access control; None if they could not be read.
+        iommu: ``translated``, ``passthrough`` or ``off`` for the GPUs; empty if unknown.
+        xids: GPU errors in the kernel log.
         interfaces: Network interfaces that are up.
         rdma: Ports of RDMA devices: InfiniBand, RoCE, EFA.
-        rdma_libraries: What NCCL would load to use them.
-        limits: What this process may use.
-        disks: Where a run writes.
+        rdma_libraries: Libraries that NCCL would load to use them.
+        limits: The limits of this process.
+        disks: File systems that a run writes to.
         software: Installed versions.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if unset.
         settings: Variables of NCCL, torch, gloo and libfabric, from the environment and NCCL's files.
-        settings_where: Of those that come from a file, its name.
+        settings_where: The file of each setting that comes from one.
         leftovers: Processes of earlier runs.
-        loaders: DataLoader workers that run now.
-        not_read: Parts that took too long or failed.
+        loaders: Running DataLoader workers.
+        not_read: Parts that timed out or failed.
     """
 
     host: Host = field(default_factory=Host)
@@ -196,14 +197,14 @@ class Facts:
     not_read: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
+        """Return the facts as a dictionary for JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Facts:
-        """Return the facts that ``to_json`` made; what is absent is unknown, what we do not know is left out.
+        """Build the facts from the output of ``to_json``; ignore unknown keys.
 
         Raises:
-            ValueError: A value is of another kind than it must be.
+            ValueError: A value has the wrong type.
         """
         return read_as(cls, values)

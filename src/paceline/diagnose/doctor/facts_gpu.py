@@ -1,4 +1,4 @@
-"""What is known of GPUs, their driver and the links between them."""
+"""The facts about GPUs, their driver and the links between them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Driver:
     """NVIDIA's driver.
 
     Attributes:
-        version: Its version.
-        cuda: The newest CUDA that it serves, as ``12.8``.
-        problem: Why it does not answer, in NVML's words; empty if it does or there is none.
-        gpus_on_bus: NVIDIA GPUs on the PCI bus, whoever may use them.
+        version: Its version; empty if unknown.
+        cuda: The newest supported CUDA version, as ``12.8``.
+        problem: NVML's error message if the driver does not answer; else empty.
+        gpus_on_bus: NVIDIA GPUs on the PCI bus, including those of other users.
     """
 
     version: str = ""
@@ -27,12 +27,12 @@ class GpuProcess:
     """A process that uses a GPU.
 
     Attributes:
-        pid: Its number.
-        memory_bytes: GPU memory that it holds, None if unknown.
-        command: What it runs, shortened; empty if it is not visible here.
-        user: Who started it.
-        alive: Whether it is visible here.
-        graphics: Whether it only draws.
+        pid: Process id.
+        memory_bytes: GPU memory in use; None if unknown.
+        command: The command line, shortened; empty if the process is not visible here.
+        user: The user name of the owner.
+        alive: Whether the process is visible here.
+        graphics: Whether it uses the GPU for graphics only.
     """
 
     pid: int
@@ -50,7 +50,7 @@ class NvLink:
     Attributes:
         active: Whether it is up.
         remote: ``gpu``, ``switch``, or empty if unknown.
-        remote_bus_id: Where it leads to.
+        remote_bus_id: Bus id of the device at the other end.
     """
 
     active: bool
@@ -60,11 +60,11 @@ class NvLink:
 
 @dataclass(frozen=True)
 class MigSlice:
-    """A part of a GPU that is divided (MIG).
+    """A slice of a GPU in MIG mode.
 
     Attributes:
         uuid: Its id, ``MIG-...``.
-        memory_bytes: Its memory.
+        memory_bytes: Memory of the slice.
     """
 
     uuid: str
@@ -79,29 +79,30 @@ class Gpu:
         index: Its number in NVML's order, which is that of the PCI bus.
         name: Its model.
         uuid: Its id, ``GPU-...``.
-        bus_id: Its place on the PCI bus, ``0000:3b:00.0``.
-        problem: Why it cannot be asked, in NVML's words.
-        memory_bytes: Its memory.
-        memory_used_bytes: What of it is in use.
-        capability: Its compute capability, as ``9.0``.
-        persistence: Whether the driver stays loaded for it without users.
+        bus_id: Its address on the PCI bus, ``0000:3b:00.0``.
+        problem: NVML's error message if the GPU cannot be queried; else empty.
+        memory_bytes: Total memory.
+        memory_used_bytes: Memory in use.
+        capability: Compute capability, as ``9.0``.
+        persistence: Whether persistence mode is on.
         ecc: Whether ECC is on.
         ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
-        ecc_uncorrected_ever: Uncorrected memory errors in its life.
-        repair_pending: Whether bad memory is taken out of use at the next reset.
+        ecc_uncorrected_ever: Uncorrected memory errors over the GPU's lifetime.
+        repair_pending: Whether the next reset replaces bad memory.
         repair_failed: Whether bad memory could not be replaced.
-        mig: Whether it is divided.
-        mig_slices: Its parts.
+        mig: Whether MIG mode is on.
+        mig_slices: The slices in MIG mode.
         compute_mode: ``default``, ``exclusive-process`` or ``prohibited``.
-        slowdown: Why it is slowed down now: ``thermal``, ``power-brake``, ``hardware``.
-        temperature: Its temperature in degrees Celsius.
-        utilisation: How busy it is, in per cent.
-        processes: Who uses it.
+        slowdown: Active reasons for a slowdown: ``thermal``, ``power-brake``, ``hardware``.
+        temperature: Temperature in degrees Celsius.
+        utilisation: Utilisation in per cent.
+        processes: Processes that use it.
         nvlinks: Its NVLinks.
-        fabric: How far it has come into the fabric of NVLink switches: ``completed``, ``in-progress``,
-            ``not-started`` or ``failed``; empty if it takes no part or does not tell.
+        fabric: State in the fabric of NVLink switches: ``completed``, ``in-progress``,
+            ``not-started`` or ``failed``; empty if the GPU is not part of one or does not report
+            it.
         numa_node: The NUMA node that it is attached to.
-        cpus: CPUs near it, as ``0-15,32-47``.
+        cpus: CPUs near the GPU, as ``0-15,32-47``.
     """
 
     index: int
@@ -133,17 +134,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuPair:
-    """What lies between two GPUs.
+    """The connection between two GPUs.
 
     Attributes:
-        first: Number of the one.
-        second: Number of the other.
-        level: How far apart they are on the PCI bus: ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``.
-        nvlinks: NVLinks between them, directly or over switches.
-        p2p: What the driver says of peer-to-peer between them: ``ok`` or why not; empty if unknown.
-        trial: What a copy showed that was verified: ``ok``, ``wrong-data``, ``hang`` or ``not-possible``; empty if
-            none was made.
-        gigabytes_per_s: How fast that copy was.
+        first: Index of the first GPU.
+        second: Index of the second GPU.
+        level: Distance on the PCI bus: ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``.
+        nvlinks: Number of NVLinks between them, direct or through switches.
+        p2p: The driver's status of peer-to-peer: ``ok`` or an error; empty if unknown.
+        trial: Result of a verified copy: ``ok``, ``wrong-data``, ``hang`` or ``not-possible``;
+            empty without a trial.
+        gigabytes_per_s: Rate of that copy.
     """
 
     first: int
@@ -161,18 +162,18 @@ class GpuPair:
 
     @property
     def words(self) -> str:
-        """The two GPUs, in words."""
+        """The two GPUs as text."""
         return f"GPU {self.first} and GPU {self.second}"
 
 
 @dataclass(frozen=True)
 class AcsBridge:
-    """A PCI bridge above GPUs that has access control services (ACS).
+    """A PCI bridge above GPUs with access control services (ACS).
 
     Attributes:
-        bus_id: Its place on the PCI bus.
-        gpus: Numbers of the GPUs below it.
-        redirects: Which of its redirections are on: ``request``, ``completion``, ``upstream``.
+        bus_id: Its address on the PCI bus.
+        gpus: Indices of the GPUs below it.
+        redirects: Active redirections: ``request``, ``completion``, ``upstream``.
     """
 
     bus_id: str
@@ -182,13 +183,13 @@ class AcsBridge:
 
 @dataclass(frozen=True)
 class Xid:
-    """An error of a GPU that the driver has written to the kernel's log.
+    """A GPU error that the driver wrote to the kernel log.
 
     Attributes:
-        number: Its kind.
-        bus_id: The GPU's place on the PCI bus.
-        line: The line.
-        age_s: How long ago, None if unknown.
+        number: The Xid, NVIDIA's number of the error.
+        bus_id: The GPU's address on the PCI bus.
+        line: The log line.
+        age_s: Seconds since the error; None if unknown.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What is known of the network beside its interfaces: RDMA ports, and the libraries that NCCL would use them by."""
+"""The facts about RDMA: its ports, and the libraries that NCCL needs to use them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Gid:
     """An address of a RoCE port.
 
     Attributes:
-        index: Its place in the port's table.
-        value: The address.
+        index: Position in the port's table.
+        value: The address, as the kernel prints it.
         kind: ``IB/RoCE v1`` or ``RoCE v2``.
     """
 
@@ -25,14 +25,14 @@ class RdmaPort:
     """A port of an RDMA device.
 
     Attributes:
-        device: The device.
-        port: Its number.
+        device: Name of the device, as ``mlx5_0``.
+        port: Port number, from 1.
         driver: The kernel's driver: ``mlx5_core``, ``efa``, ...
         state: ``ACTIVE``, ``DOWN``, ``INIT``, ...
-        gbit: Its rate in Gbit/s, None if unknown.
+        gbit: Rate in Gbit/s; None if unknown.
         link_layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unspecified`` (EFA).
-        firmware: Version of its firmware.
-        gids: Its addresses, of RoCE.
+        firmware: Version of the firmware.
+        gids: Addresses of a RoCE port.
     """
 
     device: str
@@ -46,14 +46,14 @@ class RdmaPort:
 
     @property
     def kind(self) -> str:
-        """``EFA``, ``RoCE`` or ``InfiniBand``."""
+        """The protocol: ``EFA``, ``RoCE`` or ``InfiniBand``."""
         if self.driver == "efa":
             return "EFA"
         return "RoCE" if self.link_layer == "Ethernet" else "InfiniBand"
 
     @property
     def words(self) -> str:
-        """The port in words: ``mlx5_0 (InfiniBand, 400 Gbit/s)``."""
+        """The port as text: ``mlx5_0 (InfiniBand, 400 Gbit/s)``."""
         rate = f", {self.gbit:g} Gbit/s" if self.gbit else ""
         return f"{self.device} ({self.kind}{rate})"
 
@@ -63,10 +63,10 @@ class RdmaLibraries:
     """What a process needs to use RDMA devices.
 
     Attributes:
-        devices: Names in ``/dev/infiniband`` that this process can open; None if the folder is not there.
-        verbs: Whether ``libibverbs`` is found; None if that is not known.
+        devices: Names in ``/dev/infiniband`` that this process can open; None without that folder.
+        verbs: Whether ``libibverbs`` is found; None if unknown.
         plugins: NCCL's network plugins that the loader finds.
-        plugins_elsewhere: Those that are installed where the loader does not look.
+        plugins_elsewhere: Plugins installed outside the loader's search path.
     """
 
     devices: tuple[str, ...] | None = None

@@ -1,4 +1,4 @@
-"""Reads plain data as a tree of frozen dataclasses: the other way round from ``dataclasses.asdict``. Pure."""
+"""Rebuild frozen dataclasses from plain data, the inverse of ``dataclasses.asdict``. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _Kind = TypeVar("_Kind")
 
 
 def read_as(kind: type[_Kind], values: Any) -> _Kind:
-    """Return ``values`` as one of ``kind``, a dataclass whose fields are dataclasses, tuples and plain values.
+    """Convert ``values`` to ``kind``, a dataclass of dataclasses, tuples and plain values.
 
     Args:
         kind: The dataclass.
-        values: What ``asdict`` made, perhaps by way of JSON. Absent fields get their default, unknown ones are left
-            out: another version may have written them.
+        values: The output of ``asdict``, possibly after a round trip through JSON. Absent fields
+            get their default. Unknown fields are ignored: another version may have written them.
 
     Raises:
-        ValueError: A value is of another kind than its field.
+        ValueError: A value does not have the type of its field.
     """
     found = _read(kind, values, kind.__name__)
     assert isinstance(found, kind)
@@ -56,7 +56,7 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     }
     try:
         return kind(**known)
-    except TypeError as error:  # a field without default is absent
+    except TypeError as error:  # a field without a default is absent
         raise ValueError(f"{where}: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Renders a machine and its findings for people. Pure."""
+"""Render a machine and its findings as text. Pure."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _settings(facts: Facts) -> str:
 
 
 def size(number: int | None) -> str:
-    """Return a number of bytes in words, ``unlimited`` or ``?``."""
+    """Return a number of bytes as text, ``unlimited`` or ``?``."""
     if number is None:
         return "?"
     if number == UNLIMITED:
@@ -171,5 +171,5 @@ def _number(number: int | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things in words: ``1 GPU``, ``2 GPUs``."""
+    """Return a count with its noun: ``1 GPU``, ``2 GPUs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

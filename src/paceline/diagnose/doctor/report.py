@@ -1,4 +1,4 @@
-"""The doctor's answer: findings and facts, as text and as data."""
+"""The result of ``paceline doctor``: findings and facts, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paceline.errors import Finding, status_of
 
 @dataclass(frozen=True)
 class Report:
-    """What was found on a machine.
+    """The result of an examination.
 
     Attributes:
-        findings: What is wrong or could be better, errors first.
-        facts: What the machine is like.
+        findings: Faults and possible improvements, errors first.
+        facts: The machine.
     """
 
     findings: list[Finding]
@@ -30,15 +30,15 @@ class Report:
         return status_of(self.findings)
 
     def render(self) -> str:
-        """Return the report as text: the machine, the findings, and what was not read."""
+        """Return the report as text: the machine, the findings, and the unread parts."""
         return render(self.facts, self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
+        """Return the report as a dictionary for JSON."""
         return {"findings": [each.to_json() for each in self.findings], "facts": self.facts.to_json()}
 
 
 def examine() -> Report:
-    """Look at this machine and say what follows for a distributed run; nothing is changed."""
+    """Examine this machine for distributed runs without changing anything."""
     facts = gather()
     return Report(judge(facts), facts)

@@ -1,8 +1,8 @@
-"""From the text of a log to the likely cause.
+"""Find the likely cause of a failure in the text of a log.
 
-Doors: ``explain`` reads a file or standard input, ``judge`` takes lines. Signatures are data (``signatures``), a line
-is looked at once (``scan``), what several lines say together is inferred (``inference``), and tiers decide what goes
-first (``ranking``).
+``explain`` reads a file or standard input, ``judge`` takes lines. ``signatures`` holds the known
+texts as data, ``scan`` matches each line once, ``inference`` combines several lines, and
+``ranking`` orders the candidates by their tiers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["explain"]
 
 
 def explain(subject: str) -> Answer:
-    """Return what a log says.
+    """Explain a log file or a run folder.
 
     Args:
         subject: Path of a file or of a run folder, or ``-`` for standard input.
 
     Raises:
-        UsageError: There is no such file, or it is not text.
+        UsageError: The file does not exist or is not text.
     """
     from paceline.diagnose.explain import compressed, folder, reading
 
@@ -29,7 +29,7 @@ def explain(subject: str) -> Answer:
     if told is not None:
         return told
     with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
-        from paceline.diagnose.explain import (  # not before the file is known to be there: they take a while
+        from paceline.diagnose.explain import (  # import only once the file exists: this is slow
             ranking,
             scan,
         )
@@ -41,7 +41,7 @@ def explain(subject: str) -> Answer:
 
 
 def judge(lines: Iterable[str]) -> Answer:
-    """Return what lines of a log say."""
+    """Explain the lines of a log."""
     from paceline.diagnose.explain import ranking, reading, scan
 
     scanner = scan.Scanner()

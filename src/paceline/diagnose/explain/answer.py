@@ -1,4 +1,4 @@
-"""What a text says: findings, likeliest first, and how they are shown."""
+"""The result of ``explain``: findings, likeliest first, and how they are rendered."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FOLLOWED = "What followed from it:"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a text says.
+    """The explanation of a text.
 
     Attributes:
-        findings: The likely cause first, then what follows from it or may also be meant.
-        counts: How many lines speak of each finding.
-        tail: The last lines of the first rank that failed, where the cause is not in the text.
-        headings: What is said above findings that do not follow from the first one, by their names.
+        findings: The likely cause, followed by its consequences and by alternatives.
+        counts: Number of lines for each finding name.
+        tail: The last lines of the first rank that failed, if the text does not show the cause.
+        headings: By finding name, the heading above findings that do not follow from the first.
     """
 
     findings: tuple[Finding, ...]
@@ -33,11 +33,11 @@ class Answer:
         return EXIT_OK if self.findings[0].name == "no-error-in-log" else EXIT_FAILED
 
     def to_json(self) -> dict[str, Any]:
-        """Return the findings as plain data, as ``--json`` prints them."""
+        """Return the findings as the dictionary that ``--json`` prints."""
         return {"findings": [finding.to_json() for finding in self.findings]}
 
     def render(self) -> str:
-        """Return the answer as text: the likely cause in full, the rest folded."""
+        """Return the explanation as text: the likely cause in full, the rest in short."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Who arrived at the start of a run, and who did not: what several lines say together. Pure."""
+"""Infer which workers joined the start of a run, and which are missing or too many. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _JOINING = (
 
 
 def members(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Lightning says which ranks of how many come: twice the same, or too few, is a wrong number of tasks."""
+    """Add a wrong number of tasks if ranks joined twice or are missing.
+
+    Lightning logs each rank that joins, with the total.
+    """
     members = scanned.of("member")
     if not members or scanned.of("all-registered"):
         return list(candidates)
@@ -65,7 +68,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def devices(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A local rank beyond the devices that it sees."""
+    """Add the fault of a local rank that exceeds the number of its visible devices."""
     for match in scanned.of("local-rank-devices"):
         devices = [each for each in match.groups.get("devices", "").split(",") if each.strip()]
         local = int(match.groups["local"])
@@ -87,7 +90,11 @@ def devices(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
 
 
 def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """More workers than the world has, or a program that spawns its ranks under several Slurm tasks."""
+    """Add a double launch.
+
+    Its signs are more workers than the world size, or a program that spawns ranks in several Slurm
+    tasks.
+    """
     surplus = [
         match for match in scanned.of("store-barrier") if int(match.groups["joined"]) > int(match.groups["total"])
     ]
@@ -103,7 +110,7 @@ def double_launch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
 
 
 def _spawned(scanned: Scanned) -> bool:
-    """The program started its ranks with torch.multiprocessing.spawn."""
+    """Return whether the program started its ranks with torch.multiprocessing.spawn."""
     if any("spawn" in frame.file for raised in scanned.tracebacks.raised for frame in raised.frames[-8:]):
         return True
     return any("spawn.py" in line.text for tail in scanned.tails.values() for line in tail)
@@ -145,7 +152,10 @@ def _tasks(options: str) -> int:
 
 
 def endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """torchrun warns of an ignored master address also where an endpoint is given, in some versions."""
+    """Drop torchrun's warning about an ignored master address if an endpoint was set.
+
+    Some versions of torchrun print the warning in that case too.
+    """
     given = any(not match.groups["endpoint"].lower().startswith("none") for match in scanned.of("rdzv-endpoint"))
     bare = [match for match in scanned.of("torchrun-command") if "endpoint" not in match.line.text]
     moved = []
@@ -160,7 +170,10 @@ def endpoint(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
 
 def surplus(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A store barrier that more workers passed than there are ranks is no wait for a missing one."""
+    """Replace the fix of a rendezvous timeout if more workers joined than there are ranks.
+
+    Then no rank is missing.
+    """
     return [
         replace(each, fix="start each rank once: one launcher a node, a store (port, file) of its own for each run")
         if each.name == "rendezvous-timeout"
@@ -171,7 +184,7 @@ def surplus(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate
 
 
 def interrupted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Somebody pressed Ctrl-C while the program waited for the other ranks to join."""
+    """Add a rendezvous timeout if Ctrl-C interrupted the wait for other ranks."""
     for raised in scanned.tracebacks.raised:
         if raised.type == "KeyboardInterrupt" and any(frame.function in _JOINING for frame in raised.frames):
             found = Candidate(

@@ -1,4 +1,4 @@
-"""From what was found in a text to the faults that it may mean, each with its tier. Pure."""
+"""Turn matches and exceptions of a text into candidate faults, each with its tier. Pure."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
 _ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
 _CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
-_CRASH_REACH = 400  # lines between the word of a crash and the stack that faulthandler prints
-# The level that a logger gives its line; NCCL's WARN is its only level for errors.
+_CRASH_REACH = 400  # lines between the report of a crash and the stack that faulthandler prints
+# The level in a logger's line. NCCL uses WARN for errors, because it has no other level for them.
 _MILD = re.compile(
     r"^(?!.{0,80}?\b(?:ERROR|CRITICAL|FATAL|NCCL)\b|\S+:\d+:\d+ \[)"
     r".{0,80}?(?<![\w/])(?:WARN|WARNING|INFO|DEBUG)(?![\w/])"
     r"|(?:^|[: ])(?:\[[WI]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp):\d+\]|[WI]\d{4} \d\d:\d\d:\d\d)"
 )
-_REACH = 12  # lines after an exception that its message may take
+_REACH = 12  # maximum lines of an exception's message
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A fault that a text may mean.
+    """A fault that may explain the text.
 
     Attributes:
-        name: The fault.
-        tier: How directly the text speaks of the cause.
-        number: The line where it is first seen.
-        what: One sentence.
-        where: The place.
-        evidence: Lines.
+        name: Name of the finding.
+        tier: How directly the text points to the cause.
+        number: Line number of the first occurrence.
+        what: The fault in one sentence.
+        where: The place, empty if unknown.
+        evidence: Quoted lines.
         why: Why it matters.
-        fix: What to do.
-        count: How many lines speak of it.
-        key: The key of its signature.
-        source: Who wrote the line.
-        last: The line where it is last seen, as far as it is one that lines name.
-        severity: How grave it is if it comes first.
-        survived: Training continued after it.
-        others: How many ranks met it besides the one that is named.
+        fix: A line to paste, or what to change.
+        count: Number of lines that mention it.
+        key: Key of the signature.
+        source: Source of the line, such as a rank's label.
+        last: Line number of the last occurrence; the default means unknown.
+        severity: Severity if it ranks first.
+        survived: Whether training continued after it.
+        others: Number of other ranks with the same fault.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Candidate:
 
 
 def place_of(line: Line, raised: Raised | Stack | None) -> str:
-    """Return the user's own frame, the rank or the host, whichever the text shows."""
+    """Return the user's own frame, the rank or the host, depending on what the text shows."""
     if raised is not None and raised.user_frame is not None:
         return raised.user_frame.place
     if line.rank:
@@ -76,7 +76,7 @@ def place_of(line: Line, raised: Raised | Stack | None) -> str:
 
 
 def known(scanned: Scanned) -> list[Candidate]:
-    """Return a candidate for each fault that a signature named."""
+    """Return a candidate for each fault that a signature matched."""
     groups: dict[tuple[str, Tier, str], list[Match]] = {}
     for match in scanned.matches:
         signature = match.signature
@@ -86,7 +86,7 @@ def known(scanned: Scanned) -> list[Candidate]:
 
 
 def _tier(match: Match) -> Tier:
-    """Return a signature's tier; a low one where the line is logged as a warning, which is usually not the cause."""
+    """Return a signature's tier; a line logged as a warning gets a low one."""
     signature = match.signature
     mild = signature.tier >= Tier.COARSE and not signature.in_warning and _MILD.search(match.line.text)
     return Tier.WARNED if mild else signature.tier
@@ -121,7 +121,7 @@ def _where(match: Match, line: Line, shown: Raised | Stack | None) -> str:
 
 
 def _crash(match: Match, scanned: Scanned) -> Stack | None:
-    """What faulthandler printed of the process that a signal or its GPU ended."""
+    """Return the faulthandler stack of the process that ended by a signal or a GPU error."""
     if match.signature.name not in _CRASHES:
         return None
     stacks = [each for each in scanned.tracebacks.stacks if abs(each.line.number - match.line.number) <= _CRASH_REACH]
@@ -130,14 +130,14 @@ def _crash(match: Match, scanned: Scanned) -> Stack | None:
 
 
 def _num_others(matches: Sequence[Match]) -> int:
-    """How many ranks a fault is found on besides the first: by their labels, else by the GPUs that are named."""
+    """Return the number of other ranks with the fault, by their labels, else by the GPUs named."""
     labelled = {match.line.source for match in matches if match.line.rank}
     devices = {match.groups["gpu"] for match in matches if "gpu" in match.groups}
     return max(len(labelled or devices) - 1, 0)
 
 
 def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]:
-    """Return a few lines as evidence, each kind of line once."""
+    """Return a few lines as evidence, one of each kind."""
     shown: dict[str, str] = {}
     for line in lines:
         text = line.shown.strip() or line.text.strip()
@@ -149,7 +149,7 @@ def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]
 
 
 def _around(line: Line, raised: Sequence[Raised]) -> Raised | None:
-    """The exception whose message holds a line."""
+    """Return the exception whose message contains a line."""
     before = [
         each for each in raised if each.line.source == line.source and 0 <= line.number - each.line.number <= _REACH
     ]
@@ -157,7 +157,7 @@ def _around(line: Line, raised: Sequence[Raised]) -> Raised | None:
 
 
 def claimed(raised: Raised, candidates: Sequence[Match]) -> bool:
-    """Return whether a signature tells what this exception means."""
+    """Return whether a signature already explains this exception."""
     for match in candidates:
         if match.signature.name in ("", "user-exception") or match.line.source != raised.line.source:
             continue
@@ -171,7 +171,7 @@ def claimed(raised: Raised, candidates: Sequence[Match]) -> bool:
 
 
 def exceptions(scanned: Scanned) -> list[Candidate]:
-    """Return a candidate for each exception that no signature knows."""
+    """Return a candidate for each exception that no signature matches."""
     every = scanned.tracebacks.raised
     rest = [each for each in every if not claimed(each, _near(scanned, each))]
     handled = {id(each) for each in _handled(every)}
@@ -182,9 +182,9 @@ def exceptions(scanned: Scanned) -> list[Candidate]:
 
 
 def _handled(every: Sequence[Raised]) -> list[Raised]:
-    """Exceptions that were being handled by a call which then failed: what the program tried instead ended it.
+    """Return the exceptions whose handler called a function that failed: the fallback failed.
 
-    Where the handler itself failed, for example in cleaning up, the first exception says more.
+    If the handler itself failed, for example during cleanup, the first exception says more.
     """
     last: dict[str, Raised] = {}
     handled = []
@@ -197,7 +197,10 @@ def _handled(every: Sequence[Raised]) -> list[Raised]:
 
 
 def _called(later: Raised, before: Raised) -> bool:
-    """The handler, in which the handled traceback begins, called the user's function that failed later."""
+    """Return whether the handler called the user's function that failed later.
+
+    The handled traceback begins in the handler's function.
+    """
     frame = later.user_frame
     return frame is not None and bool(before.frames) and frame.function != before.frames[0].function
 
@@ -243,24 +246,25 @@ def _name_of(raised: Raised) -> str:
 
 
 def _tier_of(raised: Raised, *, handled: bool) -> Tier:
-    """Return the tier of an exception that no signature knows."""
+    """Return the tier of an exception that no signature matches."""
     if not raised.shown and _MILD.search(raised.line.text):
         return Tier.WARNED
     if not raised.anchored:
         return Tier.MENTIONED_EXCEPTION
-    libraries_only = bool(raised.frames) and raised.user_frame is None  # often those of its launcher
+    # Often the launcher raised such an exception.
+    libraries_only = bool(raised.frames) and raised.user_frame is None
     if handled or libraries_only or not raised.shown:
         return Tier.DOUBTFUL_EXCEPTION
     return Tier.EXCEPTION
 
 
 def _same(raised: Raised) -> tuple[str, str, str]:
-    """What two ranks have in common that met the same exception, and the rank."""
+    """Return the exception without digits, which ranks have in common, and the source."""
     return raised.type, _DIGITS.sub("", raised.message), raised.line.source
 
 
 def _refused(raised: Raised) -> bool:
-    """A folder that may not be made or written."""
+    """Return whether a folder or file could not be created or written."""
     writing = not raised.frames or raised.frames[-1].function in _WRITING
     return raised.type == "PermissionError" and writing
 
@@ -288,14 +292,15 @@ def _advice(raised: Raised, name: str) -> str:
 
 
 def unclear(scanned: Scanned, before: int) -> Candidate | None:
-    """Return what to say of errors that nothing knows.
+    """Return a candidate for error lines that nothing else explains; None without such lines.
 
     Args:
-        scanned: What the text holds.
-        before: The line from which on everything is a consequence.
+        scanned: The scanned text.
+        before: Line number from which all errors are consequences.
     """
     well = [*scanned.of("progress"), *scanned.of("success")]
-    going = max((match.line.number for match in well), default=-1)  # training continued after what is before this line
+    # Training continued after errors before this line.
+    going = max((match.line.number for match in well), default=-1)
     errors = [line for line in scanned.errors if going < line.number < before]
     if errors:
         return _unknown_error(errors, scanned.tracebacks.cut)
@@ -317,7 +322,7 @@ def _unknown_error(errors: Sequence[Line], cut: Sequence[Frame]) -> Candidate:
 
 
 def _broken_off(scanned: Scanned) -> Candidate:
-    """The text ends inside a traceback."""
+    """Return the candidate for a text that ends inside a traceback."""
     cut = scanned.tracebacks.cut
     own = [frame for frame in cut if frame.user]
     if not own and all(frame.launcher for frame in cut):

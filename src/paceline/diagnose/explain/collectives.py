@@ -1,4 +1,4 @@
-"""Ranks in collectives: who is behind, who runs something else, who never came back. Pure."""
+"""Infer from the lines of several ranks which rank a collective waits for, and why. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOPPED = re.compile(r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CA
 
 
 def watchdogs(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The timeouts of several ranks side by side: who is behind, and whether they wait for the same."""
+    """Compare the timeouts of several ranks: which ranks are behind, and do their calls differ?"""
     last = {
         match.groups["rank"]: (int(match.groups["enqueued"]), int(match.groups["completed"]))
         for match in scanned.of("last-work")
@@ -87,7 +87,7 @@ def _mismatch(scanned: Scanned, seq: str, kinds: dict[tuple[str, str], list[str]
 
 
 def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A timeout while one rank prepares data or saves, as far as the text shows it."""
+    """Add a slow rank if one rank prepared data or saved before the timeout."""
     timeout = next(
         (each for each in candidates if each.name == "collective-timeout" and each.tier >= Tier.TIMEOUT), None
     )
@@ -121,7 +121,7 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def branches(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Ranks that lack the gradients of quite other parameters run different parts of the model."""
+    """Add a rank-dependent graph if ranks lack gradients of disjoint sets of parameters."""
     lacking: dict[str, set[str]] = {}
     lines: dict[str, Line] = {}
     for match in scanned.of("unused-parameters"):
@@ -147,7 +147,7 @@ def branches(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
 
 def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A text that ends while NCCL sets up its connections."""
+    """Add a hang at the start if the text ends while NCCL sets up its connections."""
     if any(each.tier > Tier.STOPPED for each in candidates):
         return list(candidates)
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
@@ -162,11 +162,11 @@ def hang(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
-    """Return whether most of the last lines are of NCCL setting up its connections.
+    """Return whether most of the last lines show NCCL setting up its connections.
 
     Args:
         last: The last lines of the text.
-        info: What NCCL printed among the very last of them.
+        info: NCCL's lines among the last twelve of them.
     """
     if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _went_on(last):
         return False
@@ -201,7 +201,7 @@ def _hang_at_start(number: int, evidence: tuple[str, ...]) -> Candidate:
 
 
 def _went_on(last: Sequence[str]) -> bool:
-    """Something else was printed after the last line of the set-up."""
+    """Return whether training progress follows the last line of the setup."""
     after = 0
     for text in reversed(last):
         if "NCCL INFO" in text:
@@ -211,7 +211,7 @@ def _went_on(last: Sequence[str]) -> bool:
 
 
 def uneven(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Ranks that said how many batches they have, and not the same, before a collective failed."""
+    """Add uneven inputs if ranks logged different numbers of batches and a collective failed."""
     counts = {match.groups["rank"]: match for match in scanned.of("batches")}
     numbers = {int(match.groups["count"]) for match in counts.values()}
     lost = any(each.name in ("collective-timeout", "collective-mismatch", "peer-rank-died") for each in candidates)

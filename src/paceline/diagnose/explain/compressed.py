@@ -1,4 +1,4 @@
-"""Compressed logs, as rotation and artifact stores leave them: gzip, xz, bzip2 and zstd, told by their first bytes."""
+"""Read logs compressed with gzip, xz, bzip2 or zstd, recognized by their first bytes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 class Readable(Protocol):
-    """What a text is read from."""
+    """A source of bytes."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, none at the end."""
+        """Return at most ``size`` bytes; empty at the end."""
 
 
 class _ReadsParts(Protocol):
-    """A stream that gives what it has."""
+    """A stream that returns the bytes available now."""
 
     def read1(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, none at the end."""
+        """Return at most ``size`` bytes; empty at the end."""
 
 
 class _Unpacked:
-    """A compressed text, read to where it breaks off: a log may be cut off in the middle."""
+    """A decompressed text, readable up to where it breaks off: a log may be truncated."""
 
     def __init__(self, stream: _ReadsParts) -> None:
         self._stream = stream
@@ -58,10 +58,11 @@ class _Unpacked:
 
 @contextmanager
 def unpacked(stream: BinaryIO, subject: str) -> Iterator[Readable]:
-    """Give the text of a stream, also if it is compressed.
+    """Yield a reader of a stream's text, decompressed if necessary.
 
     Raises:
-        UsageError: It is compressed with zstd, and nothing here reads that.
+        UsageError: The stream is compressed with zstd, and neither Python nor a program can read
+            it.
     """
     peek = getattr(stream, "peek", None)
     first = peek(8)[:8] if peek is not None else b""
@@ -83,7 +84,7 @@ def unpacked(stream: BinaryIO, subject: str) -> Iterator[Readable]:
 
 @contextmanager
 def _zstd(stream: BinaryIO, subject: str) -> Iterator[Readable]:
-    """Read with the program zstd, since Python reads it only from 3.14 on."""
+    """Read with the program zstd, because Python reads zstd only since 3.14."""
     program = shutil.which("zstd")
     if program is None or not stream.seekable():
         raise UsageError(
@@ -93,7 +94,8 @@ def _zstd(stream: BinaryIO, subject: str) -> Iterator[Readable]:
                 fix=f"zstd -dc {'FILE' if subject == '-' else subject} | paceline explain -",
             )
         )
-    os.lseek(stream.fileno(), 0, os.SEEK_SET)  # the stream's own seek may move in its buffer only
+    # The stream's own seek may move only within its buffer.
+    os.lseek(stream.fileno(), 0, os.SEEK_SET)
     process = subprocess.Popen(
         [program, "-dcq"], stdin=stream, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True
     )

@@ -1,4 +1,4 @@
-"""A run folder: its events say how the run ended."""
+"""Explain a run folder from its recorded events."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.rundir.events import Outcome
 
 
 def outcome(subject: str) -> Answer | None:
-    """Return how a run ended, None if the subject is no run folder and not the events of one.
+    """Return the outcome of a run; None if the subject is neither a run folder nor its events.
 
     Raises:
-        UsageError: The run has not told its end: it goes on, or its launcher was killed.
+        UsageError: The events have no end: the run continues, or its launcher was killed.
     """
     path = Path(subject)
     folder = path.parent if path.name.startswith("events.") and path.suffix == ".jsonl" else path
     try:
         files = events.paths(folder)
-    except (OSError, ValueError):  # not a folder, or no name of a file
+    except (OSError, ValueError):  # not a folder, or not a valid file name
         return None
     if not files:
         return None

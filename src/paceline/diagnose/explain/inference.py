@@ -1,4 +1,4 @@
-"""What several lines say together, which none of them says alone. Pure."""
+"""Infer faults from several lines together, and change the tiers of candidates. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _ALONE = (
 
 Rule = Callable[[Scanned, Sequence[Candidate]], list[Candidate]]
 
-_MIN_SCALE = 1e-3  # of a loss scale: below it nothing is left of a gradient in fp16
-_OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)  # of the whole, not of a download
+_MIN_SCALE = 1e-3  # loss scale: below it, fp16 gradients vanish
+# The success of the whole run, not of a download.
+_OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)
 _ENDED_OUTSIDE = ("stop", "step-cancelled", "exit--15", "stopped")
 _NEVER = 1 << 62
-_WARNINGS = (Tier.HINTED, Tier.RETRIED, Tier.WARNED)  # what may have been overcome
+_WARNINGS = (Tier.HINTED, Tier.RETRIED, Tier.WARNED)  # training may have continued after these
 
 
 def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates, some in other tiers, and those that only several lines together show."""
+    """Apply all rules in order; return the changed candidates and the inferred ones."""
     current = list(candidates)
     for rule in _RULES:
         current = rule(scanned, current)
@@ -37,7 +38,7 @@ def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The loss scale falls step by step."""
+    """Add a fault of fp16 if the loss scale falls step by step."""
     notes = scanned.of("loss-scale")
     scales = [(float(match.groups["scale"]), match.line) for match in notes if _number(match.groups["scale"])]
     least = min((scale for scale, _ in scales), default=1e9)
@@ -61,7 +62,7 @@ def _loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candi
 
 
 def _diverged(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A loss that is not a number is a matter of fp16 only where the text speaks of fp16."""
+    """Attribute a loss that is NaN to fp16 only if the text mentions fp16."""
     if scanned.of("fp16"):
         return list(candidates)
     return [
@@ -71,7 +72,7 @@ def _diverged(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A table of values by rank in which one is not a number."""
+    """Add a fault of one rank if a table of values by rank has NaN or Inf for a minority."""
     values = {match.groups["rank"]: match for match in scanned.of("rank-value")}
     bad = [rank for rank, match in values.items() if match.groups["value"].lower().strip("-+") in ("nan", "inf")]
     if not bad or len(bad) * 2 > len(values):
@@ -90,7 +91,7 @@ def _one_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
 
 def _stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Some ranks end on a loss that is not a number, and others wait for them: it was not so on all ranks."""
+    """Add a fault of some ranks if they stopped on NaN and the others wait for them."""
     notes = {match.line.rank: match.line for match in scanned.of("stopping-on-nan")}
     others = any(each.name in ("collective-timeout", "peer-rank-died") for each in candidates)
     if not others or "" in notes or not notes or len(notes) * 2 > len(scanned.ranks):
@@ -117,7 +118,7 @@ def _number(text: str) -> bool:
 
 
 def _prefixes(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Keys that carry module. on both sides are no matter of the prefix."""
+    """Drop a mismatch of prefixes if keys on both sides start with ``module.``."""
     kinds = {
         match.groups["kind"].lower() for match in scanned.of("state-key") if match.groups["key"].startswith("module.")
     }
@@ -126,7 +127,7 @@ def _prefixes(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _replicas(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A replica beyond the first that lacks an argument got no samples."""
+    """Add a batch that is too small if a replica other than the first lacks an argument."""
     notes = [match for match in scanned.of("replica") if int(match.groups["replica"]) > 0]
     lacking = scanned.of("missing-argument")
     if not notes or not lacking:
@@ -143,7 +144,7 @@ def _replicas(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """torchrun's table names the rank and the host of the first failure in its last block."""
+    """Take the rank and the host of the first failure from the last block of torchrun's table."""
     ranks, hosts, codes = (scanned.of(key) for key in ("table-rank", "table-host", "table-exit"))
     if not ranks:
         return list(candidates)
@@ -163,7 +164,7 @@ def _table(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
 
 
 def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A server that refuses a file was reached: that the file is not in the cache either follows from the refusal."""
+    """Replace a file missing in the cache by the refusal of a server, which explains it."""
     answers = scanned.of("server-answered")
     if not answers:
         return list(candidates)
@@ -173,7 +174,8 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
         return replace(
             candidate,
             name="user-exception",
-            tier=Tier.DOUBTFUL_EXCEPTION,  # below the exception that names the refusal, where the text has it
+            # The exception that names the refusal ranks first, if the text has it.
+            tier=Tier.DOUBTFUL_EXCEPTION,
             what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
             evidence=refusal + candidate.evidence,
             why="the server was reached, so this node has access to it",
@@ -185,7 +187,7 @@ def _answered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A tensor changed in place is DDP's doing only where there is a DDP."""
+    """Attribute a tensor changed in place to DDP only if the run is distributed."""
     if scanned.counts["distributed"] or scanned.ranks:
         return list(candidates)
 
@@ -201,7 +203,7 @@ def _in_place(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candida
 
 
 def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What comes after the job was stopped from outside follows from that; what came before it is the cause."""
+    """Lower what follows an external stop of the job, and raise what precedes it."""
     stop = min((each for each in candidates if each.key == "stop"), key=lambda each: each.number, default=None)
     if stop is None:
         return list(candidates)
@@ -209,7 +211,7 @@ def _stops(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
 
 
 def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What was ended from outside after the training had come to its end did no harm."""
+    """Drop faults that an external stop caused after training had finished."""
     ends = [match.line.number for match in scanned.of("success") if _OVER.search(match.line.body)]
     if not ends or any(match.line.number > ends[-1] for match in scanned.of("progress")):
         return list(candidates)
@@ -222,7 +224,7 @@ def _cleared_away(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
 
 
 def _submitted(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A job that sbatch has accepted was not refused."""
+    """Drop a refusal if sbatch accepted the job."""
     if not scanned.of("submitted"):
         return list(candidates)
     return [candidate for candidate in candidates if candidate.key != "refused-in-other-words"]
@@ -239,7 +241,7 @@ def _after(each: Candidate, stop: Candidate) -> Candidate:
 
 
 def _endings(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """SIGTERM at the end of some ranks is the launcher's, if another one failed by itself."""
+    """Attribute SIGTERM of some ranks to the launcher if another rank failed first."""
     failed = [match for match in scanned.of("exit") + scanned.of("table-exit") if int(match.groups["code"]) > 0]
     aborted = (
         scanned.counts["exit--6"]
@@ -256,7 +258,7 @@ def _endings(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
 
 def _alone(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """One rank raised, others only lost it."""
+    """Rename an exception of one rank if the other ranks only lost their peer."""
     victims = any(each.name in ("peer-rank-died", "collective-timeout") for each in candidates)
     return [
         replace(each, name="script-error-on-one-rank")
@@ -267,7 +269,10 @@ def _alone(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]
 
 
 def _left_over(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Ranks that meet in a file and cannot connect to each other read addresses of an earlier run, mostly."""
+    """Attribute failed connections to a leftover init file.
+
+    Ranks that use such a file and cannot connect have usually read addresses of an earlier run.
+    """
     files = scanned.of("init-file")
     if not files:
         return list(candidates)
@@ -287,7 +292,7 @@ def _left_over(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
 
 
 def _recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Ranks were started anew, and trained on to the end of the text."""
+    """Drop all candidates if the ranks restarted and trained until the end of the text."""
     restarts = scanned.of("restart")
     progress = scanned.of("progress")
     if not restarts or not progress or progress[-1].line.number <= restarts[-1].line.number:
@@ -302,7 +307,7 @@ def _recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candid
 
 
 def _other_python(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """torch is missing where torch's own launcher runs: two Python environments."""
+    """Rename a missing torch if torch's own launcher runs: there are two Python environments."""
     elastic = any("torch.distributed.elastic" in line.text for tail in scanned.tails.values() for line in tail)
     return [
         replace(each, name="wrong-python-env") if elastic and each.name == "torch-missing" else each
@@ -311,7 +316,7 @@ def _other_python(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
 
 
 def _overcome(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Warnings of the start after which training goes on did no harm."""
+    """Drop warnings after which training continued."""
     progress = scanned.of("progress")
     going = progress[-1].line.number if progress else -1
     return [

@@ -1,4 +1,4 @@
-"""Whose memory it is that a GPU lacks. Pure."""
+"""Infer which process holds the GPU memory that ran out. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _OURS = re.compile(r"this process has \d+(?:\.\d+)? [KMGT]?i?B memory in use")
 _TOTAL = re.compile(r"total capaci?ty of (?P<size>\d+(?:\.\d+)? [KMGT]?i?B)")
 _ALLOCATED = re.compile(r"allocated memory (?P<size>\d+(?:\.\d+)? [KMGT]?i?B) is allocated by PyTorch")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_MUCH = 0.25  # of the GPU: with less in other hands, the program's own need is what does not fit
+_MUCH = 0.25  # of the GPU: if others hold less, the program itself needs too much
 
 
 def held_by_others(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Another process holds much of the GPU that ran out of memory."""
+    """Name the other process that holds much of the GPU that ran out of memory."""
     for match in scanned.of("gpu-holder"):
         held = _others(match.line.text)
         if held:
@@ -27,12 +27,16 @@ def held_by_others(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Ca
 
 
 def _others(text: str) -> list[tuple[str, str]]:
-    """Process and size of what others hold, the greatest first; empty if it is little, or may be the program's own."""
+    """Return the process id and size of other holders, the largest first.
+
+    The result is empty if they hold little or may be the program itself.
+    """
     total = _TOTAL.search(text)
     holders = sorted(((found["pid"], found["held"]) for found in _HOLDER.finditer(text)), key=_size, reverse=True)
     if total is None:
         return []
-    if not _OURS.search(text):  # in a container a process does not know its own number: one of these is it
+    # In a container a process does not know its id on the host: one of these is the program.
+    if not _OURS.search(text):
         allocated = _ALLOCATED.search(text)
         least = _bytes(allocated["size"]) if allocated else 0.0
         own = next((holder for holder in reversed(holders) if _size(holder) >= least), None)

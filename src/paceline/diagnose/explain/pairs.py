@@ -1,4 +1,4 @@
-"""Which fault explains which other one of the same text, where their tiers do not say it. Pure."""
+"""Decide which fault explains another one of the same text, beyond their tiers. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEEDS_ENVIRONMENT = (
     "script-missing",
     "rank-died-signal",
 )
-# The first says more about the same fault than those behind it, and goes before them whatever their tiers.
+# The first says more about the same fault than the others, and precedes them in any tier.
 EXPLAINS = {
     "gloo-loopback": ("master-unreachable",),
     "master-addr-wrong": ("hostname-unresolvable", "master-unreachable"),
@@ -34,11 +34,11 @@ class Consequence:
     """Faults that follow from another one.
 
     Attributes:
-        causes: What explains them.
-        least: The lowest tier in which it does.
-        needs_place: It does so only where the text shows its place.
-        names: The faults that follow.
-        tier: The tier to which they fall.
+        causes: Names of the faults that explain them.
+        least: Lowest tier of a cause.
+        needs_place: Whether the text must show the place of the cause.
+        names: Names of the consequences.
+        tier: New tier of the consequences.
     """
 
     causes: tuple[str, ...]
@@ -55,9 +55,10 @@ class Consequence:
 
 
 CONSEQUENCES = (
-    # What NCCL does not explain is explained by a connection that was closed.
+    # A closed connection explains errors that NCCL does not explain.
     Consequence(("peer-rank-died",), Tier.VICTIM, ("cause-unknown", "nccl-system-error"), Tier.AFTERMATH),
-    # Transfers and connections break when a rank ends: a plain exception of one rank comes before that.
+    # Transfers and connections break when a rank ends, so a plain exception of one rank precedes
+    # them.
     Consequence(
         ("user-exception", "script-error-on-one-rank"),
         Tier.DOUBTFUL_EXCEPTION,
@@ -69,7 +70,7 @@ CONSEQUENCES = (
 
 
 def consequences(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Lower what follows from another candidate to the tier of a consequence."""
+    """Lower the consequences of other candidates to the tier of a consequence."""
     current = list(candidates)
     for consequence in CONSEQUENCES:
         if any(consequence.explained_by(candidate) for candidate in current):
@@ -84,7 +85,7 @@ def _lowered(candidate: Candidate, consequence: Consequence) -> Candidate:
 
 
 def explaining_first(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Move each candidate before those that it explains; every name stands there once."""
+    """Move each candidate before the candidates that it explains; names are unique."""
     current = list(ordered)
     for name, explained in EXPLAINS.items():
         places = {candidate.name: place for place, candidate in enumerate(current)}

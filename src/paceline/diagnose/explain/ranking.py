@@ -1,8 +1,8 @@
-"""From candidates to findings, likeliest first. Pure.
+"""Order candidates, likeliest first, and turn them into findings. Pure.
 
-The scheme: a candidate of the higher tier goes first (see ``signatures.tier``), in one tier the one that the text shows
-first; ``pairs`` has the exceptions. What comes after the first is a consequence or a second opinion, and is marked so
-by its severity.
+The candidate in the higher tier precedes (see ``signatures.tier``); within a tier, the earlier line
+precedes. ``pairs`` has the exceptions. Findings after the first are consequences or alternatives,
+and their severity says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.signatures.lines import shorten
 from paceline.signatures.tier import Tier
 
 _UNCERTAIN = ("cause-unknown", "launcher-summary-only", "peer-rank-died")
-# True only where nothing stands above it.
+# True only if no other finding precedes it.
 _ELSEWHERE = re.compile(
     r"; (?:the error itself|its own (?:error|words)|the line that names it) (?:is|are) not in (?:this text|it)$"
 )
@@ -32,10 +32,11 @@ _TAIL = 8
 
 
 def judge_scanned(scanned: Scanned) -> Answer:
-    """Return what a text says."""
+    """Return the findings of a scanned text."""
     reported = _reported(scanned)
     candidates = infer(scanned, [*known(scanned), *exceptions(scanned)])
-    candidates = [each for each in candidates if each.number > scanned.told_until]  # the account has judged the rest
+    # The final report already covers earlier lines.
+    candidates = [each for each in candidates if each.number > scanned.told_until]
     if not any(each.tier >= Tier.VICTIM for each in candidates) and scanned.told_until < 0:
         ends = [each.number for each in candidates if not each.survived]
         before = min(ends, default=scanned.num_lines + 1)
@@ -53,7 +54,7 @@ def judge_scanned(scanned: Scanned) -> Answer:
 
 
 def _other_framework(scanned: Scanned) -> str:
-    """Which framework a text is of, if it is another one than torch."""
+    """Return a note about the framework of the text if it is not torch; else an empty string."""
     notes = scanned.of("other-framework")
     texts = [frame.file for raised in scanned.tracebacks.raised for frame in raised.frames]
     texts += [match.line.text for match in scanned.matches]
@@ -64,7 +65,7 @@ def _other_framework(scanned: Scanned) -> str:
 
 
 def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
-    """What is said above candidates that do not follow from the first one."""
+    """Return the headings for candidates that do not follow from the first one."""
     headings = {}
     for each in ordered[1:]:
         if each.survived:
@@ -75,7 +76,7 @@ def _headings(ordered: Sequence[Candidate]) -> dict[str, str]:
 
 
 def _reported(scanned: Scanned) -> list[Finding]:
-    """What paceline itself had found, each name once: the account of the run's end first, then errors."""
+    """Return the findings that paceline printed, without repeats: the final report, then errors."""
     first: dict[str, Finding] = {}
     account = max((number for number, _ in scanned.reported if number <= scanned.told_until), default=-1)
     for _, finding in sorted(
@@ -94,7 +95,7 @@ def _merged(reported: Sequence[Finding], found: Sequence[Finding]) -> list[Findi
 
 
 def _ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """One candidate for each name, likeliest first."""
+    """Return one candidate for each name, likeliest first."""
     best: dict[str, Candidate] = {}
     for each in sorted(candidates, key=lambda each: (each.tier.value, each.number)):
         kept = best.setdefault(each.name, each)
@@ -126,7 +127,7 @@ def _severity_behind(candidate: Candidate) -> str:
 
 
 def _others(candidate: Candidate) -> str:
-    """How many ranks met it besides the one that is named."""
+    """Return how many other ranks have the same fault, as text."""
     if candidate.others == 0:
         return ""
     return f"; the same on {candidate.others} other rank{'s' if candidate.others > 1 else ''}"
@@ -153,7 +154,7 @@ def _nothing(scanned: Scanned) -> Finding:
 
 
 def _tail(scanned: Scanned, ordered: Sequence[Candidate]) -> tuple[str, ...]:
-    """The last lines of the first rank that failed."""
+    """Return the last lines of the first rank that failed."""
     source = ordered[0].source if ordered else ""
     lines = [line.shown for line in scanned.tails.get(source, ())]
     return tuple(shorten(line) for line in lines[-_TAIL:] if line.strip())

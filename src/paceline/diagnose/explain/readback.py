@@ -1,4 +1,4 @@
-"""Findings that paceline itself printed, read back as they are. Pure."""
+"""Read back findings that paceline printed into a log. Pure."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from paceline.signatures.lines import Line
 _HEAD = re.compile(
     r"(?:^|\s)(?P<severity>error|warning|hint) (?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+): (?P<what>.*)$"
 )
-# The first line of the account of a run's end, and its last.
+# The first and the last line of the final report.
 _ACCOUNT = re.compile(
     r"^(?:(?:(?:likely )?cause|hang): )?(?P<what>.*\S) {3}\[(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9-]+)\]$"
 )
-_LONG = re.compile(r"^(?:(?:likely )?cause|hang): (?P<what>.*…)$")  # shortened: its code stands in the reference alone
+# A shortened line: only the reference below it has the code.
+_LONG = re.compile(r"^(?:(?:likely )?cause|hang): (?P<what>.*…)$")
 _CLOSING = re.compile(r"^exit status \d+\b.*run folder")
 _FIELD = re.compile(r"^ {2}(?P<field>where|why|fix): (?P<value>.*)$")
 _OWN = re.compile(r"^(?:paceline: |── paceline )")
 _DIGIT = re.compile(r"\d")
 _MAX_EVIDENCE = 12
-_MAX_FOREIGN = 20  # lines of others inside a report
-_MAX_AFTER = 8  # lines of an account after its reference: other ranks, how to go on
+_MAX_FOREIGN = 20  # lines of other writers inside a report
+_MAX_AFTER = 8  # lines of a final report after its reference: other ranks, how to resume
 
 
 class Reader:
-    """Gathers what ``Finding.render`` and the account of a run's end print.
+    """Collects the output of ``Finding.render`` and of final reports.
 
     Attributes:
-        told_until: The last line of the last account of a run's end, -1 if there is none.
+        told_until: Last line number of the last final report; -1 without one.
     """
 
     def __init__(self) -> None:
@@ -46,11 +47,11 @@ class Reader:
 
     @property
     def open(self) -> bool:
-        """A report is being read."""
+        """Whether a report is being read."""
         return self._head is not None
 
     def feed(self, line: Line) -> bool:
-        """Take a line; return whether it belongs to a report."""
+        """Process a line; return whether it belongs to a report."""
         head = _HEAD.search(line.body)
         account = head is None and (head := _ACCOUNT.match(line.body) or _LONG.match(line.body)) is not None
         if head is not None and ("name" not in head.groupdict() or CODES.get(head["name"]) == head["code"]):
@@ -61,7 +62,7 @@ class Reader:
         return self._head is not None and self._take(line)
 
     def finish(self) -> list[tuple[int, Finding]]:
-        """Return the findings and where they begin."""
+        """Return the findings with the line numbers of their first lines."""
         self._close()
         return self._found
 
@@ -74,7 +75,7 @@ class Reader:
             self.told_until = line.number
 
     def _take(self, line: Line) -> bool:
-        """Take a line of the report, or one of others between its lines."""
+        """Process a line of the report, or a line of another writer inside it."""
         own = _shape(line.text[: len(self._label)]) == self._label
         text = line.text[len(self._label) :] if own else line.text
         self._left -= 1
@@ -116,5 +117,5 @@ class Reader:
 
 
 def _shape(label: str) -> str:
-    """A label without its numbers: times differ from line to line."""
+    """Return a label without digits, because times differ from line to line."""
     return _DIGIT.sub("0", label)

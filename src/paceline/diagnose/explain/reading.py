@@ -1,4 +1,4 @@
-"""The hand: from a path or standard input to lines of bytes, never more than a piece of the text in memory."""
+"""Read a path or standard input as lines of bytes, with only a piece of the text in memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from paceline.diagnose.explain.compressed import Readable
 from paceline.errors import Finding, UsageError, closest
 
 _CHUNK_BYTES = 1 << 20
-_LINE_BYTES = 16 << 10  # what is kept of a line; the rest of a longer one is skipped
+_LINE_BYTES = 16 << 10  # maximum length; the rest of a longer line is skipped
 _BINARY_SHARE = 0.1
 _CONTROL = bytes(byte for byte in range(32) if byte not in (7, 8, 9, 10, 12, 13, 27))
 
 
 def open_subject(subject: str) -> BinaryIO:
-    """Open what is to be explained.
+    """Open the text to explain.
 
     Raises:
-        UsageError: There is no such file, or it cannot be read.
+        UsageError: The file does not exist or cannot be read.
     """
     if subject == "-":
         return sys.stdin.buffer
@@ -54,10 +54,10 @@ def _unreadable(what: str, *, fix: str) -> UsageError:
 
 
 def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
-    """Return the pieces of a text as UTF-8.
+    """Yield the text as pieces of UTF-8.
 
     Raises:
-        UsageError: It is not text.
+        UsageError: The content is not text.
     """
     try:
         first = stream.read(_CHUNK_BYTES)
@@ -76,7 +76,7 @@ def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
 
 
 def _wide(first: bytes) -> codecs.IncrementalDecoder | None:
-    """The decoder of a text in two bytes a character, as PowerShell's redirection writes it."""
+    """Return the decoder of UTF-16 text, which PowerShell's redirection writes; None for others."""
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if first.startswith(mark):
             return codecs.getincrementaldecoder(name)("replace")
@@ -95,7 +95,7 @@ def _binary(first: bytes) -> bool:
 
 
 def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Return the lines of a text in lists, without those that hold nothing; carriage returns end lines too."""
+    """Yield lists of non-empty lines; carriage returns end lines too."""
     rest = b""
     skipping = False
     for piece in pieces:

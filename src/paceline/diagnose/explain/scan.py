@@ -1,7 +1,7 @@
-"""From lines to what was recognised in them. Pure.
+"""Match the lines of a log against the signatures. Pure.
 
-Logs are long and say the same thing again and again with other numbers. A line is looked at in full only while lines of
-its kind, which is its text without digits and hexadecimal letters, are new or have matched something.
+Logs are long and repeat lines with different numbers. The kind of a line is its text without digits
+and hexadecimal letters. Lines are examined in full only while their kind is new or has matched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _HEX = b"0123456789abcdefABCDEF"
 _LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = re.compile(r"\d+")
 _MAX_KINDS = 100_000
-_MAX_PER_KIND = 48  # lines of one kind that are looked at
-_MAX_MATCHING = 400  # the same for a kind that matched something
-_MAX_AFTER = 4  # lines of progress that are looked at again after each fault
-_MAX_AGAIN = 400  # faults after which that is done
+_MAX_PER_KIND = 48  # lines of one kind that are examined
+_MAX_MATCHING = 400  # the same for a kind that matched
+_MAX_AFTER = 4  # lines of progress that are examined after each fault
+_MAX_AGAIN = 400  # faults after which they are examined
 _MAX_PROGRESS_KINDS = 64
-_RECENT = 64  # lines of progress of a kind that are looked at in the end
-_MAX_PER_SHAPE = 2000  # the same for lines of one punctuation around one telling word
+_RECENT = 64  # last lines of progress of a kind that are examined at the end
+_MAX_PER_SHAPE = 2000  # the same for lines with the same punctuation around the same keyword
 _MAX_MATCHES = 50_000
 _TAIL_LINES = 12
 _LAST_LINES = 60
@@ -43,7 +43,7 @@ _ESCAPED = re.compile(r"\\n")
 
 @dataclass(frozen=True)
 class Match:
-    """A signature that was found in a line."""
+    """A signature that matched a line."""
 
     signature: Signature
     groups: Mapping[str, str]
@@ -53,20 +53,20 @@ class Match:
 
 @dataclass
 class Scanned:
-    """What a text holds.
+    """The scanned content of a text.
 
     Attributes:
-        matches: Signatures that were found, in the order of the text.
-        tracebacks: The exceptions that it shows.
-        counts: How often each signature's key was found.
-        reported: Findings that paceline itself had printed.
-        errors: Lines that speak of an error, whatever it is.
+        matches: Matched signatures, in the order of the text.
+        tracebacks: Exceptions and stacks.
+        counts: Number of matches by signature key.
+        reported: Findings that paceline itself printed, with their line numbers.
+        errors: Lines that mention any error.
         tails: The last lines of each source.
         last: The last lines of the text.
-        ranks: Ranks that labels name.
-        num_lines: Lines that are not blank.
-        told_until: The last line of paceline's own account of a run's end, which covers all before it.
-        lasts: The last line of each signature's key that was not looked at.
+        ranks: Ranks in the labels of lines.
+        num_lines: Number of lines that are not blank.
+        told_until: Last line number of paceline's final report, which covers all before it.
+        lasts: By signature key, the last line number that was not examined.
     """
 
     matches: list[Match] = field(default_factory=list)
@@ -82,28 +82,28 @@ class Scanned:
     lasts: dict[str, int] = field(default_factory=dict)
 
     def of(self, key: str) -> list[Match]:
-        """Return the matches of a signature or note."""
+        """Return the matches of a signature or note, by its key."""
         return [match for match in self.matches if match.signature.key == key]
 
 
 @dataclass(slots=True)
 class _Kind:
-    """Lines that differ in numbers only: how many more of them are looked at, what they matched, which were not."""
+    """State of lines that differ only in numbers: what they matched, and what was skipped."""
 
     allowed: int
     keys: tuple[str, ...] = ()
     skipped: int = 0
-    last: int = 0  # the line that was skipped last
-    recent: deque[tuple[int, bytes]] | None = None  # the last lines, if they are progress
+    last: int = 0  # the last skipped line
+    recent: deque[tuple[int, bytes]] | None = None  # the last lines, if they show progress
 
     def skip(self, num_lines: int, number: int) -> None:
-        """Count lines that are not looked at, the last of which has this number."""
+        """Count skipped lines; ``number`` is the last one's line number."""
         self.skipped += num_lines
         self.last = number
 
 
 class Scanner:
-    """Takes lines of bytes, keeps what they say."""
+    """Examines lines of bytes and collects matches, tracebacks and tails."""
 
     def __init__(self) -> None:
         self.scanned = Scanned()
@@ -117,7 +117,7 @@ class Scanner:
         self._named = 0
 
     def feed(self, lines: Sequence[bytes]) -> None:
-        """Take lines."""
+        """Examine lines."""
         if not lines:
             return
         text = b"\n".join(lines)
@@ -146,7 +146,10 @@ class Scanner:
                     self._learn(hash(key), _Kind(0))
 
     def _worthwhile(self, word: bytes, key: bytes, kind: _Kind | None) -> bool:
-        """Lines of one shape, with ever other names in them, are looked at some thousand times."""
+        """Return whether to examine a line; lines of one shape are limited to some thousand.
+
+        Such lines differ in a name.
+        """
         if kind is not None and "progress" in kind.keys:
             return True
         shape = hash((word, key.translate(None, _LETTERS)))
@@ -160,7 +163,7 @@ class Scanner:
         self._kinds[key] = kind
 
     def _skip(self, keys: Counter[bytes]) -> bool:
-        """Count a piece of text in which nothing is new, without looking at its lines one by one."""
+        """Count a piece of text without anything new at once; return whether that was possible."""
         known = [(self._kinds.get(hash(key)), number) for key, number in keys.items() if key]
         if any(kind is None or kind.allowed > 0 for kind, _ in known) or b"" in keys:
             return False
@@ -179,11 +182,11 @@ class Scanner:
 
     @property
     def _attentive(self) -> bool:
-        """Every line may belong to what is being read."""
+        """Whether every line may belong to a report or traceback that is being read."""
         return self.scanned.tracebacks.attentive or self._report.open
 
     def finish(self) -> Scanned:
-        """Return what was found."""
+        """Return the scanned content."""
         self._remember()
         self._count()
         self.scanned.matches.sort(key=lambda match: match.line.number)
@@ -236,13 +239,13 @@ class Scanner:
         return self._named + len(self.scanned.tracebacks.raised)
 
     def _look_for_progress(self) -> None:
-        """What a run does after a fault says whether it ended there."""
+        """Examine progress after each fault, which shows whether the run ended there."""
         self._again += 1
         for kind in self._progress:
             kind.allowed = max(kind.allowed, _MAX_AFTER)
 
     def _remember(self) -> None:
-        """Lines that say nothing are read only as the last ones before one that does."""
+        """Keep the unremarkable lines directly before an examined one as tails."""
         for number, raw in self._silent:
             self._keep(parse(raw.decode("utf-8", "replace"), number))
         self._silent.clear()
@@ -253,7 +256,7 @@ class Scanner:
             tails.setdefault(line.source, deque(maxlen=_TAIL_LINES)).append(line)
 
     def _gather(self, line: Line) -> bool:
-        """Keep what belongs to a traceback or a tail; return whether the line is paceline's own report."""
+        """Keep lines of tracebacks and tails; return whether paceline itself printed the line."""
         scanned = self.scanned
         if self._report.feed(line):
             return True
@@ -298,7 +301,8 @@ _NO_ERROR = re.compile(
 )
 
 
-# Besides the signatures' anchors: what exceptions, tracebacks, errors of any kind and paceline's own reports hold.
+# In addition to the signatures' anchors: words in exceptions, tracebacks, errors of any kind and
+# paceline's own reports.
 _WORDS = (
     'error|exception|fatal|failed|failure|abort|traceback|file "|panic|critical|cannot|core dumped|interrupt|exit'
     "|.exc.|timeout|refused|conflict|killed|terminate called|most recent call|paceline|cause: |warning |hint |   ["
@@ -306,9 +310,10 @@ _WORDS = (
 
 
 def _telling() -> re.Pattern[bytes]:
-    """One pattern for bytes in lower case: a line that it does not find can match nothing.
+    """Return a pattern for bytes in lower case; a line without a match cannot match a signature.
 
-    Of each anchor the longest piece without digits counts, so that lines of one kind are all found or none.
+    Of each anchor the longest piece without digits is used, so that lines of one kind either all
+    match or none does.
     """
     known = {max(_DIGITS.split(anchor), key=len) for signature in signatures() for anchor in signature.anchor}
     needed: list[str] = []
@@ -319,7 +324,7 @@ def _telling() -> re.Pattern[bytes]:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """A pattern that finds any of some sorted words by their common beginnings: many times faster than one by one."""
+    """Return a pattern for sorted words that shares their prefixes, which is many times faster."""
     if not words[0]:
         return ""
     grouped = groupby(words, itemgetter(0))
@@ -328,7 +333,7 @@ def _alternatives(words: Sequence[str]) -> str:
 
 
 def _record(text: str) -> list[str]:
-    """The text of a structured log record, with its rank as a label; empty if it is another kind of JSON."""
+    """Return the text of a structured log record with its rank as label; empty for other JSON."""
     try:
         record = json.loads(text)
     except ValueError:
@@ -342,7 +347,7 @@ def _record(text: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """The lines that a line of JSON holds in escaped form, as torch's error files do; else the line itself."""
+    """Return the lines escaped in a line of JSON, as in torch's error files, or the line itself."""
     if text.startswith('{"') and (record := _record(text)):
         return record
     if "\\n" not in text or ("Traceback" not in text and 'File \\"' not in text and '"message"' not in text):

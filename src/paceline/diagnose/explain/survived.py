@@ -1,4 +1,4 @@
-"""What training continued after: it is not the cause of a later end. Pure."""
+"""Decide which faults training survived: they are not the cause of a later end. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _STEP = re.compile(
 )
 _EPOCH = re.compile(r"\bepoch\b\D{0,4}(?P<epoch>\d+(?:\.\d+)?)", re.IGNORECASE)
 _OWN_STEPS = 2  # of the process itself: it is alive
-_UNLABELLED_STEPS = 5  # of processes that nothing tells apart: more than the others take before they notice a dead one
-_PASSED_REACH = 4  # lines behind a fault in which the program says what it does instead
+# Of processes without labels: more steps than others make before they notice a dead peer.
+_UNLABELLED_STEPS = 5
+_PASSED_REACH = 4  # lines after a fault in which the program reports its fallback
 _OTHERS_STEPS = 10  # of another rank: it cannot continue that long without this one
 _UNKNOWN = 1 << 62
-# What stays true of a run that continues, or is in a scheduler's file that was put before that of the run.
+# Faults that persist in a run that continues, or that come from a scheduler's file placed before
+# the run's own.
 _LASTING = (
     "gpu-hardware-error",
     "straggler",
@@ -35,14 +37,14 @@ _EXCEPTIONS = ("user-exception", "script-error-on-one-rank")
 
 @dataclass(frozen=True)
 class _Step:
-    """A line of progress, and how far training has come by it: epoch and step, as far as the line has them."""
+    """A line of progress with its epoch and step, as far as the line shows them."""
 
     line: Line
     position: tuple[float, int] | None
 
 
 def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Move back what was caught and logged, or only quoted, if training continued; drop it if nothing ended the run."""
+    """Lower faults after which training continued; drop them if nothing ended the run."""
     steps = _steps(scanned)
     if not steps and not scanned.of("success"):
         return list(candidates)
@@ -58,7 +60,7 @@ def survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidat
 
 
 def _steps(scanned: Scanned) -> list[_Step]:
-    """The lines of progress; summaries that experiment trackers print at the end are none."""
+    """Return the lines of progress, without the summaries that experiment trackers print."""
     steps = []
     epochs: dict[str, float] = {}
     for match in scanned.of("progress"):
@@ -76,7 +78,7 @@ def _steps(scanned: Scanned) -> list[_Step]:
 
 
 def _continued(candidate: Candidate, steps: Sequence[_Step], scanned: Scanned) -> bool:
-    """The process that met it, or the run as a whole, trained on."""
+    """Return whether the process with the fault, or the run as a whole, continued training."""
     if candidate.last == _UNKNOWN:
         return False
     if any(_ended_well(match.line, candidate) for match in scanned.of("success")):
@@ -92,7 +94,7 @@ def _continued(candidate: Candidate, steps: Sequence[_Step], scanned: Scanned) -
 
 
 def _passed(candidate: Candidate, scanned: Scanned) -> bool:
-    """The lines behind it say that the program left out what failed, or tries again."""
+    """Return whether the next lines say that the program skips the failed part or tries again."""
     reach = range(candidate.last, candidate.last + _PASSED_REACH)
     return any(match.line.number in reach for match in scanned.of("passed-over"))
 
@@ -102,7 +104,7 @@ def _ended_well(line: Line, candidate: Candidate) -> bool:
 
 
 def _num_after(steps: Sequence[_Step], number: int) -> int:
-    """How many different steps follow a line, 0 if they do not continue those before it: another log begins there."""
+    """Return the number of different steps after a line; 0 if they start over as in a new log."""
     after = [step for step in steps if step.line.number > number]
     positions = [step.position for step in after if step.position is not None]
     if not positions:
@@ -114,7 +116,7 @@ def _num_after(steps: Sequence[_Step], number: int) -> int:
 
 
 def _doubtful(candidate: Candidate, steps: Sequence[_Step]) -> Candidate:
-    """An exception after which a few steps are shown, of this process or of others: another exception goes first."""
+    """Lower an exception after which a few steps follow, so that another exception ranks first."""
     after = sum(step.line.number > candidate.number and step.line.source == candidate.source for step in steps)
     if candidate.name not in _EXCEPTIONS or candidate.tier is not Tier.EXCEPTION or after < _OWN_STEPS:
         return candidate

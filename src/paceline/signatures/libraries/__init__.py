@@ -1,4 +1,4 @@
-"""All signatures, by area: the order inside an area does not matter, the tiers do."""
+"""All signatures, by area. Their order within an area does not matter; the tiers decide."""
 
 from __future__ import annotations
 

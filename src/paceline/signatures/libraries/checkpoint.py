@@ -1,4 +1,4 @@
-"""Checkpoints that do not fit or cannot be read."""
+"""Signatures of checkpoints that do not match the model or cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA, its driver and the hardware."""
+"""Signatures of CUDA, its driver and the hardware."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what=("a GPU reports a hardware fault: {error}", "the driver reports Xid {xid} for the GPU at {pci}"),
         fix="take the node out of the queue and tell its operators: nvidia-smi -q -d ECC; dmesg | grep -i xid",
         why="the GPU, not the program, is at fault; on the same node it comes back",
-        tier=Tier.ORIGIN,  # failed assertions and illegal accesses follow from it
+        tier=Tier.ORIGIN,  # it causes failed assertions and illegal accesses
         unless=r"Xid[^:]*\([^)]*\): *(?:13|31|43|45|94)\b",
     ),
     cause(
@@ -163,7 +163,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the library of the NVIDIA driver and its module in the kernel have different versions",
         fix="reboot the node (the driver was updated), or take another; cat /proc/driver/nvidia/version",
         why="no program on this node can use a GPU until the module of the new version is loaded",
-        tier=Tier.ORIGIN,  # that no GPU is visible follows from it
+        tier=Tier.ORIGIN,  # it is the reason that no GPU is visible
     ),
     cause(
         "driver-mismatch",

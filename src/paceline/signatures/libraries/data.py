@@ -1,4 +1,4 @@
-"""Data loading: workers, shared memory, open files, the disk."""
+"""Signatures of data loading: workers, shared memory, open files, disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistributedDataParallel, synchronised batch norm, mixed precision: what training itself prints."""
+"""Signatures of DistributedDataParallel, synchronized batch norm and mixed precision."""
 
 from __future__ import annotations
 

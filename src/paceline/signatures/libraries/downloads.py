@@ -1,4 +1,4 @@
-"""Servers outside that cannot be reached, or that answer and refuse."""
+"""Signatures of external servers that are unreachable or refuse a request."""
 
 from __future__ import annotations
 

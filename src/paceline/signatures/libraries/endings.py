@@ -1,4 +1,4 @@
-"""How processes ended: signals, exit codes, and what launchers say about them."""
+"""Signatures of process ends: signals, exit codes, and the launchers' reports about them."""
 
 from __future__ import annotations
 

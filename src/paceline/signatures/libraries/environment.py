@@ -1,4 +1,4 @@
-"""Python environments, libraries, and what a launcher finds on the machine."""
+"""Signatures of Python environments, libraries and launch settings of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Gloo prints."""
+"""Signatures of Gloo."""
 
 from __future__ import annotations
 

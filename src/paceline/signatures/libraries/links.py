@@ -1,4 +1,4 @@
-"""What NCCL prints of the ways between GPUs: InfiniBand, sockets, shared memory, peer-to-peer."""
+"""Signatures of NCCL's transports: InfiniBand, sockets, shared memory, peer-to-peer."""
 
 from __future__ import annotations
 

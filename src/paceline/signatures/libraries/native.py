@@ -1,4 +1,4 @@
-"""Compiled libraries that cannot be loaded or do not agree with each other, and their threads."""
+"""Signatures of compiled libraries that fail to load or conflict, and of their threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NCCL and torch's watchdog over it print."""
+"""Signatures of NCCL and of torch's NCCL watchdog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers and variables by which a launcher tells processes their ranks, and the file in which they may meet."""
+"""Signatures of wrong ranks: the variables and numbers that a launcher sets, and init files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes find each other: stores, sockets, torchrun's rendezvous, variables of the launcher."""
+"""Signatures of the rendezvous: stores, sockets, torchrun's rendezvous, launch variables."""
 
 from __future__ import annotations
 

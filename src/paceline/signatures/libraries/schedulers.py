@@ -1,4 +1,4 @@
-"""What schedulers other than Slurm, and MPI, say of a job that they end or do not start."""
+"""Signatures of MPI, and of schedulers other than Slurm that end or reject a job."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the shell says of programs that it cannot start, or that a signal ended; what starts programs over ssh."""
+"""Signatures of the shell and of ssh launchers: programs that do not start or end by a signal."""
 
 from __future__ import annotations
 
 from paceline.signatures.signature import Signature, cause
 from paceline.signatures.tier import Tier
 
-_START = r"(?:^|(?<=[\]:)] )|(?<=\]:)|(?<=>:)|(?<=Z ))"  # of a line, behind the labels of launchers
+_START = r"(?:^|(?<=[\]:)] )|(?<=\]:)|(?<=>:)|(?<=Z ))"  # of a line, after the labels of launchers
 _PROGRAM = r"(?:python|torchrun|accelerate|deepspeed|lightning|composer|mpirun|srun|bash|\./|CUDA_VISIBLE)"
 
 SIGNATURES: tuple[Signature, ...] = (

@@ -1,4 +1,4 @@
-"""Slurm, srun, and what frameworks say about Slurm's numbers."""
+"""Signatures of Slurm, of srun, and of frameworks that check Slurm's task counts."""
 
 from __future__ import annotations
 

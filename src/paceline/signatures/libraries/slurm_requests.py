@@ -1,4 +1,4 @@
-"""What Slurm says of a request that it does not grant, and of commands that do not reach it."""
+"""Signatures of requests that Slurm rejects, and of commands that do not reach Slurm."""
 
 from __future__ import annotations
 

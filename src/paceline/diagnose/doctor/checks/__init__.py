@@ -1,1 +1,1 @@
-"""Judges: facts in, findings out; each knows one part of the machine."""
+"""Checks of a machine: each turns the facts about one part into findings."""

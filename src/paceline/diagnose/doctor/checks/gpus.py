@@ -1,4 +1,4 @@
-"""Judges GPUs one by one: are they sound, free, visible, and awake? Pure."""
+"""Check each GPU: is it healthy, free, visible and awake? Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import Finding
 from paceline.machine.gpus import entries
 from paceline.text.wording import few
 
-# NVIDIA's catalogue of Xids: those that speak of the hardware. Programs cause others (13, 31, 43, 45).
+# The Xids of NVIDIA's catalogue that point to hardware. Programs cause others (13, 31, 43, 45).
 _XIDS = {
     48: ("uncorrectable memory error", True),
     62: ("internal micro-controller halted", True),
@@ -38,11 +38,11 @@ _SLOWDOWNS = {
     "power-brake": "as the power supply asks for less",
     "hardware": "as the hardware protects itself (heat or power)",
 }
-_RECOVERED = "to 0x0 "  # of Xid 154: nothing is asked for any more
+_RECOVERED = "to 0x0 "  # of Xid 154: no action is required any more
 _REPLACE = "take the node out of use, then nvidia-smi --gpu-reset or a reboot; if it comes back, have it replaced"
 _RESET = "reset the GPU when it is free (nvidia-smi --gpu-reset, or a reboot), and watch it"
-_MPS = "nvidia-cuda-mps-server"  # lets several processes use a GPU that is in exclusive mode
-_MUCH, _MUCH_BYTES = 0.1, 2 << 30  # of a GPU's memory: more than what the driver and a desktop take
+_MPS = "nvidia-cuda-mps-server"  # lets several processes share a GPU in exclusive mode
+_MUCH, _MUCH_BYTES = 0.1, 2 << 30  # of a GPU's memory: more than the driver and a desktop use
 
 
 def judge_gpus(facts: Facts) -> Iterator[Finding]:
@@ -60,12 +60,12 @@ class _Sign:
     """A sign of a hardware fault.
 
     Attributes:
-        gpu: The GPU; None if no GPU of this list has the bus id that the kernel's log names.
-        place: The GPU in words.
-        kind: What tells signs of different kinds apart.
-        line: What is quoted as evidence.
-        what: The sign in a few words.
-        severe: A GPU with it must not be used.
+        gpu: The GPU; None if no listed GPU has the bus id from the kernel log.
+        place: The GPU as text.
+        kind: Groups signs of the same kind.
+        line: The line quoted as evidence.
+        what: A short description.
+        severe: Whether the GPU must not be used.
     """
 
     gpu: Gpu | None
@@ -82,7 +82,7 @@ def _hardware(facts: Facts) -> Iterator[Finding]:
     signs = [*_signs_of_nvml(facts), *_signs_of_kernel(facts)]
     if not signs:
         return
-    visible = {gpu.index for gpu in visible_gpus(facts)}  # one that is hidden harms nobody
+    visible = {gpu.index for gpu in visible_gpus(facts)}  # a hidden GPU affects nobody
     severe = any(sign.severe and (sign.gpu is None or sign.gpu.index in visible) for sign in signs)
     others = len({sign.kind for sign in signs}) - 1
     and_others = f", and {count(others, 'other sign')} of a fault" if others else ""
@@ -106,7 +106,8 @@ def _signs_of_nvml(facts: Facts) -> Iterator[_Sign]:
 
 def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
     gpus = {gpu.bus_id: gpu for gpu in facts.gpus}
-    shared_log = facts.host.container or facts.host.slurm_job  # it names GPUs that are not ours, too
+    # The log also names GPUs of other users.
+    shared_log = facts.host.container or facts.host.slurm_job
     for xid in facts.xids:
         gpu = gpus.get(xid.bus_id)
         if xid.number not in _XIDS or _RECOVERED in xid.line or (shared_log and gpu is None):
@@ -117,7 +118,7 @@ def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
 
 
 def _where(signs: Sequence[_Sign]) -> str:
-    """Return the GPUs in words, or their bus ids if none of them is in the list."""
+    """Return the GPUs as text, or their bus ids if none of the GPUs is listed."""
     gpus = {sign.gpu.index: sign.gpu for sign in signs if sign.gpu is not None}
     if gpus:
         return gpus_in_words([gpus[index] for index in sorted(gpus)])
@@ -140,7 +141,7 @@ def _is_severe(xid: Xid) -> bool:
 
 
 def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
-    """Yield what NVML says is wrong with a GPU, and whether it must not be used."""
+    """Yield each fault that NVML reports for a GPU, and whether the GPU must not be used."""
     if gpu.problem:
         yield f"NVML cannot reach it: {gpu.problem}", True
     if gpu.repair_failed:
@@ -183,7 +184,7 @@ def _busy(facts: Facts) -> Iterator[Finding]:
 
 
 def _holders(gpu: Gpu, left: set[int], *, wsl: bool) -> Iterator[tuple[str, bool]]:
-    """Yield who holds a GPU, and whether that keeps everybody else out."""
+    """Yield each process that holds a GPU, and whether it keeps all others out."""
     if gpu.compute_mode == "prohibited":
         yield "compute mode Prohibited: no process may compute on it", True
     computing = [process for process in gpu.processes if not process.graphics]
@@ -192,7 +193,8 @@ def _holders(gpu: Gpu, left: set[int], *, wsl: bool) -> Iterator[tuple[str, bool
         if process.pid not in left and not process.command.startswith(_MPS):
             yield _holder(process), gpu.compute_mode == "exclusive-process" and not shared
     used, total = gpu.memory_used_bytes, gpu.memory_bytes
-    hidden = not gpu.processes and not gpu.mig and not wsl  # Windows takes some, and does not tell
+    # Windows uses some memory and does not report it
+    hidden = not gpu.processes and not gpu.mig and not wsl
     if hidden and used and total and used > max(_MUCH * total, _MUCH_BYTES):
         yield f"{size(used)} of {size(total)} are held by a process that is not visible here", False
 

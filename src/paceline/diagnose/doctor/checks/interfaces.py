@@ -1,4 +1,4 @@
-"""Judges network interfaces: which of them NCCL and gloo would use, and whether sockets are fast enough. Pure."""
+"""Check network interfaces: which do NCCL and gloo use, and are sockets fast enough? Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.text.wording import few
 
 _LEFT_OUT = ("docker", "virbr")
 _FAST_MBIT = 25_000
-_TUNED = ("ena", "gve")  # NCCL brings values of its own for the networks of AWS and Google
+_TUNED = ("ena", "gve")  # on AWS and Google Cloud, NCCL applies its own values
 _THREADS, _SOCKETS = "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"
 
 
@@ -51,7 +51,10 @@ def _missing(facts: Facts) -> Iterator[Finding]:
 
 
 def _taken(facts: Facts) -> list[Interface]:
-    """Return the interfaces that NCCL takes by itself (its src/misc/socket.cc): ib* alone, or all but these."""
+    """Return the interfaces that NCCL selects by default: ib* if there are any, else all but these.
+
+    Source: NCCL's src/misc/socket.cc.
+    """
     outside = [each for each in facts.interfaces if not each.loopback]
     infiniband = [each for each in outside if each.name.startswith("ib")]
     return infiniband or [each for each in outside if not each.name.startswith(_LEFT_OUT)]
@@ -64,7 +67,7 @@ def _ambiguous(facts: Facts) -> Iterator[Finding]:
         taken = [interface for interface in facts.interfaces if taken_interfaces(wanted, [interface.name])]
     doubtful = [each for each in taken if each.virtual]
     real = [each for each in facts.interfaces if not each.virtual and not each.loopback]
-    # Of what the user has named only what leads nowhere at all is doubted.
+    # Of the interfaces that the user has named, doubt only those that lead nowhere at all.
     if not doubtful or not real or (wanted and len(doubtful) < len(taken)):
         return
     best = max(real, key=lambda each: each.mbit)

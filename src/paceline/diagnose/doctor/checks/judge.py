@@ -1,4 +1,4 @@
-"""Judges a machine: what a specialist would say of its facts, errors first. Pure."""
+"""Run all checks on the facts about a machine, and sort the findings. Pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ _JUDGES = (
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Return what is wrong with a machine or could be better, errors first."""
+    """Return the findings about a machine, errors first."""
     findings = [finding for each in _JUDGES for finding in each(facts)]
     return gravest_first(findings)

@@ -1,4 +1,4 @@
-"""Judges what a process may use: shared memory, open files, stack, CPUs, disks. Pure."""
+"""Check the limits of a process: shared memory, open files, stack, CPUs, disks. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.machine.ulimits import UNLIMITED
 
 _GIB = 1 << 30
 _FEW_FILES, _SMALL_FILES = 1024, 4096
-_ANY_STACK = (2, 28)  # from this version on NCCL copes with a stack without limit
+_ANY_STACK = (2, 28)  # since this version NCCL copes with an unlimited stack
 
 
 def judge_limits(facts: Facts) -> Iterator[Finding]:
@@ -89,7 +89,7 @@ def _stack(facts: Facts) -> Iterator[Finding]:
 def _cpus(facts: Facts) -> Iterator[Finding]:
     limits, gpus = facts.limits, len(visible_gpus(facts))
     tasks = facts.host.slurm_tasks or 1 if facts.host.slurm_step else 1
-    ranks = max(1, -(-gpus // tasks))  # of this process: with a task for each GPU, one
+    ranks = max(1, -(-gpus // tasks))  # of this process: one if Slurm starts a task for each GPU
     limited = 0 < limits.cpus < limits.total_cpus
     if not gpus or not limited or limits.cpus >= 2 * ranks:
         return
@@ -106,7 +106,7 @@ def _cpus(facts: Facts) -> Iterator[Finding]:
 
 
 def _more_cpus(facts: Facts, cpus: int) -> str:
-    """Return how to get more CPUs from what limits them here."""
+    """Return how to get more CPUs, depending on what limits them here."""
     container = facts.host.container
     if facts.host.slurm_step:
         return f"#SBATCH --cpus-per-task={cpus}, and srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
@@ -135,7 +135,8 @@ def _loaders(facts: Facts) -> Iterator[Finding]:
 
 def _disk(disk: Disk) -> Iterator[Finding]:
     used = 1 - disk.free_bytes / max(1, disk.total_bytes)
-    full = (disk.free_bytes < _GIB and used > 0.5) or (disk.free_bytes < 50 * _GIB and used > 0.98)  # small is not full
+    # A small disk is not a full one.
+    full = (disk.free_bytes < _GIB and used > 0.5) or (disk.free_bytes < 50 * _GIB and used > 0.98)
     no_files = disk.free_files is not None and disk.free_files < 1000
     if not full and not no_files:
         return

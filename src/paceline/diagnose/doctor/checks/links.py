@@ -1,4 +1,4 @@
-"""Judges what lies between GPUs: peer-to-peer, NVLink, access control on the PCI bus, CPUs near them. Pure."""
+"""Check the links between GPUs: peer-to-peer, NVLink, PCI access control, nearby CPUs. Pure."""
 
 from __future__ import annotations
 
@@ -143,7 +143,10 @@ def _test_first(facts: Facts, pairs: Sequence[GpuPair], *, uses: bool, tried: bo
 
 
 def _nccl_crosses(facts: Facts, level: str) -> bool:
-    """Whether NCCL uses peer-to-peer across sockets here (its src/graph/paths.cc, ncclTopoCheckP2p)."""
+    """Return whether NCCL uses peer-to-peer across sockets here.
+
+    Source: NCCL's src/graph/paths.cc, ncclTopoCheckP2p.
+    """
     if level == "SYS":
         return True
     return facts.host.cpu_vendor in ("", "AuthenticAMD") and len(visible_gpus(facts)) <= 2
@@ -174,7 +177,7 @@ def _access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]
 def _redirecting_bridges(
     facts: Facts, bridges: Sequence[AcsBridge], over_pci: Sequence[GpuPair], *, tried: bool
 ) -> Iterator[Finding]:
-    """Yield the finding about bridges whose access control is on, if traffic of GPUs passes them."""
+    """Yield the finding about bridges with active access control, if GPU traffic passes them."""
     gpus = {pair.first for pair in over_pci} | {pair.second for pair in over_pci}
     redirecting = [bridge for bridge in bridges if {"request", "completion"} & set(bridge.redirects)]
     between_gpus = [bridge for bridge in redirecting if gpus & set(bridge.gpus)]
@@ -188,7 +191,10 @@ def _redirecting_bridges(
 
 
 def _is_used(facts: Facts, over_pci: Sequence[GpuPair]) -> bool:
-    """NCCL copies between some of these GPUs; beyond a host bridge it mostly goes over host memory."""
+    """Return whether NCCL copies directly between some of these GPUs.
+
+    Beyond a host bridge, the data usually goes through host memory.
+    """
     near = any(pair.level in ("", "PIX", "PXB") for pair in over_pci)
     return near or _nccl_crosses(facts, p2p_level(facts.settings))
 
@@ -229,7 +235,7 @@ def _likely_access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Finding:
 
 
 def _far_cpus(facts: Facts) -> Iterator[Finding]:
-    """A process whose CPUs are all on another socket than a GPU that it sees."""
+    """Yield a finding if all CPUs of this process are on another socket than a visible GPU."""
     nodes = {name: _numbers(cpus) for name, cpus in facts.limits.numa_cpus.items()}
     mine = _numbers(facts.limits.affinity)
     if len(nodes) < 2 or not mine:

@@ -1,4 +1,4 @@
-"""Judges RDMA (InfiniBand, RoCE, EFA): is it there, and would NCCL use it? Pure."""
+"""Check RDMA (InfiniBand, RoCE, EFA): is it present, and would NCCL use it? Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from paceline.machine import nccl_lists
 from paceline.machine.ulimits import UNLIMITED
 from paceline.text.wording import few
 
-_SMALL_LOCK = 64 << 20  # the usual limits (64 KiB, 8 MiB) lie below: NCCL fails at its first buffers
+# The usual limits (64 KiB, 8 MiB) are below this size: NCCL fails at its first buffers.
+_SMALL_LOCK = 64 << 20
 _ENOUGH_LOCK = 4 << 30
-_CHOOSES_GID = (2, 21)  # from this version on NCCL looks for the right GID itself
+_CHOOSES_GID = (2, 21)  # since this version NCCL looks for the right GID itself
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why NCCL does not use RDMA.
+    """A reason why NCCL does not use RDMA.
 
     Attributes:
-        what: What keeps it from it.
+        what: The obstacle.
         where: The variable, file or place.
-        fix: What to do.
+        fix: A command or a setting that removes it.
     """
 
     what: str
@@ -36,12 +37,12 @@ class Obstacle:
 
 
 def active(facts: Facts) -> list[RdmaPort]:
-    """Return the RDMA ports that are up; the cable behind the others leads nowhere."""
+    """Return the RDMA ports that are up; the others have no working link."""
     return [port for port in facts.rdma if port.state == "ACTIVE"]
 
 
 def judge_rdma(facts: Facts) -> Iterator[Finding]:
-    """Yield the findings about RDMA; without GPUs nothing would use it."""
+    """Yield the findings about RDMA; none without GPUs, because nothing would use it."""
     ports = active(facts)
     if not facts.gpus:
         return
@@ -78,7 +79,7 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
 
 
 def _taken(setting: str, ports: Sequence[RdmaPort]) -> list[RdmaPort]:
-    """Return the ports that ``NCCL_IB_HCA`` takes: all of them where it is not set."""
+    """Return the ports that ``NCCL_IB_HCA`` selects; all of them if it is unset."""
     name_list = nccl_lists.parse(setting)
     return [port for port in ports if name_list.takes(port.device, port.port)]
 
@@ -107,7 +108,7 @@ def _efa(facts: Facts) -> Iterator[Obstacle]:
 def _no_devices(facts: Facts, efa: bool) -> Obstacle:
     container = facts.host.container
     missing = "/dev/infiniband is missing" if facts.rdma_libraries.devices is None else "/dev/infiniband cannot be used"
-    if container == "apptainer":  # it shows the host's devices unless told otherwise
+    if container == "apptainer":  # it shows the host's devices unless configured otherwise
         fix = "apptainer exec --bind /dev/infiniband ..., without --containall"
     elif container == "kubernetes":
         resource = "vpc.amazonaws.com/efa: 1" if efa else "the RDMA device plugin's resource (rdma/...)"
@@ -121,7 +122,8 @@ def _no_devices(facts: Facts, efa: bool) -> Obstacle:
 
 def _unused(facts: Facts, ports: Sequence[RdmaPort], obstacles: Sequence[Obstacle]) -> Finding:
     first, kinds = obstacles[0], list(dict.fromkeys(port.kind for port in ports))
-    only_roce = kinds == ["RoCE"]  # every faster Ethernet card offers it, not every network is made for it
+    # Every faster Ethernet card offers RoCE, but not every network supports it.
+    only_roce = kinds == ["RoCE"]
     return Finding(
         "infiniband-unused",
         f"{' and '.join(kinds)} is there, and NCCL would use TCP sockets: {first.what}",
@@ -156,7 +158,8 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
     if limit is None or limit == UNLIMITED or limit >= _ENOUGH_LOCK or facts.limits.lock_any:
         return
     severity = "error" if limit <= _SMALL_LOCK else "warning"
-    only_roce = all(port.kind == "RoCE" for port in ports)  # which every faster Ethernet card offers, used or not
+    # Every faster Ethernet card offers RoCE, used or not.
+    only_roce = all(port.kind == "RoCE" for port in ports)
     yield Finding(
         "memlock-too-low",
         f"this process may lock {size(limit)} of memory, and {ports[0].kind} needs to lock NCCL's buffers",
@@ -169,7 +172,7 @@ def _locked_memory(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]
 
 
 def _more_locked_memory(facts: Facts) -> str:
-    """Return how to raise the limit of locked memory where this process runs."""
+    """Return how to raise the limit of locked memory in the environment of this process."""
     container = facts.host.container
     if container == "kubernetes":
         return "in the pod: securityContext: capabilities: add: [IPC_LOCK]"
@@ -179,7 +182,10 @@ def _more_locked_memory(facts: Facts) -> str:
 
 
 def _gids(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Finding]:
-    """RoCE ports have a table of addresses, of which one must be chosen: RoCE v2, with the interface's address."""
+    """Yield the findings about the address tables of RoCE ports.
+
+    NCCL must use the RoCE v2 entry with the interface's address.
+    """
     used = _taken(facts.settings.get("NCCL_IB_HCA", ""), ports)
     roce = [port for port in used if port.kind == "RoCE" and port.gids]
     text = facts.settings.get("NCCL_IB_GID_INDEX", "")
@@ -219,6 +225,6 @@ def _wrong_gid(facts: Facts, ports: Sequence[RdmaPort], index: int) -> Iterator[
 
 
 def _good_gid(port: RdmaPort) -> int | None:
-    """Return the place of a port's RoCE v2 address that maps an IPv4 address, None if there is none."""
+    """Return the index of a port's RoCE v2 address that maps an IPv4 address; None without one."""
     mapped = "0000:0000:0000:0000:0000:ffff:"
     return next((gid.index for gid in port.gids if "v2" in gid.kind and gid.value.startswith(mapped)), None)

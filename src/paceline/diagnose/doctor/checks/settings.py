@@ -1,4 +1,4 @@
-"""Judges the settings of NCCL, torch, gloo and libfabric: whether they are read at all, and what they cost. Pure."""
+"""Check the settings of NCCL, torch, gloo and libfabric: are they read, what do they cost? Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 
-_BUFFER = 4 << 20  # NCCL's own NCCL_BUFFSIZE
+_BUFFER = 4 << 20  # NCCL's default for NCCL_BUFFSIZE
 
 
 def judge_settings(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about settings."""
-    from paceline.diagnose import variables  # its lists are read when there is something to look up
+    from paceline.diagnose import variables  # read its lists only if there is something to look up
 
     settings = facts.settings
-    if "rocm" in facts.software.torch:  # AMD's library has more names than NCCL
+    if "rocm" in facts.software.torch:  # AMD's library knows more names than NCCL
         settings = {name: value for name, value in settings.items() if not name.startswith("NCCL_")}
     if not settings:
         return
@@ -29,10 +29,10 @@ def judge_settings(facts: Facts) -> Iterator[Finding]:
 
 
 def _forced(facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
-    """What limits NCCL's own choice, as far as nothing else was said of it."""
+    """Yield the settings that limit NCCL's choice, unless another finding already covers them."""
     network = facts.settings.get("NCCL_NET", "").lower()
     if not facts.gpus or facts.settings.get("NCCL_TUNER_PLUGIN") or network not in ("", "ib", "socket"):
-        return  # plug-ins ask for such settings
+        return  # plug-ins require such settings
     told = " ".join(finding.what for finding in found)
     forced = [(name, price) for name, price in _prices(facts) if f"{name}=" not in told]
     if not forced:
@@ -51,7 +51,7 @@ def _forced(facts: Facts, found: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _prices(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Yield the settings that limit NCCL, and what each costs."""
+    """Yield each setting that limits NCCL, and its cost."""
     settings = facts.settings
     if settings.get("NCCL_ALGO"):
         switched = any(link.remote == "switch" for gpu in visible_gpus(facts) for link in gpu.nvlinks)

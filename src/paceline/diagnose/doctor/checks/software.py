@@ -1,4 +1,4 @@
-"""Judges software and what surrounds it: driver against torch, processes of earlier runs. Pure."""
+"""Check software and leftovers: driver against torch, processes of earlier runs. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 
 
 def _python(facts: Facts) -> Iterator[Finding]:
-    """A Python whose forks may deadlock. A distribution may have fixed its own without a new number: a hint."""
+    """Yield a hint about a Python whose forks may deadlock.
+
+    A distribution may have fixed its Python without changing the version.
+    """
     installed = version(facts.software.python)
     if len(installed) < 3 or not python_fork.has_bug(installed):
         return
@@ -62,7 +65,10 @@ def _python(facts: Facts) -> Iterator[Finding]:
 
 
 def _architecture(facts: Facts) -> Iterator[Finding]:
-    """A torch whose CUDA makes no code for a GPU: version 13 has left out what is older than Turing."""
+    """Yield the findings about GPUs for which torch's CUDA has no code.
+
+    CUDA 13 dropped everything older than Turing.
+    """
     cuda = version(facts.software.torch_cuda)
     gpus = [gpu for gpu in visible_gpus(facts) if cuda and gpu.capability]
     old = [gpu for gpu in gpus if cuda >= _WITHOUT_OLD and version(gpu.capability) < _TURING]

@@ -1,4 +1,4 @@
-"""Judges which GPUs of a machine CUDA shows to this process. Pure."""
+"""Check which GPUs of a machine are visible to CUDA in this process. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.text.wording import few
 
 
 def judge_visibility(facts: Facts) -> Iterator[Finding]:
-    """Yield the findings about GPUs that are there and not shown."""
+    """Yield the findings about GPUs that are present but not visible."""
     if not facts.gpus:
         if facts.driver.gpus_on_bus and not re.search("mismatch|no answer", facts.driver.problem):
             yield _unreachable(facts)
@@ -90,7 +90,7 @@ def _hidden(facts: Facts, setting: str) -> Iterator[Finding]:
             fix="leave it to Slurm, which hands out the GPUs: #SBATCH --gpus-per-node=1, if the job needs one"
             if job
             else "unset CUDA_VISIBLE_DEVICES",
-            severity="hint" if job and not shown else "warning",  # a job may need none
+            severity="hint" if job and not shown else "warning",  # a job may not need any
         )
     elif len(shown) < total and not job:
         yield Finding(

@@ -1,1 +1,1 @@
-"""Hands: each reads one part of the machine, decides nothing, and says less where it cannot read."""
+"""Collectors: each reads a part of the machine, decides nothing, and omits what it cannot read."""

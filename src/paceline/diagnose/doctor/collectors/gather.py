@@ -1,4 +1,4 @@
-"""Gathers the facts of this machine: part by part, each with a limit of time, and none that can fail the others."""
+"""Collect all facts about this machine, each part with a timeout; one failure affects one part."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from paceline.machine import interfaces
 from paceline.machine.deadline import within_why
 
 _Found = TypeVar("_Found")
-_DRIVER_S = 45.0  # without persistence mode the driver starts each GPU anew, which takes seconds for each
+# Without persistence mode the driver initializes each GPU again, which takes seconds.
+_DRIVER_S = 45.0
 _PART_S = 2.0
 _PROCESSES_S = 5.0
-_IDLE_BYTES = 1 << 30  # the driver and a desktop take less
+_IDLE_BYTES = 1 << 30  # the driver and a desktop use less
 _NO_SETTINGS: tuple[dict[str, str], dict[str, str]] = ({}, {})
 _NO_PROCESSES: tuple[tuple[Leftover, ...], tuple[LoaderGroup, ...]] = ((), ())
 
 
 @dataclass
 class _Parts:
-    """Asks for one part after the other, and keeps what was not read, and why."""
+    """Reads one part after the other, and records which parts were not read and why."""
 
     not_read: list[str] = field(default_factory=list)
 
@@ -36,7 +37,7 @@ class _Parts:
         return found
 
     def for_root(self, name: str, part: Callable[[], _Found | None], gpus: tuple[Gpu, ...]) -> _Found | None:
-        """Ask for what is None where this user may not read it; without GPUs nobody misses it."""
+        """Read a part that is None where only root may read it; without GPUs, do not report it."""
         found: _Found | None = self.ask(name, part, None)
         if found is None and gpus and not any(each.startswith(f"{name}:") for each in self.not_read):
             self.not_read.append(f"{name}: this user may not read it")
@@ -44,7 +45,7 @@ class _Parts:
 
 
 def gather() -> Facts:
-    """Return the facts of this machine; nothing is changed."""
+    """Collect the facts about this machine without changing anything."""
     parts = _Parts()
     silent = gpus.Gpus(Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus()))
     told = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
@@ -65,7 +66,8 @@ def gather() -> Facts:
         limits=parts.ask("limits", limits.gather_limits, Limits()),
         disks=parts.ask("disks", limits.gather_disks, ()),
         software=versions,
-        visible_devices=env.snapshot().get(env.CUDA_DEVICES),  # empty means none, which read() takes for unset
+        # An empty value means no GPU; read() would treat it as unset.
+        visible_devices=env.snapshot().get(env.CUDA_DEVICES),
         settings=settings,
         settings_where=where,
         leftovers=left,
@@ -75,16 +77,16 @@ def gather() -> Facts:
 
 
 def is_used(gpu: Gpu) -> bool:
-    """Return whether somebody computes on a GPU now."""
+    """Return whether a process computes on a GPU now."""
     computing = any(not process.graphics for process in gpu.processes)
     return computing or (gpu.memory_used_bytes or 0) > _IDLE_BYTES
 
 
 def _tried(told: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
-    """Return the pairs of GPUs with what a copy between them showed."""
+    """Return the pairs of GPUs with the results of the trial copies between them."""
     if not any(pair.p2p in ("", "ok", "unknown") for pair in told.pairs):
         return told.pairs
-    if any(map(is_used, told.gpus)):  # a trial takes some memory, which a run beside it may need
+    if any(map(is_used, told.gpus)):  # a trial uses some memory that another run may need
         parts.not_read.append("peer-to-peer copies: not tried, as GPUs are in use")
         return told.pairs
     tried = peers.try_pairs([gpu.uuid for gpu in told.gpus])

@@ -1,4 +1,4 @@
-"""Gathers GPUs, their driver and the links between them from NVML."""
+"""Collect GPUs, their driver and the links between them from NVML."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}
 
 @dataclass(frozen=True)
 class Gpus:
-    """What NVML tells of a machine.
+    """The data that NVML reports for a machine.
 
     Attributes:
-        driver: The driver.
-        gpus: The GPUs.
-        pairs: What lies between every two of them.
+        driver: The NVIDIA driver.
+        gpus: The GPUs in NVML's order.
+        pairs: The connection of each pair of GPUs.
     """
 
     driver: Driver
@@ -46,22 +46,22 @@ class Gpus:
 
 
 def gather_gpus(library: Any = None, pci: Path = _PCI) -> Gpus:
-    """Return what NVML tells.
+    """Read the driver, the GPUs and their links from NVML.
 
     Args:
-        library: ``pynvml`` or what stands in for it; None imports it.
-        pci: Where the kernel tells of PCI devices.
+        library: ``pynvml`` or a substitute; None imports it.
+        pci: The kernel's folder of PCI devices.
     """
     on_bus = count_on_bus(pci)
     try:
         with Nvml(library) as nvml:
             return _read(nvml, on_bus, pci)
-    except Exception as error:  # no library, no driver, no device: NVML has an exception for each
+    except Exception as error:  # no library, no driver, no device: NVML raises for each
         return Gpus(Driver(problem=str(error), gpus_on_bus=on_bus))
 
 
 def count_on_bus(pci: Path = _PCI) -> int:
-    """Return how many NVIDIA GPUs are on the PCI bus, whoever may use them."""
+    """Return the number of NVIDIA GPUs on the PCI bus, including those of other users."""
     return sum(
         files.text(pci / name / "vendor") == "0x10de" and files.text(pci / name / "class").startswith("0x03")
         for name in files.names(pci)
@@ -126,16 +126,16 @@ def _read_gpu(nvml: Nvml, index: int, handle: Any, pci: Path) -> Gpu:
 
 
 def _memory(nvml: Nvml, handle: Any) -> Any:
-    """Return the memory; only the newer call leaves out what the driver keeps for itself."""
+    """Return the memory; only the newer call leaves out the driver's reserve."""
     version = nvml.constant("nvmlMemory_v2", 0)
     newer = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
     return newer if newer is not None else nvml.ask("nvmlDeviceGetMemoryInfo", handle)
 
 
 def _repairs(nvml: Nvml, handle: Any) -> tuple[bool | None, bool | None]:
-    """Return whether the repair of bad memory failed, and whether one waits for a reset.
+    """Return whether the repair of bad memory failed, and whether a repair waits for a reset.
 
-    GPUs from Ampere on remap rows, earlier ones retire pages.
+    GPUs since Ampere remap rows; earlier ones retire pages.
     """
     rows = nvml.ask("nvmlDeviceGetRemappedRows", handle)
     if rows is not None and len(rows) == 4:
@@ -194,7 +194,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> tuple[NvLink, ...]:
 
 
 def _fabric(nvml: Nvml, handle: Any) -> str:
-    """Return how far a GPU has come into the fabric of NVLink switches, which Hopper and later GPUs tell."""
+    """Return the state of a GPU in the fabric of NVLink switches, reported since Hopper."""
     try:
         told = nvml.library.c_nvmlGpuFabricInfo_v2_t()
     except AttributeError:  # pynvml before 12.535
@@ -220,12 +220,12 @@ def _read_pair(nvml: Nvml, gpus: Sequence[Gpu], handles: dict[int, Any], first: 
 
 
 def count_nvlinks(one: Gpu, other: Gpu, *, driver_says: bool | None) -> int:
-    """Return how many NVLinks lead from one GPU to another, directly or over switches.
+    """Return the number of NVLinks between two GPUs, direct or through switches.
 
     Args:
-        one: The one GPU.
-        other: The other.
-        driver_says: Whether the driver says that NVLink connects them, None if it does not say.
+        one: The first GPU.
+        other: The second GPU.
+        driver_says: Whether the driver reports an NVLink connection; None if it is unknown.
     """
     active = [link for link in one.nvlinks if link.active]
     direct = sum(link.remote_bus_id == other.bus_id and link.remote != "switch" for link in active)
@@ -233,7 +233,7 @@ def count_nvlinks(one: Gpu, other: Gpu, *, driver_says: bool | None) -> int:
         return direct
     both = min(len(active), sum(link.active for link in other.nvlinks))
     switched = any(link.remote == "switch" for link in active)
-    # In a virtual machine the switches may not be visible: then the driver's word counts.
+    # A virtual machine may hide the switches: then trust the driver.
     return both if driver_says or (switched and driver_says is None) else 0
 
 

@@ -1,4 +1,4 @@
-"""Gathers what kind of machine this is: its name, whether it is virtual or a container, and Slurm's step."""
+"""Collect the kind of machine: host name, virtual machine or container, and Slurm's step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOT = Path("/")
 
 
 def gather_host(root: Path = _ROOT) -> Host:
-    """Return what kind of machine this is."""
+    """Return the facts about the host."""
     cpuinfo = files.text(root / "proc/cpuinfo")[:20_000]
     vendor = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo, re.M)
     machine = os.uname().machine if hasattr(os, "uname") else ""
@@ -47,7 +47,10 @@ def _container(root: Path) -> str:
 
 
 def _tasks() -> int | None:
-    """Return the tasks on this node: ``SLURM_STEP_TASKS_PER_NODE`` is ``4(x2)`` or ``4,2`` for the nodes in order."""
+    """Return the number of tasks on this node.
+
+    ``SLURM_STEP_TASKS_PER_NODE`` is ``4(x2)`` or ``4,2``, for the nodes in order.
+    """
     text = env.read(env.STEP_TASKS_PER_NODE) or ""
     counts: list[int] = []
     for part in text.split(","):

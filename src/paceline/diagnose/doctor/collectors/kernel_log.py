@@ -1,4 +1,4 @@
-"""Gathers errors of GPUs from the kernel's log, where this user may read it."""
+"""Collect GPU errors from the kernel log, if this user may read it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _SIZE = 1 << 20
 
 
 def gather_xids() -> tuple[Xid, ...] | None:
-    """Return the errors since the machine was started, the last of each kind and GPU; None if they cannot be read."""
+    """Return the errors since boot, the last of each kind and GPU; None if they cannot be read."""
     lines = list(_lines())
     return find_xids("\n".join(lines), now_s=time.monotonic()) if lines else None
 
 
 def find_xids(text: str, *, now_s: float) -> tuple[Xid, ...]:
-    """Return the errors that a kernel log tells of, the last of each kind and GPU. Pure.
+    """Return the errors in a kernel log, the last of each kind and GPU. Pure.
 
     Args:
-        text: The log, its lines with a time in seconds since the start: ``[12.3] NVRM: Xid (PCI:0000:3b:00): 79, ...``.
-        now_s: The time now on that clock.
+        text: The log. Each line has the seconds since boot:
+            ``[12.3] NVRM: Xid (PCI:0000:3b:00): 79, ...``.
+        now_s: The current time in seconds since boot.
     """
     found = {}
     for line in text.splitlines():
@@ -58,7 +59,7 @@ def _lines() -> Iterator[str]:
             while True:
                 try:
                     record = os.read(handle, 8192).decode(errors="replace")
-                except BrokenPipeError:  # overwritten while we read; the next one is whole
+                except BrokenPipeError:  # overwritten during the read; the next record is whole
                     continue
                 head, _, message = record.partition(";")
                 micros = head.split(",")[2] if head.count(",") >= 2 else "0"

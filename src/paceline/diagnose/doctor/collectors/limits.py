@@ -1,4 +1,4 @@
-"""Gathers what this process may use: CPUs, memory, shared memory, locked memory, open files, disks."""
+"""Collect the limits of this process: CPUs, memory, shared and locked memory, files, disks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.rundir.files import run_folders
 _NODES = Path("/sys/devices/system/node")
 _CGROUP = Path("/sys/fs/cgroup")
 _CAP_IPC_LOCK = 14
-_NO_LIMIT = 1 << 60  # how cgroup v1 writes that there is none
+_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as such a number
 
 
 def gather_limits() -> Limits:
-    """Return what this process may use."""
+    """Return the limits of this process."""
     cpus, reason = usable_cpus()
     shm = _space("/dev/shm")
     return Limits(
@@ -44,12 +44,12 @@ def gather_limits() -> Limits:
 def may_lock_any(status: str, uid_map: str) -> bool:
     """Return whether the kernel lets this process lock memory beyond its limit. Pure.
 
-    That is the capability CAP_IPC_LOCK, as the machine itself sees it: root of a user namespace (rootless
-    containers) has it on paper only.
+    This needs the capability CAP_IPC_LOCK in the initial user namespace. Root in a rootless
+    container has the capability, but without effect.
 
     Args:
-        status: ``/proc/self/status``.
-        uid_map: ``/proc/self/uid_map``.
+        status: The content of ``/proc/self/status``.
+        uid_map: The content of ``/proc/self/uid_map``.
     """
     held = parse_status(status).get("CapEff", "0")
     return bool(int(held, 16) >> _CAP_IPC_LOCK & 1) and uid_map.split() == ["0", "0", "4294967295"]
@@ -67,7 +67,7 @@ def _memory() -> int | None:
 
 
 def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Return the memory limit of this process's cgroup and of those above it, None if there is none."""
+    """Return the lowest memory limit of this process's cgroup and its parents; None without one."""
     places = [root, root / "memory"]
     for line in files.text(membership).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -81,7 +81,7 @@ def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
 
 
 def gather_disks() -> tuple[Disk, ...]:
-    """Return the file systems that a run writes to: of the run folders and of temporary files."""
+    """Return the file systems of the run folders and of temporary files."""
     folders = [*map(str, run_folders()[:1] or [Path()]), tempfile.gettempdir()]
     found: dict[int, Disk | None] = {}
     for folder in folders:
@@ -96,7 +96,7 @@ def _space(path: str) -> Disk | None:
     except OSError:
         return None
     if not room.f_blocks or room.f_flag & os.ST_RDONLY:
-        return None  # it does not tell, or nobody writes there
+        return None  # the size is not available, or the file system is read-only
     return Disk(
         path,
         total_bytes=room.f_blocks * room.f_frsize,

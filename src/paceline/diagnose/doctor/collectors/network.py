@@ -1,4 +1,4 @@
-"""Gathers the network beside its interfaces: RDMA ports, and the libraries that NCCL would use them by."""
+"""Collect RDMA ports, and the libraries that NCCL needs to use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERBS = Path("/dev/infiniband")
 _CACHE = Path("/etc/ld.so.cache")
 _MOST_GIDS = 256
 _PLUGIN = re.compile(r"libnccl-net(-[\w-]+)?\.so(\.\d+)*$")
-# Where AWS's installer, and images that build it themselves, put the plugin for EFA.
+# The folders in which AWS's installer, and images that build the EFA plugin, put it.
 _KNOWN_FOLDERS = (
     "/opt/amazon/ofi-nccl/lib",
     "/opt/amazon/ofi-nccl/lib64",
@@ -62,7 +62,7 @@ def _gids(place: Path) -> tuple[Gid, ...]:
 
 
 def gather_libraries(verbs: Path = _VERBS, cache: Path = _CACHE) -> RdmaLibraries:
-    """Return what a process needs to use RDMA devices, as far as it is there."""
+    """Return which devices, libraries and plugins for RDMA are available to a process."""
     listed = _read_cache(cache)
     path = [Path(part) for part in env.snapshot().get("LD_LIBRARY_PATH", "").split(":") if part]
     plugins = [name for name in listed if _PLUGIN.search(name)] + _plugins(path)
@@ -80,7 +80,7 @@ def gather_libraries(verbs: Path = _VERBS, cache: Path = _CACHE) -> RdmaLibrarie
 
 
 def _read_cache(cache: Path) -> list[str]:
-    """Return the libraries that the loader knows: its cache holds their paths as text that ends in a zero."""
+    """Return the libraries in the loader's cache, which holds paths that end in a zero byte."""
     try:
         content = cache.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Gathers what lies between GPUs and the CPU on the PCI bus: access control of bridges, and the IOMMU."""
+"""Collect the access control of PCI bridges above GPUs, and the mode of the IOMMU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from paceline.machine import files
 _PCI = Path("/sys/bus/pci/devices")
 _ACS_CAPABILITY = 0x000D
 _ACS_CONTROL = 6  # offset of the control register in the capability
-# What makes a bridge send traffic between GPUs up to the CPU (PCI Express base specification, ACS control register).
+# Redirections that send traffic between GPUs up to the CPU.
+# Source: PCI Express base specification, ACS control register.
 _REDIRECTS = ((2, "request"), (3, "completion"), (4, "upstream"))
 
 
 def gather_bridges(gpus: Sequence[Gpu], pci: Path = _PCI) -> tuple[AcsBridge, ...] | None:
-    """Return the bridges above GPUs that have access control, None if this user may not read them."""
+    """Return the bridges with access control above GPUs; None if this user may not read them."""
     above: dict[str, list[int]] = {}
     for gpu in gpus:
         for bridge in _bridges_above(pci / gpu.bus_id) if gpu.bus_id else ():
@@ -26,7 +27,7 @@ def gather_bridges(gpus: Sequence[Gpu], pci: Path = _PCI) -> tuple[AcsBridge, ..
     found, readable = [], 0
     for bridge, below in sorted(above.items()):
         config = _read_config(pci / bridge / "config")
-        readable += len(config) > 256  # without privileges the first 64 bytes only
+        readable += len(config) > 256  # without privileges only the first 64 bytes are readable
         control = acs_control(config)
         if control is not None:
             words = tuple(word for bit, word in _REDIRECTS if control >> bit & 1)
@@ -35,7 +36,7 @@ def gather_bridges(gpus: Sequence[Gpu], pci: Path = _PCI) -> tuple[AcsBridge, ..
 
 
 def _bridges_above(device: Path) -> list[str]:
-    """Return the bridges between a device and the CPU: the folders that its own lies in."""
+    """Return the bridges between a device and the CPU: the parents of the device's folder."""
     try:
         parts = Path(os.path.realpath(device)).parts[:-1]
     except OSError:
@@ -51,13 +52,13 @@ def _read_config(path: Path) -> bytes:
 
 
 def acs_control(config: bytes) -> int | None:
-    """Return the ACS control register of a device, None if it has none or its configuration is cut off.
+    """Return a device's ACS control register; None if it is absent or the data is truncated.
 
     Args:
-        config: Its PCI configuration space, 4096 bytes.
+        config: The PCI configuration space, 4096 bytes.
     """
     offset = 0x100
-    for _ in range(48):  # more would be a circle
+    for _ in range(48):  # a longer list would be circular
         if offset < 0x100 or offset + 8 > len(config):
             return None
         (header,) = struct.unpack_from("<I", config, offset)
@@ -70,7 +71,7 @@ def acs_control(config: bytes) -> int | None:
 
 
 def gather_iommu(gpus: Sequence[Gpu], pci: Path = _PCI) -> str:
-    """Return what the IOMMU does with the GPUs' traffic: ``translated``, ``passthrough`` or ``off``."""
+    """Return how the IOMMU treats the GPUs' traffic: ``translated``, ``passthrough`` or ``off``."""
     kinds = {
         files.text(pci / gpu.bus_id / "iommu_group" / "type")
         for gpu in gpus

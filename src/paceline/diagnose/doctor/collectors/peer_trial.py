@@ -1,7 +1,7 @@
-"""The process that copies between every two GPUs and verifies what arrives; run by ``peers``, killed if it hangs.
+"""Copy data between every two GPUs and verify it; ``peers`` runs this in a child that it can kill.
 
-Each copy is announced before it begins, so that a hang has a name. It ends by itself too, should nobody be left to end
-it.
+The process announces each copy before it begins, so that the report can name a copy that hangs.
+It also ends after a fixed time, in case its parent is gone.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from typing import Any
 _VERIFIED_BYTES, _ROWS = 4 << 20, 1024
 _TIMED_BYTES = 64 << 20
 _TIMES = 4
-_LONGEST_S = 60  # more than any limit that it is given
+_LONGEST_S = 60  # longer than any timeout of the parent
 
 
 def main() -> None:
-    """Try every direction between every two GPUs that CUDA shows; write a line of JSON before and after each."""
+    """Copy between every two GPUs visible to CUDA, in both directions.
+
+    Before and after each copy, write a line of JSON.
+    """
     import torch
 
     signal.alarm(_LONGEST_S)
     names = [_uuid(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
-    for place in range(len(names)):  # what a GPU needs at its first use must not look like a hang
+    # The initialization at the first use of a GPU must not look like a hang.
+    for place in range(len(names)):
         torch.zeros(1, device=f"cuda:{place}").cpu()
     for one, other in permutations(range(len(names)), 2):
         if not names[one] or not names[other]:
@@ -33,7 +37,7 @@ def main() -> None:
         print(json.dumps({**told, "state": "begin"}), flush=True)
         try:
             result = _try(torch, one, other)
-        except RuntimeError:  # out of memory, or GPUs that are closed to us: nothing about the link
+        except RuntimeError:  # out of memory, or GPUs without access: no statement about the link
             result = {"state": "not-possible"}
         print(json.dumps({**told, **result}), flush=True)
 
@@ -48,7 +52,8 @@ def _try(torch: Any, one: int, other: int) -> dict[str, Any]:
         return {"state": "not-possible"}
     pattern = torch.randint(0, 256, (_ROWS, _VERIFIED_BYTES // _ROWS), dtype=torch.uint8)
     source = pattern.to(f"cuda:{one}")
-    # What is contiguous goes by the copy engine, anything else by a kernel that writes to the other GPU as NCCL's do.
+    # The copy engine copies contiguous data. For other data, a kernel writes to the other GPU, like
+    # NCCL's kernels do.
     for sent, expected in ((source, pattern), (source.t(), pattern.t())):
         target = torch.zeros(expected.shape, dtype=torch.uint8, device=f"cuda:{other}")
         target.copy_(sent)

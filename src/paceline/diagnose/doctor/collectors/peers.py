@@ -1,4 +1,4 @@
-"""Tries a copy between every two GPUs, in a process that may be killed: a broken link can hang for good."""
+"""Try a copy between every two GPUs in a child process, because a broken link can hang forever."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from typing import IO, Any
 from paceline import env
 
 LIMIT_S = 20.0
-_HANGS_S = 4.0  # a copy of some megabytes takes milliseconds; one that the limit cut off is not called a hang
+# A copy of some megabytes takes milliseconds. One that the timeout cuts off is not a hang.
+_HANGS_S = 4.0
 _PROGRAM = "paceline.diagnose.doctor.collectors.peer_trial"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What copies between two GPUs showed, in both directions.
+    """The result of copies between two GPUs, in both directions.
 
     Attributes:
         outcome: ``ok``, ``wrong-data``, ``hang`` or ``not-possible``.
-        gigabytes_per_s: Of the slower direction.
+        gigabytes_per_s: The rate of the slower direction.
     """
 
     outcome: str
@@ -36,12 +37,12 @@ class Trial:
 
 
 def try_pairs(uuids: Sequence[str], *, limit_s: float = LIMIT_S, command: Sequence[str] = ()) -> dict[Any, Trial]:
-    """Return what copies between every two GPUs showed, by their numbers; one that was not tried is not there.
+    """Try a copy between every two GPUs; return the results by pair, without the untried pairs.
 
     Args:
-        uuids: The GPUs' ids, in NVML's order: CUDA numbers those that it shows in another one.
-        limit_s: How long all of it may take.
-        command: What to run instead of the trial, in a test.
+        uuids: The GPUs' ids, in NVML's order. CUDA's order may differ.
+        limit_s: Timeout for all copies together.
+        command: A command that replaces the trial in a test.
     """
     arguments = list(command) or [sys.executable, "-m", _PROGRAM]
     try:
@@ -52,19 +53,19 @@ def try_pairs(uuids: Sequence[str], *, limit_s: float = LIMIT_S, command: Sequen
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             text=True,
-            env={**env.snapshot(), "PYTHONSAFEPATH": "1"},  # what lies in this folder is not to be imported
+            env={**env.snapshot(), "PYTHONSAFEPATH": "1"},  # do not import from the current folder
         )
     except OSError:
         return {}
     try:
         lines, silent_s = _read(child, limit_s)
-    finally:  # Ctrl-C does not reach its session
+    finally:  # Ctrl-C does not reach the child's session
         _end(child)
     return read_trials(lines, uuids, silent_s=silent_s)
 
 
 def _read(child: subprocess.Popen[str], limit_s: float) -> tuple[list[str], float]:
-    """Return the lines that the child wrote in time, and how long it was silent at the end of it."""
+    """Return the lines that the child wrote in time, and the seconds of silence at the end."""
     found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def work(stream: IO[str]) -> None:
@@ -89,19 +90,20 @@ def _read(child: subprocess.Popen[str], limit_s: float) -> tuple[list[str], floa
 def _end(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(OSError):
         os.killpg(child.pid, signal.SIGKILL)
-    # One that waits inside the driver cannot be killed before the driver answers: it is left to the kernel.
+    # A process that waits inside the driver dies only when the driver answers: leave it to the
+    # kernel.
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=2)
 
 
 def read_trials(lines: Iterable[str], uuids: Sequence[str], *, silent_s: float) -> dict[tuple[int, int], Trial]:
-    """Return what the lines of the trial say. Pure.
+    """Parse the output of the trial into results by pair of GPU indices. Pure.
 
     Args:
-        lines: Each a JSON object with the ids of two GPUs (``from``, ``to``) and ``state``: ``begin``, ``ok``,
-            ``wrong-data`` or ``not-possible``.
+        lines: JSON objects, one per line, with the ids of two GPUs (``from``, ``to``) and
+            ``state``: ``begin``, ``ok``, ``wrong-data`` or ``not-possible``.
         uuids: The GPUs' ids, in NVML's order.
-        silent_s: How long the trial had written nothing when its time was up; 0 if it came to its end by itself.
+        silent_s: Seconds without output when the timeout expired; 0 if the trial ended normally.
     """
     number = {uuid: place for place, uuid in enumerate(uuids)}
     found: dict[tuple[int, int], Trial] = {}

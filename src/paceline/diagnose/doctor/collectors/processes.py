@@ -1,4 +1,4 @@
-"""Gathers processes: who holds a GPU, what an earlier run has left behind, and how many loader workers run."""
+"""Collect processes: holders of GPUs, leftovers of earlier runs, and running loader workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from paceline import env
 from paceline.diagnose.doctor.facts import Leftover, LoaderGroup
 from paceline.machine.processes import command_line
 
-_MARKS = (env.RUN_TOKEN, env.RUN_DIR, env.RUN_ID, env.WORLD_SIZE)  # any of them, beside a rank
+# Any of these variables, in addition to a rank, marks a process of a run.
+_MARKS = (env.RUN_TOKEN, env.RUN_DIR, env.RUN_ID, env.WORLD_SIZE)
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _LAUNCHERS = ("torchrun", "torch.distributed", "paceline", "accelerate", "deepspeed", "mpirun", "slurmstepd", "python")
 _PATIENCE_S = 3.0
@@ -21,12 +22,12 @@ _PATIENCE_S = 3.0
 
 @dataclass(frozen=True)
 class Process:
-    """A process, as far as it is visible.
+    """The visible properties of a process.
 
     Attributes:
-        alive: Whether it is visible here at all.
-        command: What it runs, shortened.
-        user: Who started it.
+        alive: Whether this process can see it at all.
+        command: The command line, shortened.
+        user: The user name of the owner.
     """
 
     alive: bool = False
@@ -35,7 +36,7 @@ class Process:
 
 
 def describe(pid: int) -> Process:
-    """Return what is visible of a process."""
+    """Return the visible properties of a process."""
     import psutil
 
     try:
@@ -47,7 +48,7 @@ def describe(pid: int) -> Process:
 
 
 def gather_processes() -> tuple[tuple[Leftover, ...], tuple[LoaderGroup, ...]]:
-    """Return the processes of this user that earlier runs left behind, and the loader workers that run now."""
+    """Return this user's processes left over from earlier runs, and the running loader workers."""
     import psutil
 
     mine, workers = [], defaultdict(list)
@@ -66,7 +67,10 @@ def gather_processes() -> tuple[tuple[Leftover, ...], tuple[LoaderGroup, ...]]:
 
 
 def _has_lost_its_parent(process: Any) -> bool:
-    """Whether a process is init's child now, or that of the user's session, though neither starts ranks."""
+    """Return whether a process was adopted by init or by the user's session.
+
+    Neither of them starts ranks.
+    """
     import psutil
 
     parent = process.info["ppid"]
@@ -75,7 +79,8 @@ def _has_lost_its_parent(process: Any) -> bool:
     try:
         above = psutil.Process(parent)
         words = above.cmdline()
-        if parent == 1:  # in a container that may be the launcher itself, or have been told a rank
+        # In a container, pid 1 may be the launcher itself, or a rank.
+        if parent == 1:
             return not starts_ranks(words) and not _quietly(above.environ, {}).get(env.RANK)
         return above.name() == "systemd" and "--user" in words
     except psutil.Error:
@@ -83,7 +88,7 @@ def _has_lost_its_parent(process: Any) -> bool:
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Return whether a container's first process, by its command, is what would start ranks itself. Pure."""
+    """Return whether the command of a container's first process starts ranks directly. Pure."""
     script = any(not word.startswith("-") for word in words[1:])
     shell = bool(words) and os.path.basename(words[0]) in _SHELLS
     return (shell and script) or any(word in " ".join(words[:3]) for word in _LAUNCHERS)

@@ -1,4 +1,4 @@
-"""Gathers versions and settings, without importing what they belong to."""
+"""Collect versions and settings without importing the packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NCCL_WHEEL = re.compile(r"nvidia-nccl-cu\d+")
 
 
 def gather_software() -> Software:
-    """Return the installed versions, read from the packages' own records."""
+    """Return the installed versions from the packages' metadata."""
     return Software(
         python=platform.python_version(),
         torch=_version("torch"),
@@ -34,7 +34,7 @@ def _version(package: str) -> str:
 
 
 def _nccl() -> str:
-    """Return the version of the NCCL wheel that torch asks for; a torch built otherwise does not tell."""
+    """Return the version of the NCCL wheel that torch requires; empty for other builds of torch."""
     try:
         wanted = metadata.requires("torch") or []
     except metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ def _nccl() -> str:
 
 def _torch_cuda() -> str:
     try:
-        found = importlib.util.find_spec("torch")  # looks for the package, does not import it
+        found = importlib.util.find_spec("torch")  # finds the package without importing it
     except (ImportError, ValueError):
         return ""
     if found is None or not found.origin:
@@ -55,7 +55,7 @@ def _torch_cuda() -> str:
 
 
 def gather_settings() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the settings of NCCL, torch, gloo and libfabric by name, and the file of those that come from one."""
+    """Return the settings of NCCL, torch, gloo and libfabric by name, and their source files."""
     from paceline.diagnose import variables
 
     return variables.gather_settings()

@@ -11,20 +11,22 @@ from paceline.launch.plan.accelerate.settings import HEAD, Settings
 from paceline.launch.plan.options import MEETING
 from paceline.text.syntax import tree_of
 
-# The layout of a run and its devices are the command line's and the machine's, unless a configuration is named.
+# The command line and the machine decide the layout of a run and its devices, unless a
+# configuration is named.
 _OF_THE_MACHINE = ("ACCELERATE_USE_CPU", "KMP_AFFINITY", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-# Options that say where nodes meet: one that is typed, or taken from Slurm, replaces the configuration's whole layout.
+# Options of the rendezvous: one that is typed, or taken from Slurm, replaces the configuration's
+# whole layout.
 _LAYOUT = frozenset({*MEETING, "standalone"})
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a run uses of a configuration of accelerate.
+    """The part of an accelerate configuration that a run uses.
 
     Attributes:
         environment: Variables to set for all ranks.
-        summary: Words for the plan line, empty if nothing is used.
-        warnings: What the configuration asks for and the run does not have.
+        summary: Text for the plan line; empty if nothing is used.
+        warnings: Findings about requested settings that the run does not have.
         working_folder: Whether ranks find modules in the working folder.
     """
 
@@ -35,11 +37,13 @@ class Choice:
 
 
 def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
-    """Return what a run uses of a configuration that was named; it wins over the environment, as in accelerate.
+    """Return the choice for a named configuration.
+
+    As in accelerate, it takes precedence over the environment.
 
     Args:
-        settings: What the configuration comes to.
-        path: Its file, as it is printed.
+        settings: The evaluated configuration.
+        path: Path of the configuration, for messages.
         environ: The environment.
     """
     replaced = [name for name, value in settings.environment.items() if environ.get(name, value) != value]
@@ -52,14 +56,15 @@ def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
 def by_default(
     settings: Settings, path: str, environ: Mapping[str, str], *, num_gpus: int, has_deepspeed: bool
 ) -> Choice:
-    """Return what a run whose script imports accelerate uses of accelerate's default configuration.
+    """Return the choice for accelerate's default configuration, for scripts that import accelerate.
 
-    Nothing, if the environment says already how to train, or if the run would fail that succeeds without it. A
-    configuration that is for another kind of machine is not mentioned either.
+    The run uses nothing of it if the environment already configures the training, or if it would
+    make an otherwise working run fail. A configuration for another kind of machine is not
+    mentioned.
 
     Args:
-        settings: What the configuration comes to.
-        path: Its file, as it is printed.
+        settings: The evaluated configuration.
+        path: Path of the configuration, for messages.
         environ: The environment.
         num_gpus: GPUs of this machine.
         has_deepspeed: Whether DeepSpeed is installed.
@@ -106,11 +111,11 @@ def _not_set(settings: Settings, path: str, reason: str) -> tuple[Finding]:
 
 
 def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, str]:
-    """Return the options of a named configuration that nobody else has decided.
+    """Return the options of a named configuration that nothing else has decided.
 
     Args:
-        settings: What the configuration comes to.
-        decided: Options that were typed, inherited from torchrun's variables, or taken from Slurm.
+        settings: The evaluated configuration.
+        decided: Options typed, inherited from torchrun's variables, or taken from Slurm.
     """
     passed_over = set(_LAYOUT if _LAYOUT & set(decided) else ())
     passed_over |= {name for name, value in settings.options.items() if value == HEAD}
@@ -118,7 +123,7 @@ def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, st
 
 
 def imports_accelerate(source: str) -> bool:
-    """Return whether a script's own text imports accelerate; False where the text cannot be understood."""
+    """Return whether a script's own text imports accelerate; False if it cannot be parsed."""
     tree = tree_of(source)
     return tree is not None and any(map(_of_accelerate, ast.walk(tree)))
 

@@ -1,4 +1,4 @@
-"""Finds and reads a configuration of accelerate. It reads files and decides nothing."""
+"""Find and read a configuration of accelerate. The module reads files and decides nothing."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from paceline import env
 from paceline.errors import Finding, SetupError, UsageError
 from paceline.launch.plan.accelerate.settings import Settings, settle
 
-NONE = "none"  # in the place of a file: not the default one either
+NONE = "none"  # in place of a file: do not use the default one either
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    """Return where ``accelerate config`` writes, and ``accelerate launch`` reads by default."""
+    """Return the path that ``accelerate config`` writes to, and ``accelerate launch`` reads."""
     cache = Path(environ.get(env.CACHE_HOME) or "~/.cache").expanduser()
     home = Path(environ.get(env.HUGGING_FACE_HOME) or cache / "huggingface").expanduser()
     return home / "accelerate" / "default_config.yaml"
 
 
 def settings_of(file: str) -> Settings:
-    """Return what ``accelerate launch --config_file FILE`` would do.
+    """Return the settings that ``accelerate launch --config_file FILE`` would use.
 
     Raises:
-        UsageError: The file cannot be read, or asks for what paceline cannot start.
-        SetupError: It is YAML, and nothing here can read that.
+        UsageError: The file cannot be read, or requires a launch that paceline does not support.
+        SetupError: The file is YAML and no YAML parser is installed.
     """
     return settle({}, read(Path(file)), source=file)
 
 
 @functools.lru_cache(maxsize=1)  # a pipe can be read once
 def read(path: Path) -> Mapping[str, Any]:
-    """Return a configuration.
+    """Return the content of a configuration.
 
     Raises:
         UsageError: The file cannot be read, or is not a configuration.
-        SetupError: It is YAML, and nothing here can read that.
+        SetupError: The file is YAML and no YAML parser is installed.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -60,7 +60,8 @@ def _json(text: str, path: Path) -> Any:
 
 def _yaml(text: str, path: Path) -> Any:
     with contextlib.suppress(ValueError):
-        return json.loads(text)  # what accelerate's write_basic_config writes, also into a file that ends in .yaml
+        # accelerate's write_basic_config writes JSON, even into a .yaml file
+        return json.loads(text)
     try:
         import yaml
     except ImportError:

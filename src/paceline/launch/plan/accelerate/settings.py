@@ -1,8 +1,9 @@
-"""Convert the options and the configuration of ``accelerate launch`` to variables and options of a run. Pure.
+"""Convert the options and the configuration of ``accelerate launch`` to settings of a run. Pure.
 
-It follows accelerate 1.15, also where that passes a key of the configuration over (``rdzv_backend``, ``same_network``,
-``enable_cpu_affinity``): a run is to train as it did. ``OMP_NUM_THREADS`` alone is left to paceline unless it was asked
-for, since accelerate's default is one thread.
+The conversion follows accelerate 1.15 so that a run trains as before, even for keys that accelerate
+ignores in a configuration (``rdzv_backend``, ``same_network``, ``enable_cpu_affinity``). The one
+exception is ``OMP_NUM_THREADS``: unless the user sets it, paceline chooses it, because accelerate's
+default is one thread.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from typing import Any
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.accelerate import table
 
-HEAD = "HEAD"  # stands for the address of the first node where nobody gives one
+HEAD = "HEAD"  # placeholder for the address of node 0 if none is given
 _SOURCE = "accelerate's configuration"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``accelerate launch`` would do.
+    """The settings that ``accelerate launch`` would use.
 
     Attributes:
         environment: Variables of the ranks.
-        options: Options of ``paceline run`` by name, ``""`` for a flag.
-        asks: What makes the training another than without a configuration, in words.
-        notes: What has no counterpart, or is done otherwise.
-        needs: What the machine must have: ``gpu``, ``deepspeed``.
+        options: Options of ``paceline run`` by name; ``""`` for a flag.
+        asks: Descriptions of settings that change the training.
+        notes: Settings without a counterpart, or with another implementation.
+        needs: Requirements of the machine: ``gpu``, ``deepspeed``.
         working_folder: Whether ranks find modules in the working folder, as with DeepSpeed.
     """
 
@@ -40,15 +41,16 @@ class Settings:
 
 
 def settle(typed: Mapping[str, str], config: Mapping[str, Any] | None, *, source: str = _SOURCE) -> Settings:
-    """Return what ``accelerate launch`` would do.
+    """Return the settings that ``accelerate launch`` would use.
 
     Args:
-        typed: Options of the command line, ``""`` for a flag.
-        config: The configuration, None if there is none.
-        source: Where the configuration comes from.
+        typed: Options of the command line; ``""`` for a flag.
+        config: The configuration; None without one.
+        source: Where the configuration comes from, for messages.
 
     Raises:
-        UsageError: It asks for what paceline cannot start (a TPU, SageMaker), or contradicts itself.
+        UsageError: The configuration requires a TPU or SageMaker, which paceline does not support,
+            or contradicts itself.
     """
     values = {**table.DEFAULTS, **{name: _typed_value(name, text) for name, text in typed.items()}}
     notes = []
@@ -99,7 +101,7 @@ def _number(text: str) -> Any:
 
 
 def _add_config(values: dict[str, Any], config: Mapping[str, Any], typed: Mapping[str, str], source: str) -> list[str]:
-    """Fill in what the configuration says and the command line does not; returns what is not understood."""
+    """Add values that the configuration sets and the command line does not; return unknown keys."""
     _check(config, source)
     flags = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
     if not any(values[flag] for flag in flags):
@@ -150,7 +152,7 @@ def _take_type(values: dict[str, Any], config: Mapping[str, Any]) -> None:
 
 
 def _group(config: Mapping[str, Any], group: str) -> Mapping[Any, Any]:
-    if group == "dynamo_config" and "dynamo_backend" in config:  # as older versions have written it
+    if group == "dynamo_config" and "dynamo_backend" in config:  # the form of older versions
         backend = _word(config["dynamo_backend"])
         return {} if backend.upper() == "NO" else {"dynamo_backend": backend}
     values: Mapping[Any, Any] = config.get(group) or {}
@@ -174,7 +176,7 @@ def _config_precision(config: Mapping[str, Any]) -> str | None:
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    """Return which of accelerate's launchers starts the ranks."""
+    """Return the kind of accelerate's launcher that starts the ranks."""
     if values["cpu"]:
         return "simple"
     for kind in ("deepspeed", "fsdp", "megatron_lm"):
@@ -280,7 +282,7 @@ def _count(value: Any) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-# How many ranks, and where nodes meet
+# Number of ranks, and the rendezvous of nodes
 
 
 def _options(values: Mapping[str, Any], kind: str, typed: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -298,7 +300,7 @@ def _options(values: Mapping[str, Any], kind: str, typed: Mapping[str, str]) -> 
 
 
 def _per_node(processes: str, machines: str) -> tuple[str, list[str]]:
-    """Return the ranks of one node, empty if they are not known; either number may be a variable of a shell."""
+    """Return the ranks per node, empty if unknown, and notes; numbers may be shell variables."""
     if processes in ("", "0", "-1"):
         return "", []
     if processes.isdecimal() and machines.isdecimal():
@@ -311,7 +313,7 @@ def _per_node(processes: str, machines: str) -> tuple[str, list[str]]:
 
 
 def _alone(values: Mapping[str, Any], per_node: str, typed: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Return the ranks of a node where accelerate starts one process, also if it is asked for more."""
+    """Return the ranks per node if accelerate starts one process, even if more were requested."""
     on_cpus = bool(values["cpu"] or values["use_cpu"])
     if per_node == "1" or not (on_cpus or "num_processes" in typed):
         return "1", []
@@ -338,7 +340,7 @@ def _meeting(values: Mapping[str, Any], machines: str) -> dict[str, str]:
     }
 
 
-# Words for it
+# Descriptions
 
 
 def _asks(values: Mapping[str, Any], kind: str) -> tuple[str, ...]:

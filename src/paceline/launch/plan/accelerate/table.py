@@ -1,12 +1,12 @@
-"""The options of ``accelerate launch`` that ranks learn of, with their defaults and variables. Data only."""
+"""The options of ``accelerate launch`` that reach ranks, with defaults and variables. Data only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What holds where neither the command line nor the configuration says anything. An option that is not here has None,
-# and only such an option is taken from the top level of a configuration.
+# Defaults if neither the command line nor the configuration sets an option. Options not listed here
+# default to None, and only such options are read from the top level of a configuration.
 DEFAULTS: Mapping[str, Any] = {
     "cpu": False,
     "multi_gpu": False,
@@ -67,7 +67,7 @@ DEFAULTS: Mapping[str, Any] = {
     "parallelism_config_sp_attn_implementation": "sdpa",
 }
 
-# How a typed text becomes the value that accelerate writes; all others are written as typed.
+# Conversions of typed text to the value that accelerate writes; all other text is written as typed.
 FLOATS = frozenset(
     {"gradient_clipping", "megatron_lm_gradient_clipping", "megatron_lm_attention_dropout"}
     | {"megatron_lm_hidden_dropout"}
@@ -77,7 +77,7 @@ TRUTHS = frozenset(  # any text means True
     {"parallelism_config_sp_seq_length_is_variable"} | {name for name in DEFAULTS if name.startswith("megatron_lm_")}
 ) - {"megatron_lm_tp_degree", "megatron_lm_pp_degree", "megatron_lm_gradient_clipping"}
 
-# What a configuration says at its top level where it says nothing.
+# Defaults for the top level of a configuration.
 TOP_LEVEL: Mapping[str, Any] = {
     "num_processes": None,
     "machine_rank": 0,
@@ -87,7 +87,7 @@ TOP_LEVEL: Mapping[str, Any] = {
     "main_process_port": None,
     "use_cpu": False,
 }
-# A group of a configuration -> the prefix that its keys get where they lack it.
+# A group of a configuration -> the prefix that is added to its keys if they lack it.
 GROUPS: Mapping[str, str] = {
     "fsdp_config": "fsdp",
     "fp8_config": "fp8",
@@ -97,7 +97,7 @@ GROUPS: Mapping[str, str] = {
     "parallelism_config": "",
     "mpirun_config": "",
 }
-# Keys that ranks do not learn of: of TPUs, or read by accelerate config only.
+# Keys that do not reach ranks: keys for TPUs, and those that only accelerate config reads.
 PASSED_OVER = frozenset(
     {"compute_environment", "distributed_type", "mixed_precision", "fp16", "dynamo_backend", "debug", "same_network"}
     | {"main_training_function", "enable_cpu_affinity", "rdzv_backend", "downcast_bf16", "tpu_name", "tpu_zone"}
@@ -117,7 +117,7 @@ PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 DYNAMO = ("dynamo_mode", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation")
 
-# Option -> variable, always set with FSDP; and those that are set only where they have a value.
+# Option -> variable, always set with FSDP; the second table only if the option has a value.
 FSDP: Mapping[str, str] = {name: name.upper() for name in DEFAULTS if name.startswith("fsdp_")}
 FSDP_OPTIONAL: Mapping[str, str] = {
     "fsdp_auto_wrap_policy": "FSDP_AUTO_WRAP_POLICY",
@@ -126,7 +126,7 @@ FSDP_OPTIONAL: Mapping[str, str] = {
     "fsdp_state_dict_type": "FSDP_STATE_DICT_TYPE",
     "fsdp_ignored_modules": "FSDP_IGNORED_MODULES",
 }
-FSDP_AS_WRITTEN = frozenset(  # the others are written in lower case
+FSDP_AS_WRITTEN = frozenset(  # all others are written in lower case
     {"fsdp_version", "fsdp_sharding_strategy", "fsdp_min_num_params", *FSDP_OPTIONAL}
 )
 DEEPSPEED: Mapping[str, str] = {
@@ -156,16 +156,16 @@ MEGATRON = _names(
     " calculate_per_token_loss use_rotary_position_embeddings"
 )
 PARALLELISM = ["dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "cp_backend", "sp_size", "sp_backend"]
-# Parallelism that must be used before these are set.
+# Types of parallelism that must be in use before these options are set.
 PARALLELISM_OF: Mapping[str, tuple[str, ...]] = {
     "cp_size": ("cp_comm_strategy",),
     "sp_size": ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"),
 }
 
-# Options that mean the same to torchrun, and so to paceline run.
+# Options with the same meaning in torchrun and paceline run.
 SHARED = ("rdzv_backend", "rdzv_conf", "max_restarts", "monitor_interval", "role", "tee", "log_dir")
 SHARED_FLAGS = ("module", "no_python")
-# Options of accelerate launch without a counterpart, and why.
+# Options of accelerate launch without a counterpart, and the reasons.
 WITHOUT_COUNTERPART: Mapping[str, str] = {
     "mpirun_hostfile": "mpirun is not used: start paceline run on each node",
     "deepspeed_hostfile": "no node is reached through ssh: start paceline run on each node",
