@@ -16,7 +16,8 @@ ROOT = Path(paceline.__file__).parents[1]
 PARTS = ("cli", "diagnose", "signatures", "slurm", "text", "rundir", "machine", "launch/plan", "why")
 WITHOUT_TORCH = (
     *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.counters"),
-    *(f"paceline.train.checkpoint{name}" for name in ("", ".manifest", ".findings", ".folder", ".verification", ".shares")),
+    "paceline.train.checkpoint",
+    *(f"paceline.train.checkpoint.{name}" for name in ("manifest", "findings", "folder", "verification", "shares")),
     "paceline.train.checkpoint.description",
     *(f"paceline.launch.outcome.{name}" for name in ("root_cause", "resume", "summary", "nccl")),
     "paceline.launch.in_rank.worker",

@@ -1,4 +1,4 @@
-"""How ranks are looked at: by their stack responder; by a signal only where that does not answer; their children never so."""
+"""How ranks are looked at: by their stack responder, by a signal only if it does not answer; children never by one."""
 
 from __future__ import annotations
 
