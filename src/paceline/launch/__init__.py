@@ -1,29 +1,14 @@
-"""The launcher: starts ranks on torch's own elastic engine, and sees inside them.
+"""The launcher behind ``paceline run``: start the ranks on torch's elastic engine and watch them.
 
-Before the start
-    command_line, options, option_fit   what may be asked for, what fits together (pure)
-    early_variables   what torch reads when it is imported      script    is there one to run (hand)
-    host      facts of this machine (hand)          plan      what is decided, with reasons (pure)
-Before the ranks, on several nodes
-    store, knock, arrival, notes      the head is reached, nodes announce themselves (hands)
-    presence, unreached               who is missing, and why (pure)
-    run_secret, signed_store          what nodes write is signed (hands)    signing   how (pure)
-    rollcall, facts, reach, link      nodes tell what they are, try each other's addresses, measure (hands)
-    likeness, interfaces              are they alike, and which interface each uses (pure)
-In the launcher
-    starter   the warm process that forks and reaps ranks; task: what a rank is to run
-    signals, rendezvous, board, agent, ranks   nodes meet, talk, and keep their ranks
-    console, logs                     log files and what is shown
-    watch, stacks, children, sockets, ras   where ranks stand when nothing moves (hands)
-    locate, proof, waiting, position, guards   what that means (pure)
-    observer  looks at pulses while ranks run (hand)           observations   what they show (pure)
-In a rank
-    worker    the entry around the user's script    probe     counts steps and times data
-    loops, orders   what loops over loaders show               checks, finite, replicas, parameters   on demand
-    witness   answers where the rank stands         guard     is the store this run's
-    keep_group, after_import, system   small print
-At the end
-    evidence  how ranks ended (hand)                endings, outcome   why (pure)
-    account, summary, nccl            what is told (pure)
-    resume    how the run goes on (pure)
+The packages, in the order of their imports; each may import those above it:
+
+    plan         which options were given, what they mean together, and how the run is started
+    probe        hooks inside a rank: count steps, time data, run checks, report stacks
+    in_rank      the entry point of a rank, around the user's script
+    channel      how launchers talk: addresses, signatures, heartbeats, the control channel
+    monitor      hang detection: where ranks are when nothing moves, and what that proves
+    outcome      the root cause, the exit status, the final report and the resume command
+    preflight    checks before the start: nodes are compared and their links are measured
+    rendezvous   how nodes meet: the store, the roll call, and why nodes did not come
+    run          the run itself: signals, rank processes, logs, the run folder
 """
