@@ -112,7 +112,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
-    """Return NCCL's logs from attempt ``since`` on; the folder may have those of an earlier start."""
+    """Return NCCL's logs from attempt ``since`` on; older ones belong to an earlier start."""
     attempts = range(since, run_dir.next_attempt())
     names = {n: run_dir.nccl(0, n).name.partition("000")[2] for n in attempts}
     logs = [path for path in _entries(run_dir.root / "logs") if re.sub(r"^rank-\d+", "", path.name) in names.values()]

@@ -106,7 +106,7 @@ def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
     kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
     loop = ""
     if again.slurm and not again.submitted:
-        # The script keeps the run's status: Slurm must show the job as finished or failed, as it was.
+        # The script keeps the run's status: Slurm must show whether the job finished or failed.
         requeue = f"[ $status -ne {EXIT_UNFINISHED} ] || scontrol requeue $SLURM_JOB_ID"
         loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
     elif again.shell and not again.slurm:

@@ -104,7 +104,7 @@ def weigh(end: RankExit) -> int:
     if end.stopped or end.code is None:
         return VICTIM
     # Without an exception, the last lines of its log may explain it: gloo and NCCL abort a process
-    # whose peer is gone, and a program without our worker entry leaves its traceback only in the log.
+    # whose peer is gone, and a program without our entry leaves its traceback only in the log.
     aborted = end.code == -signal.SIGABRT
     words = _weigh_words(end.log_tail) if aborted or end.code > 0 else None
     return words or (UNCLEAR if aborted else CAUSE)
