@@ -357,7 +357,7 @@ class ControlChannel:
                 store.set(self._key("clock", node), str(time.time_ns()))
                 self._unanswered.discard(node)
 
-    # Decisions from what was read
+    # Decisions from the heartbeats
 
     def _watch(self) -> None:
         """Name silent nodes, and record lost ones."""

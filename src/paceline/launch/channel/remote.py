@@ -1,4 +1,4 @@
-"""What one node knows about the others in an attempt; written by the channel's thread only."""
+"""What one node knows about the others in an attempt; the channel's thread writes it."""
 
 from __future__ import annotations
 

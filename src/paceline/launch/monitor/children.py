@@ -44,7 +44,7 @@ def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: fl
 
 
 def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
-    """Return a process's Python threads as py-spy prints them, and one line if there are none: why.
+    """Return a process's Python threads as py-spy prints them, and the reason if there are none.
 
     Args:
         pid: The process.

@@ -121,7 +121,7 @@ class Gathering:
         self._inform(notice)
 
     def _listen(self) -> None:
-        """Print what the node that hosts the store has published."""
+        """Adopt the notices and the loss that the node that hosts the store has published."""
         content = self._store.find(f"{_KEY}/news")
         if content is None:
             return

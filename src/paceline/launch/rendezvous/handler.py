@@ -428,7 +428,7 @@ def _handler(
 
 
 def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> Meeting:
-    """Meet by a backend from torch or a torch plug-in, such as etcd."""
+    """Return the meeting of a backend from torch or a torch plug-in, such as etcd."""
     own = [address for _, address in interfaces.addresses() if not address.startswith("127.")]
     address = options.local_addr or next(iter(own), "127.0.0.1")
     parameters = _parameters(options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf))

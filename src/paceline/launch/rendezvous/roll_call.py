@@ -1,4 +1,4 @@
-"""Call the roll: nodes announce themselves in the store, and its host says when all are there."""
+"""Call the roll: nodes announce themselves in the store, and its host decides who is there."""
 
 from __future__ import annotations
 

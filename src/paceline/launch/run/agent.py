@@ -331,7 +331,7 @@ class Agent(LocalElasticAgent):
         assert supervision is not None
         self._stop_workers(worker_group)
         if board is not None and not board.answers(give_up=lambda: self._link.stop is not None):
-            # Nodes could not meet again. They would wait, for minutes if the store's host is silent.
+            # Nodes could not meet again: they would wait, for minutes if the store's host is silent.
             raise ConnectionError("the store of the run does not answer")
         remote = self._peers.remote
         if isinstance(self._meeting.handler, HeldRendezvous) and remote.any_lost:

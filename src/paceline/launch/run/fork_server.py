@@ -116,7 +116,7 @@ class ForkServer:
             os.waitpid(self.pid, 0)
 
     def _wake_up(self) -> None:
-        """Let the fork server run so that it can end, if somebody has stopped it."""
+        """Continue the fork server if it was stopped, so that it can end."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 

@@ -57,7 +57,7 @@ class Progress:
         meeting: How this node takes part in the run; None until it has met the others.
         folder: The run folder; None until the run has a name.
         supervision: Watches the ranks of the newest attempt; None before the first one.
-        num_attempts: Number of attempts, including one whose start failed.
+        num_attempts: Number of attempts, including one that has not started yet.
         is_stopping: Whether the agent has noticed that it must stop.
         end: How the thread has ended; None while it runs.
     """

@@ -57,7 +57,7 @@ class TorchLogs(DefaultLogsSpecs):
 
 
 def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
-    """Return the names of log files: torch's classes if their options are given, else ours.
+    """Return the provider of log file names: torch's if its options are given, else ours.
 
     Args:
         options: The options of this launcher.

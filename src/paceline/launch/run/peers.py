@@ -1,4 +1,4 @@
-"""Know the other nodes of a run: a control channel for each attempt, and facts of all attempts."""
+"""Keep track of the other nodes: a control channel for each attempt, losses over all attempts."""
 
 from __future__ import annotations
 

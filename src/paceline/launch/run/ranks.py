@@ -189,7 +189,7 @@ class RankGroup(PContext):
                 local_rank=local,
                 pid=end.pid,
                 exitcode=self.attempt.ended[local].code,
-                # Torch raises on a truncated file. Our entry never truncates its record; a script may.
+                # torch raises on a truncated file; our entry never truncates its record
                 error_file=self.attempt.error_paths[local] if end.failure else "",
             )
             for local, end in ends.items()

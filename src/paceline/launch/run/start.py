@@ -121,9 +121,9 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
 
 
 def _warm_up(modules: Sequence[str]) -> None:
-    """Import what every rank needs, once, and freeze the garbage collector's view of it.
+    """Import what every rank needs, once, and exclude it from garbage collection.
 
-    The frozen pages stay shared with the ranks.
+    So the memory pages of the modules stay shared with the ranks.
     """
     import atexit
     import gc
