@@ -181,7 +181,7 @@ def _is_signed(identity: Mapping[str, Any], secret: bytes) -> bool:
 
 
 def lost(place: str) -> Finding:
-    """Return the finding: a late node cannot read the secret of a run that signs."""
+    """Return the finding that a late node cannot read the secret of a run that signs."""
     node = f"this node ({socket.gethostname()})"
     return _differs(f"the nodes of this run sign what they write, and {node} cannot read their secret", place)
 

@@ -95,8 +95,8 @@ class Meeting:
         """Return what identifies the current attempt: its signatures are invalid in all others.
 
         Args:
-            port: Where its ranks meet; c10d rendezvous opens a port for each attempt. The address
-                is not used: nodes may know the head by different addresses.
+            port: The port where its ranks meet; c10d rendezvous opens one for each attempt. The
+                address is not used: nodes may know the head by different addresses.
         """
         rounds = self.handler.rounds if isinstance(self.handler, HeldRendezvous) else 0
         return f"{port}/{rounds}"

@@ -120,7 +120,7 @@ def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding |
 
 
 def sizes_differ(head: Arrived, node: Arrived) -> Finding:
-    """Return the finding: two nodes were started for different numbers of nodes."""
+    """Return the finding that two nodes were started for different numbers of nodes."""
     return Finding(
         "world-size-mismatch",
         f"the head on {head.host} expects --nnodes {_shown(head.nodes)}, "
@@ -131,7 +131,7 @@ def sizes_differ(head: Arrived, node: Arrived) -> Finding:
 
 
 def same_rank_twice(one: Arrived, other: Arrived) -> Finding:
-    """Return the finding: two nodes claim the same node rank."""
+    """Return the finding that two nodes claim the same node rank."""
     return Finding(
         "duplicate-ranks",
         f"two nodes have node rank {one.rank}: {one.words} and {other.words}",
@@ -141,7 +141,7 @@ def same_rank_twice(one: Arrived, other: Arrived) -> Finding:
 
 
 def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
-    """Return the finding: all places of the run are taken."""
+    """Return the finding that all places of the run are taken."""
     return Finding(
         "extra-node",
         f"the run has its {num_nodes} nodes already; {_numbered(me)} on {me.words} is one too many",
@@ -152,7 +152,7 @@ def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
 
 
 def too_late(me: Arrived, over: Finding) -> Finding:
-    """Return the finding: the run was given up before this node came."""
+    """Return the finding that the run was given up before this node came."""
     return Finding(
         "late-node",
         f"{me.words} came when the roll call was over; the run had ended: {over.what}",
@@ -164,7 +164,7 @@ def too_late(me: Arrived, over: Finding) -> Finding:
 def missing(
     present: Sequence[Arrived], *, head: Arrived, waited_s: float, hosts: Sequence[str], evidence: Sequence[str]
 ) -> Finding:
-    """Return the finding: nodes have not come in time.
+    """Return the finding that nodes have not come in time.
 
     Args:
         present: Nodes that have arrived.

@@ -162,7 +162,7 @@ class Roll:
     # On the head
 
     def _call(self, waited_s: float) -> None:
-        """Look which nodes are there, and publish the verdict as soon as there is one."""
+        """Check which nodes are there, and publish the verdict as soon as there is one."""
         self._look()
         present = self._present()
         newest = max((seen.first for seen in self._seen.values()), default=0.0)

@@ -32,7 +32,7 @@ from paceline.text.wording import duration
 
 _DEFAULT_JOIN_S = 600
 _NOTE_AFTER_S = 3.0
-# torch's server starts with its first client, which a firewall can block for minutes.
+# torch's server opens a client connection to itself, which a firewall can block for minutes.
 _OWN_S = 10.0
 _AGAIN_S = 0.2
 _PROBE_KEY = "paceline/opened-by"  # written before the identity, which lets the other nodes in
@@ -229,7 +229,7 @@ def _typed_limit_s(options: Options) -> float | None:
 
 
 def rejoin_limit_s(options: Options) -> float:
-    """Return how long a restart may wait for nodes, in seconds: ranks on some need time to end."""
+    """Return how long a restart may wait for nodes, in seconds: some ranks need time to end."""
     settings = dict(options.rdzv_conf)
     return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
 

@@ -84,7 +84,7 @@ def notice(finding: Finding, knock: ConnectionProbe, *, place: str) -> Notice:
 
 
 def resolves_differently(head: Note, node: Note) -> Finding:
-    """Return the finding: a node and the head resolve the head's name to different addresses."""
+    """Return the finding that a node and the head resolve the head's name to different addresses."""
     return Finding(
         "address-resolves-differently",
         f"{node.name} means {node.address} on {node.host} and {head.address} on the head, {head.host}",
@@ -95,7 +95,7 @@ def resolves_differently(head: Note, node: Note) -> Finding:
 
 
 def to_itself(node: Note) -> Finding:
-    """Return the finding: on this node the head's name resolves to the node itself."""
+    """Return the finding that on this node the head's name resolves to the node itself."""
     return Finding(
         "master-addr-wrong",
         f"{node.name} means {node.address} on {node.host}: that is {node.host} itself, not the head",
