@@ -25,7 +25,7 @@ class Silence:
 
     Attributes:
         silent_s: Seconds since its last heartbeat.
-        stepless_s: Seconds since ranks on any audible node made a training step, or since the
+        stepless_s: Seconds since ranks made a step on any node that can be heard, or since the
             start.
         is_closed: Whether its host closed its launcher's connection after the last heartbeat.
         state: The scheduler's state of the node; empty without a scheduler.

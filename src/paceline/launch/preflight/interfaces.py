@@ -164,7 +164,7 @@ def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Find
 
 
 def _nowhere(lost: Sequence[Facts]) -> Finding:
-    """Return the finding that no interface works but the store does, as behind address translation."""
+    """Return the finding that only the store is reachable, as behind address translation."""
     loop = [node for node in lost if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)]
     node = (loop or lost)[0]
     tried = ", ".join(f"{each.name} ({each.addresses[0]})" for each in candidates(node)) or "no interface but loopback"

@@ -84,7 +84,7 @@ def notice(finding: Finding, knock: ConnectionProbe, *, place: str) -> Notice:
 
 
 def resolves_differently(head: Note, node: Note) -> Finding:
-    """Return the finding that a node and the head resolve the head's name to different addresses."""
+    """Return the finding that the head's name has different addresses on a node and on the head."""
     return Finding(
         "address-resolves-differently",
         f"{node.name} means {node.address} on {node.host} and {head.address} on the head, {head.host}",

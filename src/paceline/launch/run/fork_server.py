@@ -123,7 +123,7 @@ class ForkServer:
     def _leave_behind(self, streams: Sequence[Copy]) -> None:
         descriptors = []
         for copy in streams:
-            console = copy.console if copy.console >= 0 else copy.source  # always two
+            console = copy.console if copy.console >= 0 else copy.source  # always two per stream
             descriptors += [copy.source, console]
         with contextlib.suppress(OSError):
             self._hand_over({"do": "leave", "streams": [pump.describe(copy) for copy in streams]}, descriptors)

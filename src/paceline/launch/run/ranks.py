@@ -189,7 +189,8 @@ class RankGroup(PContext):
                 local_rank=local,
                 pid=end.pid,
                 exitcode=self.attempt.ended[local].code,
-                # torch raises on a truncated file; our entry never truncates its record
+                # torch raises on a truncated file. The record of our entry is never truncated,
+                # but that of a script may be.
                 error_file=self.attempt.error_paths[local] if end.failure else "",
             )
             for local, end in ends.items()
