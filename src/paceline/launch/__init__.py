@@ -1,12 +1,14 @@
-"""The launcher: starts ranks on torch's elastic engine, and monitors them.
+"""The launcher behind ``paceline run``: start the ranks on torch's elastic engine and watch them.
 
-plan        what is decided before the start, with reasons: options, script, ports (no torch)
-probe       what is measured inside a rank: steps, losses, loops, parameters
-in_rank     what runs in a rank around the user's script: the entry, its files, workarounds
-channel     how launchers of a run communicate: signatures, heartbeats, the control channel
-monitor     what ranks do while they run: progress, hangs, what they wait for
-outcome     why the run ended: rank exits, the root cause, the final report, the resume command
-preflight   the comparison of the nodes before ranks start
-rendezvous  how nodes meet: the store, the roll call, the reasons why nodes are missing
-run         the launch itself: fork server, agent, signals; it combines the packages above
+The packages, in the order of their imports; each may import those above it:
+
+    plan         which options were given, what they mean together, and how the run is started
+    probe        hooks inside a rank: count steps, time data, run checks, report stacks
+    in_rank      the entry point of a rank, around the user's script
+    channel      how launchers talk: addresses, signatures, heartbeats, the control channel
+    monitor      hang detection: where ranks are when nothing moves, and what that proves
+    outcome      the root cause, the exit status, the final report and the resume command
+    preflight    checks before the start: nodes are compared and their links are measured
+    rendezvous   how nodes meet: the store, the roll call, and why nodes did not come
+    run          the run itself: signals, rank processes, logs, the run folder
 """

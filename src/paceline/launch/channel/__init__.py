@@ -1,1 +1,1 @@
-"""How the launchers of a run talk to each other: addresses, signatures, heartbeats and the control channel."""
+"""How the launchers of a run talk: addresses, signatures, heartbeats and the control channel."""

@@ -1,8 +1,9 @@
-"""A connection to the run's store that survives a network cut: what is written is kept until the store has it.
+"""A connection to the run's store that survives a network cut and keeps writes until they arrive.
 
-torch's client blocks for as long as TCP tries, which after a cut of a minute is almost another minute, and a client
-whose connection was reset stays unusable. So every operation is carried out by a thread of the channel, nobody waits
-for it longer than a moment, and when the store has been silent for long a second connection is made beside the first.
+torch's client blocks for as long as TCP retries: after a cut of one minute, that is almost another
+minute. A client whose connection was reset stays unusable. So a thread of the channel carries out
+every operation, no caller waits longer than a moment, and a second connection is opened if the
+store has been silent for long.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from torch.distributed import DistStoreError
 
 from paceline.launch.channel.connection_probe import knock
 
-# How long a caller waits for the store at most. A store that answers takes milliseconds.
+# How long a caller waits for the store at most. A working store answers in milliseconds.
 _WAIT_S = 2.0
-# A store that has not answered for so long may be behind a connection that does not recover automatically.
+# A store that is silent this long may be behind a connection that does not recover automatically.
 _RENEW_S = 3.0
-# How long a new connection may take: a stopped process accepts it and does not answer.
+# How long a new connection may take: a stopped process accepts the connection and does not answer.
 _CONNECT_S = 15.0
 _KEY_TIMEOUT = timedelta(seconds=30)
 
 
 @dataclass(eq=False)
 class Operation:
-    """Something to do with the store.
+    """One operation on the store.
 
     Attributes:
-        action: Gets the store's client, and returns the result.
-        is_write: It is kept until it has been carried out.
-        done: It has been carried out, or it is a read whose connection has failed.
-        result: What it returned, None if it was not carried out.
-        begun_s: When the store was asked.
+        action: Takes the store's client and returns the result.
+        is_write: Whether the operation is kept until it has been carried out.
+        done: Set when the operation has been carried out, or when the connection of a read failed.
+        result: The result of ``action``; None if it was not carried out.
+        begun_s: When the operation was sent to the store.
     """
 
     action: Callable[[Any], Any]
@@ -52,11 +53,12 @@ class Channel:
     """Carries out operations on a store, one after the other.
 
     Args:
-        store: The store, or a prefix of it; the channel makes its own clients.
-        mark: Key that this store has and a store of another run does not, once it was written.
+        store: The store or a prefix of it; the channel opens its own clients.
+        mark: A key that exists in this store once it was written, and never in another run's store.
 
     Attributes:
-        is_gone: It is proven that the store is gone: its host answers, and nothing or another store listens there.
+        is_gone: Whether the store is proven to be gone: its host answers, but the port is closed
+            or another store listens there.
     """
 
     def __init__(self, store: Any, *, mark: str) -> None:
@@ -70,7 +72,7 @@ class Channel:
         self._generation = 0
         self._refusals = 0
         self._coming: queue.SimpleQueue[Any] | None = None  # where a new connection will arrive
-        self._asked_s = 0.0  # since when it is awaited
+        self._asked_s = 0.0  # when the new connection was requested
         self.is_gone = False
         client = store.clone()
         client.set_timeout(_KEY_TIMEOUT)
@@ -78,7 +80,7 @@ class Channel:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the store owes an answer for longer than a caller would wait."""
+        """Whether an answer of the store is overdue for longer than a caller would wait."""
         current = self._current
         return self._is_broken or (current is not None and time.monotonic() - current.begun_s > _WAIT_S)
 
@@ -92,12 +94,12 @@ class Channel:
         return operation
 
     def write(self, action: Callable[[Any], Any]) -> None:
-        """Carry out an operation that must not get lost; it may still be on its way when this returns."""
+        """Carry out an operation that must not get lost; it may still be in progress on return."""
         if not self._is_closed and not self.is_gone:
             self._await(self.submit(action, is_write=True))
 
     def ask(self, action: Callable[[Any], Any]) -> Any:
-        """Return what an operation returns; None if the store does not answer now."""
+        """Return the result of an operation; None if the store does not answer now."""
         if self._is_closed or self.is_gone or self.is_silent:
             return None
         operation = self.submit(action, is_write=False)
@@ -117,7 +119,10 @@ class Channel:
         return True
 
     def reconnect(self) -> None:
-        """Make a new connection if the old one has been silent for long. Blocks for seconds; called by one thread."""
+        """Open a new connection if the old one has been silent for long.
+
+        This blocks for seconds. Only one thread may call it.
+        """
         if self._is_closed or self.is_gone:
             return
         current = self._current
@@ -129,7 +134,7 @@ class Channel:
         if not self._is_broken and self._current is not current:
             return
         attempt = knock(*self._place)
-        # One refusal may come from a full table of connections, two in a row do not.
+        # A full table of connections can cause one refusal, but not two in a row.
         self._refusals = self._refusals + 1 if attempt.kind == "refused" else 0
         if self._refusals > 1:
             self.is_gone = True
@@ -137,13 +142,13 @@ class Channel:
             self._ask_for_connection()
 
     def close(self) -> None:
-        """Stop after the operation that is being carried out."""
+        """Stop after the current operation."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the channel's thread has ended after ``close``; False if it has not in time."""
+        """Wait until the channel's thread has ended after ``close``; False after the timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -158,7 +163,7 @@ class Channel:
             try:
                 operation.result = operation.action(client)
             except DistStoreError:
-                operation.result = None  # a key that was there is not any more: nothing is wrong with the connection
+                operation.result = None  # a key was removed; the connection is fine
             except RuntimeError:  # torch raises it for a connection that is gone
                 self._give_back(generation, operation)
                 return
@@ -178,7 +183,7 @@ class Channel:
             return operation
 
     def _give_back(self, generation: int, operation: Operation) -> None:
-        """Put a write back that the connection has failed in, for the next connection."""
+        """Put back a write that failed with its connection, for the next connection."""
         with self._changed:
             if generation != self._generation:
                 return
@@ -204,12 +209,12 @@ class Channel:
                 client.set_timeout(_KEY_TIMEOUT)
                 coming.put((client, client.check([self._mark])))
             except RuntimeError:
-                return  # the network went again; there will be another try
+                return  # the network was cut again; another try follows
 
         threading.Thread(target=connect, name="paceline-connect", daemon=True).start()
 
     def _take_new_connection(self) -> None:
-        """Let the new connection take over, if it has come."""
+        """Switch to the new connection, if it is open."""
         if self._coming is None or self._coming.empty():
             return
         client, is_ours = self._coming.get()
@@ -228,13 +233,13 @@ class Channel:
 
 
 def place_of(store: Any) -> tuple[str, int]:
-    """Return host and port of a store, also of one behind prefixes."""
+    """Return host and port of a store; prefixes around the store are skipped."""
     raw = raw_store(store)
     return str(raw.host), int(raw.port)
 
 
 def raw_store(store: Any) -> Any:
-    """Return the store behind prefixes."""
+    """Return the store inside its prefixes."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store

@@ -1,7 +1,7 @@
-"""Knocking at the head's port: whether it opens, and if not, what this node can find out about why.
+"""Probe the head's port: does it open, and if not, what can this node find out about the reason.
 
-A hand with a small judge: plain sockets ask, because torch's client prints stack traces while it waits,
-cannot be interrupted, and calls everything a timeout.
+Collects with plain sockets and decides with the small function ``judge``. torch's own client prints
+stack traces while it waits, cannot be interrupted, and reports every failure as a timeout.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from paceline.machine.deadline import within
 
 STORE_TIMEOUT = timedelta(seconds=300)
 _CONNECT_S = 2.0
-# A resolver asks a name server that is not there for half a minute.
+# A resolver waits half a minute for a name server that does not answer.
 _RESOLVE_S = 3.0
-# How long the host has to answer anywhere else, once its port has stayed silent.
+# How long the host has to answer on another port or a ping, after its port stayed silent.
 _ELSEWHERE_S = 0.7
-# Something that accepts and does not speak the store's language keeps torch's client for minutes.
+# A server that accepts but does not speak the store's protocol blocks torch's client for minutes.
 _SPEAK_S = 8.0
-# Ports that most hosts answer by a connection or a reset, whatever their firewall does with ours.
+# Ports that most hosts answer, with a connection or a reset, even if a firewall drops ours.
 _OTHER_PORTS = (22, 9, 113, 49151)
 # Linux's <linux/errqueue.h>
 _RECVERR = {socket.AF_INET: (socket.IPPROTO_IP, 11), socket.AF_INET6: (socket.IPPROTO_IPV6, 25)}
@@ -43,14 +43,14 @@ _UNREACHABLE = {2: (3, (0, 1)), 3: (1, (0, 3))}  # by origin: ICMP's type, and i
 
 @dataclass(frozen=True)
 class ConnectionProbe:
-    """What came of one knock.
+    """The result of one connection probe.
 
     Attributes:
-        kind: ``open``, ``refused`` (a reset: nothing listens), ``rejected`` (an ICMP error: a firewall),
-            ``dropped`` (silence, but the host answers elsewhere), ``silent`` (nothing of it answers),
-            ``no-route`` or ``unresolved``.
-        address: Numeric address that was tried, empty if there is none.
-        detail: What was heard, in words.
+        kind: ``open``, ``refused`` (a reset: nothing listens), ``rejected`` (an ICMP error: a
+            firewall), ``dropped`` (silence, but the host answers elsewhere), ``silent`` (the host
+            does not answer at all), ``no-route`` or ``unresolved``.
+        address: Numeric address that was tried; empty if the name did not resolve.
+        detail: What the network answered, in words; may be empty.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Icmp:
         origin: 2 for ICMP, 3 for ICMPv6.
         kind: ICMP's type.
         code: ICMP's code.
-        sender: Who sent it; this host itself if the neighbour does not answer.
+        sender: Address of the sender; this host itself if the neighbour does not answer.
     """
 
     origin: int
@@ -76,7 +76,7 @@ class Icmp:
 
 
 def knock(name: str, port: int) -> ConnectionProbe:
-    """Try once to reach a port."""
+    """Probe a port once."""
     found = look_up(name)
     if isinstance(found, str):
         return ConnectionProbe("unresolved", detail=found)
@@ -89,7 +89,7 @@ def knock(name: str, port: int) -> ConnectionProbe:
 
 
 def look_up(name: str) -> tuple[str, ...] | str:
-    """Return the addresses of a name, or why there are none."""
+    """Return the addresses of a name, or in words why it has none."""
 
     def ask() -> tuple[str, ...] | str:
         try:
@@ -102,11 +102,11 @@ def look_up(name: str) -> tuple[str, ...] | str:
 
 
 def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:
-    """Return the kind of a knock and what was heard.
+    """Return the kind of a probe and its detail. Pure.
 
     Args:
-        number: 0 or the error's number.
-        icmp: The ICMP error behind it, None if there was none.
+        number: The error number of the connection attempt; 0 if it succeeded.
+        icmp: The ICMP error behind it; None if there was none.
         address: The address that was tried.
     """
     if number == 0:
@@ -130,7 +130,7 @@ def judge(number: int, icmp: Icmp | None, *, address: str) -> tuple[str, str]:
 def _connect(address: str, port: int) -> tuple[int, Icmp | None]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        with contextlib.suppress(OSError):  # other systems keep no error queue
+        with contextlib.suppress(OSError):  # only Linux keeps an error queue
             probe.setsockopt(*_RECVERR[family], 1)
         probe.settimeout(_CONNECT_S)
         try:
@@ -143,7 +143,7 @@ def _connect(address: str, port: int) -> tuple[int, Icmp | None]:
 
 
 def _read_icmp(probe: socket.socket) -> Icmp | None:
-    """Return the ICMP error that ended a connection: without it a firewall's looks like a closed port."""
+    """Return the ICMP error that ended a connection; else a rejection looks like a refusal."""
     probe.setblocking(False)
     try:
         _, kept, _, _ = probe.recvmsg(512, 512, _MSG_ERRQUEUE)
@@ -164,7 +164,7 @@ def _answers_elsewhere(address: str) -> bool:
 
 
 def _any_port_answers(address: str) -> bool:
-    """Return whether any of a few ports accepts, or refuses by a reset."""
+    """Return whether any of a few ports accepts a connection or refuses it with a reset."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.ExitStack() as stack:
         pending = []
@@ -185,11 +185,11 @@ def _any_port_answers(address: str) -> bool:
 
 
 def _answers_ping(address: str) -> bool:
-    """Return whether an echo request is answered; False where this user may not send one."""
+    """Return whether the host answers a ping; False if this user may not send one."""
     six = ":" in address
     family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if six else (socket.AF_INET, socket.IPPROTO_ICMP)
     request = struct.pack("!BBHHH", 128, 0, 0, 0, 1) if six else struct.pack("!BBHHH", 8, 0, 0xF7FE, 0, 1)
-    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):  # who may use which is the system's setting
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):  # the system decides who may use which
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.settimeout(_ELSEWHERE_S)
             probe.connect((address, 0))
@@ -199,7 +199,7 @@ def _answers_ping(address: str) -> bool:
 
 
 def enter(address: str, port: int) -> TCPStore | None:
-    """Return a client of the store behind an open port; None if what answers there is no store."""
+    """Return a client of the store behind an open port; None if the server there is not a store."""
     made: queue.SimpleQueue[TCPStore | None] = queue.SimpleQueue()
 
     def connect() -> None:
@@ -219,7 +219,7 @@ def enter(address: str, port: int) -> TCPStore | None:
 
 
 def banner(address: str, port: int) -> str:
-    """Return the first line that a foreign server says, empty if it says nothing readable."""
+    """Return the first line that a foreign server sends; empty if it sends nothing readable."""
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=0.5) as probe:
         probe.settimeout(0.5)
         with contextlib.suppress(TimeoutError):

@@ -1,9 +1,10 @@
-"""The board: what the launchers of a run tell each other through its store.
+"""The control channel: heartbeats and messages of a run's launchers, through the run's store.
 
-Every node's launcher has a thread that, several times a second, writes a heartbeat and looks whether any node has
-failed. The head watches every node's heartbeat, all others the head's and whether the store answers. A node that is
-silent is named soon and lost late, or when it is proven that it does not come back (``silence``). Nothing blocks for
-long on the main path, and a network that was cut and came back is no harm (``channel``).
+Every node's launcher has a thread that writes a heartbeat several times a second and checks whether
+any node has failed. The head watches the heartbeats of all nodes; the others watch the head's
+heartbeat and whether the store answers. A silent node is named soon. It is lost after a long time,
+or when it is proven that it cannot come back (``silence``). Nothing blocks the main path for long,
+and a network that was cut and came back does no harm (``connection``).
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from paceline.launch.channel.remote import Remote
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import Loss, Silences
 
-# A launcher whose connection was closed by something else makes a new one within this time, and a heartbeat comes.
+# A launcher whose connection was closed by something else reconnects within this time and sends a
+# heartbeat.
 _CLOSED_S = 4.0
-# A heartbeat that is this late is worth a look at whether its launcher's connection is closed.
+# Once a heartbeat is this late, check whether its launcher's connection is closed.
 _LATE_S = 1.5
-# How often the scheduler is asked about a silent node.
+# How often to ask the scheduler about a silent node.
 _ASK_STATE_S = 15.0
 _RECONNECT_S = 0.5
-# Every so many heartbeats a node looks whether what it has said is still there.
+# After this many heartbeats a node checks whether its messages are still in the store.
 _SAY_AGAIN = 4
 
 
@@ -43,15 +45,16 @@ def _no_notice(_: Notice) -> None:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a board asks the launcher around it, and how it reports.
+    """What a control channel needs from the launcher around it.
 
     Attributes:
         inform: Prints a notice.
         count_steps: Returns how many steps this node's ranks have made.
-        node_state: Returns what the scheduler says of a node, given its rank, empty if there is none; may take seconds.
-        node_timeout_s: How long a node may be silent while no training step is made.
+        node_state: Takes a node rank and returns the scheduler's state of that node; empty
+            without a scheduler. May take seconds.
+        node_timeout_s: How long a node may be silent without any training step, in seconds.
         store_host: Host of the run's store.
-        is_quiet: All nodes print into one output, and another one speaks for all.
+        is_quiet: Whether all nodes print to one output and another node prints for all.
     """
 
     inform: Callable[[Notice], None] = _no_notice
@@ -63,12 +66,13 @@ class Surroundings:
 
 
 class ControlChannel:
-    """One node's view of the others, for one attempt of a run.
+    """One node's view of the other nodes, for one attempt of a run.
 
     Args:
         store: The store of the attempt, which no other attempt shares.
         node: Rank of this node.
         num_nodes: Number of nodes.
+        surroundings: The launcher around the channel.
     """
 
     def __init__(
@@ -91,12 +95,12 @@ class ControlChannel:
         mark = self._key("beat", node)
         store.set(mark, write_beat(0, self._launcher, 0))
         self._beats = Channel(store, mark=mark)
-        self._asking = Channel(store, mark=mark)  # for what callers want to know
+        self._asking = Channel(store, mark=mark)  # for reads of callers
         self._tick_s = min(2.0, max(0.25, num_nodes / 400))
         self._watched = range(1, num_nodes) if node == 0 else range(1)
         self._heartbeats = Heartbeats(self._watched, tick_s=self._tick_s)
         self._store_heard_s = 0.0  # on the heartbeats' clock
-        self._answered = 0  # heartbeats that the store has taken
+        self._answered = 0  # number of heartbeats that the store has accepted
         self._count = 0
         self._steps = 0
         self._beat: Operation | None = None
@@ -113,25 +117,28 @@ class ControlChannel:
         threading.Thread(target=self._reconnect, name="paceline-reconnect", daemon=True).start()
 
     def fail(self) -> None:
-        """Tell all nodes that this one has failed: they stop their ranks."""
+        """Publish that this node has failed: all nodes stop their ranks."""
         self._write(self._key("failed"), str(self.node))
 
     def stop(self, signum: int) -> None:
-        """Tell all nodes that this one was told to end by a signal."""
+        """Publish that a signal has asked this node to end: all nodes end."""
         self._write(self._key("stop"), str(int(signum)))
 
     def hurry(self) -> None:
-        """Tell all nodes to end at once what is left of their ranks."""
+        """Ask all nodes to end their remaining ranks at once."""
         self._write(self._key("hurry"), "1")
 
     def call_look(self, number: int) -> None:
-        """Let all nodes look where their ranks stand; several may call for the same look."""
+        """Ask all nodes to look where their ranks are; several nodes may ask for the same look."""
         if number > self.remote.look:
             self.remote.look = number
             self._write(self._key("look"), str(number))
 
     def await_head(self, kind: str, *, until_s: float, give_up: Callable[[], bool]) -> Any:
-        """Return what the head publishes under a kind, None if it has not after ``until_s``, or ``give_up()``."""
+        """Return what the head publishes under a kind.
+
+        None if nothing came within ``until_s`` seconds, or ``give_up()`` returned True.
+        """
         deadline = time.monotonic() + until_s
         while (content := self._get(self._key(kind, 0))) is None:
             if self.remote.store_lost or time.monotonic() > deadline or give_up():
@@ -140,20 +147,21 @@ class ControlChannel:
         return json.loads(content)
 
     def post(self, kind: str, content: Any) -> None:
-        """Publish this node's word of a kind, such as how its ranks ended."""
+        """Publish this node's value of a kind, such as how its ranks ended."""
         self.announce(kind, self.node, content)
 
     def tell(self, kind: str, content: Any) -> None:
-        """Publish a new word of a kind, over the one before, so that the head's next ``hear`` returns it."""
+        """Publish a new value of a kind over the old one; the head's next ``hear`` returns it."""
         self.post(kind, content)
         self._num_told += 1
-        # Any change of it is news. It is not a counter: those cannot be signed.
+        # Any change of this value is news. It is not a counter: counters cannot be signed.
         self._write(self._key(f"{kind}-news"), f"{self.node} {self._num_told}")
 
     def hear(self, kind: str) -> dict[int, Any]:
-        """Return what all nodes tell, by node rank, if there is news; empty if not, or if some never told anything.
+        """Return the values of all nodes by node rank, if any has changed since the last call.
 
-        It does not wait, and asks one question where there is nothing new.
+        Empty if nothing has changed, or if some node has not published yet. This does not wait, and
+        sends one request if nothing is new.
         """
 
         def read(store: SignedStore) -> list[bytes]:
@@ -169,21 +177,21 @@ class ControlChannel:
         return dict(enumerate(map(json.loads, self._asking.ask(read) or [])))
 
     def announce(self, kind: str, number: int, content: Any) -> None:
-        """Publish a word for all nodes, the ``number``-th of a kind."""
+        """Publish a value for all nodes, the ``number``-th of a kind."""
         self._write(self._key(kind, number), json.dumps(content))
 
     def announced(self, kind: str, number: int) -> Any:
-        """Return the ``number``-th word of a kind, None if it was not said yet."""
+        """Return the ``number``-th value of a kind; None if it is not published yet."""
         content = self._get(self._key(kind, number))
         return None if content is None else json.loads(content)
 
     def collect(self, kind: str, *, until_s: float, give_up: Callable[[], bool] = lambda: False) -> dict[int, Any]:
-        """Return what nodes have published, by node rank; waits until all have that are not lost.
+        """Return the nodes' values by node rank; wait for all nodes that are not lost.
 
         Args:
-            kind: As given to ``post``.
-            until_s: How long to wait at most; nodes that are silent until then are left out.
-            give_up: Returns whether to wait no longer; called several times a second.
+            kind: The kind, as in ``post``.
+            until_s: The maximum wait, in seconds; nodes that are silent until then are left out.
+            give_up: Returns whether to stop waiting; called several times a second.
         """
         found: dict[int, Any] = {}
         deadline = time.monotonic() + until_s
@@ -200,13 +208,14 @@ class ControlChannel:
     def exchange(
         self, content: Any, *, until_s: float, linger: bool, give_up: Callable[[], bool] = lambda: False
     ) -> dict[int, Any]:
-        """Publish this node's account and return everybody's; the last thing that nodes do together.
+        """Publish this node's account and return all accounts, as the last exchange of the nodes.
 
         Args:
             content: This node's account.
-            until_s: How long to wait for the others' at most.
-            linger: Wait until the others have read, because the store goes with this process.
-            give_up: Returns whether to wait no longer; called several times a second.
+            until_s: The maximum wait for the other accounts, in seconds.
+            linger: Whether to wait until the others have read, because the store ends with this
+                process.
+            give_up: Returns whether to stop waiting; called several times a second.
         """
         self.post("account", content)
         found = self.collect("account", until_s=until_s, give_up=give_up)
@@ -217,30 +226,30 @@ class ControlChannel:
         return found
 
     def all_have(self, kind: str, *, but_head: bool = False) -> bool:
-        """Return whether every node has published something of a kind: one question, however many they are.
+        """Return whether every node has published a value of a kind; sends a single request.
 
         Args:
-            kind: As given to ``post``.
-            but_head: Leave the head out.
+            kind: The kind, as in ``post``.
+            but_head: Whether to leave out the head.
         """
         keys = [self._key(kind, node) for node in range(but_head, self.num_nodes)]
         return bool(self._asking.ask(lambda store: store.check(keys) and len(store.find_all(keys)) == len(keys)))
 
     def answers(self, *, give_up: Callable[[], bool]) -> bool:
-        """Return whether the store answers this node from now on; waits until it does or is lost.
+        """Return whether the store answers this node from now on; wait until it does or is lost.
 
         Args:
-            give_up: Returns whether to wait no longer; called several times a second.
+            give_up: Returns whether to stop waiting; called several times a second.
         """
         before = self._answered
-        while self._answered < before + 2:  # the first may have been on its way already
+        while self._answered < before + 2:  # the first may have been sent before the call
             if self.remote.store_lost or give_up():
                 return False
             time.sleep(0.02)
         return True
 
     def close(self) -> None:
-        """Send no more heartbeats, and end the connections."""
+        """Stop sending heartbeats, and close the connections."""
         self._stop.set()
         self._beats.close()
         self._asking.close()
@@ -253,12 +262,12 @@ class ControlChannel:
         return found
 
     def _write(self, key: str, text: str) -> None:
-        """Write something that must not get lost."""
+        """Write a value that must not get lost."""
         self._said[key] = text
         self._asking.write(lambda store: store.set(key, text))
 
     def _live(self) -> None:
-        # While the head's answer about the clock is awaited, look more often: the look decides its error.
+        # While the head's clock is awaited, look more often: the interval limits the error.
         is_asking = self.node != 0
         if is_asking:
             self._beats.submit(lambda store: store.set(self._key("clock-ask", self.node), "1"), is_write=True)
@@ -271,7 +280,7 @@ class ControlChannel:
             self._watch()
 
     def _reconnect(self) -> None:
-        """Make new connections where the store has not answered for long; this may take seconds."""
+        """Open new connections if the store has not answered for long; this may take seconds."""
         while not self._stop.wait(_RECONNECT_S):
             self._beats.reconnect()
             self._asking.reconnect()
@@ -295,7 +304,10 @@ class ControlChannel:
         return True
 
     def _say_again(self, store: SignedStore) -> None:
-        """Write again what a stranger has written over; while that one goes on, each has its turn."""
+        """Restore values that another program has overwritten.
+
+        While the other program keeps writing, the two take turns.
+        """
         said = dict(self._said)
         for key in said.keys() - store.find_all(said).keys():
             store.set(key, said[key])
@@ -321,7 +333,7 @@ class ControlChannel:
             self._take_over(json.loads(nodes))
 
     def _read_beats(self, store: SignedStore) -> None:
-        """Note the heartbeats of the nodes that this one watches, and which late ones have lost their connection."""
+        """Record the heartbeats of watched nodes, and which late nodes lost their connection."""
         beats = store.find_all(self._key("beat", node) for node in self._watched)
         for node in self._watched:
             if (beat := beats.get(self._key("beat", node))) is not None:
@@ -331,9 +343,9 @@ class ControlChannel:
                 heard.is_closed = _is_closed(store, heard.launcher, since_s=heard.wall_s)
 
     def _read_clock(self, store: SignedStore) -> None:
-        """Learn by how much this node's clock is ahead of the head's, once the head has answered.
+        """Compute how far this node's clock is ahead of the head's, once the head has answered.
 
-        The head writes its time when it comes to the question, and this node has seen it a look later.
+        The head writes its time when it sees the question; this node reads the time one look later.
         """
         head_ns = None if self.clock_offset_ns else store.find(self._key("clock", self.node))
         if head_ns is not None:
@@ -345,13 +357,13 @@ class ControlChannel:
                 store.set(self._key("clock", node), str(time.time_ns()))
                 self._unanswered.discard(node)
 
-    # What follows from it
+    # Decisions from the heartbeats
 
     def _watch(self) -> None:
-        """Name nodes that are silent, and those that are lost."""
+        """Name silent nodes, and record lost ones."""
         silent_s = self._heartbeats.now_s - self._store_heard_s
         self._watch_store(silent_s)
-        if silent_s < deadlines.SILENT_NODE_NOTICE / 2:  # else nothing can be heard of nodes
+        if silent_s < deadlines.SILENT_NODE_NOTICE / 2:  # else no node can be heard
             for node, heard in self._heartbeats.heard.items():
                 self._watch_node(node, heard.host)
         if self.node == 0:
@@ -374,7 +386,7 @@ class ControlChannel:
             self.remote.lose_store(loss)
 
     def _watch_node(self, node: int, host: str) -> None:
-        """Print a notice when a node falls silent and when it is heard again; record when it is lost."""
+        """Print a notice when a node falls silent or is heard again; record when it is lost."""
         known = self._heartbeats.silence(node)
         if known.silent_s > _notice_s():
             self._ask_state(node)
@@ -387,13 +399,13 @@ class ControlChannel:
             self.remote.lose(node, loss)
 
     def _judge(self, host: str, known: silence.Silence) -> Loss | None:
-        """Return why a host is lost, None if it may come back."""
+        """Return why a host is lost; None if it may come back."""
         closed_s = max(_CLOSED_S, 3 * self._tick_s)
         reason = silence.judge(known, node_timeout_s=self._surroundings.node_timeout_s, closed_s=closed_s)
         return Loss(host, reason, round(known.silent_s, 1)) if reason else None
 
     def _set_silent(self, node: int, host: str, is_silent: bool, *, silent_s: float) -> None:
-        """Record whether a node is silent, and print what is new; what the head prints too is left to it."""
+        """Record whether a node is silent; print what is new, unless the head prints it too."""
         if is_silent:
             self.remote.silent.setdefault(node, host)
         else:
@@ -415,7 +427,10 @@ class ControlChannel:
         )
 
     def _ask_state(self, node: int) -> None:
-        """Ask the scheduler about a silent node, in a thread: it may take seconds. A new silence is a new question."""
+        """Ask the scheduler about a silent node, in a thread because the answer may take seconds.
+
+        A new silence is a new question.
+        """
         now_s, heard = self._heartbeats.now_s, self._heartbeats.heard[node]
         beat = heard.beat
         if now_s - self._asked_state_s.get((node, beat), -_ASK_STATE_S) < _ASK_STATE_S:
@@ -424,13 +439,13 @@ class ControlChannel:
 
         def ask() -> None:
             state = self._surroundings.node_state(node)
-            if heard.beat == beat:  # else it was heard in the meantime
+            if heard.beat == beat:  # else the node was heard in the meantime
                 heard.state = state
 
         threading.Thread(target=ask, name="paceline-node-state", daemon=True).start()
 
     def _publish(self) -> None:
-        """Let the other nodes know which nodes are silent and which are lost; the head does."""
+        """Publish which nodes are silent and which are lost. Only the head calls this."""
         losses = {node: loss.to_json() for node, loss in dict(self.remote.losses).items()}
         store_loss = self.remote.store_loss
         store = None if store_loss is None else store_loss.to_json()
@@ -440,7 +455,7 @@ class ControlChannel:
             self._beats.submit(lambda store: store.set(self._key("nodes"), nodes), is_write=True)
 
     def _take_over(self, nodes: Mapping[str, Any]) -> None:
-        """Take over what the head says of other nodes."""
+        """Apply what the head has published about other nodes."""
         silent = {int(node): host for node, host in nodes["silent"].items()}
         notice_s = _notice_s() + self._tick_s
         for node in (silent.keys() | self.remote.silent.keys()) - {self.node, 0}:
@@ -453,11 +468,11 @@ class ControlChannel:
 
 
 def _notice_s() -> float:
-    """Return how long a silence lasts before it is worth a notice."""
+    """Return how long a silence lasts before a notice, in seconds."""
     return deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
 
 
 def _is_closed(store: SignedStore, launcher: str, *, since_s: float) -> bool:
-    """Return whether a launcher's connection was closed about when its last heartbeat came, or later."""
+    """Return whether a launcher's connection was closed around its last heartbeat, or later."""
     closed_s = store.raw().find(liveness.closed_key(launcher))
     return closed_s is not None and float(closed_s) > since_s - _CLOSED_S

@@ -1,6 +1,7 @@
-"""When nodes were heard last, on a clock that runs only while this process does.
+"""Record when each node was last heard, on a clock that runs only while this process runs.
 
-A launcher that was stopped for two minutes has heard nobody for two minutes, and must not hold that against them.
+A launcher that was stopped for two minutes has heard no node for two minutes, but the nodes were
+not silent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from paceline.launch.channel.silence import Silence
 
-# Between two looks more time than this, beside the usual, was spent stopped or without a CPU.
+# Time beyond this between two looks, on top of the interval, was spent stopped or without a CPU.
 _MOST_LATE_S = 2.0
 
 
@@ -20,11 +21,11 @@ class Heard:
     """What was heard of one node.
 
     Attributes:
-        beat: Its last heartbeat: a counter, who it is, and how many steps its ranks have made.
-        since_s: When that came, on the clock of this module.
-        wall_s: The same on the machine's clock.
-        is_closed: The connection of its launcher is closed.
-        state: What the scheduler says of it.
+        beat: Its last heartbeat: a counter, the launcher's name, and how many steps its ranks made.
+        since_s: When the heartbeat arrived, on the clock of this module.
+        wall_s: When the heartbeat arrived, on the machine's clock.
+        is_closed: Whether the connection of its launcher is closed.
+        state: The scheduler's state of the node; empty if unknown.
     """
 
     beat: bytes = b""
@@ -35,23 +36,23 @@ class Heard:
 
     @property
     def launcher(self) -> str:
-        """Host and pid of its launcher, as ``liveness.name_of`` writes them; empty before the first heartbeat."""
+        """Name of its launcher, as ``liveness.name_of`` returns it; empty before a heartbeat."""
         words = self.beat.decode().split(" ")
         return words[1] if len(words) > 1 else ""
 
     @property
     def host(self) -> str:
-        """Its host, empty before the first heartbeat."""
+        """Its host; empty before the first heartbeat."""
         return self.launcher.rpartition(":")[0]
 
     @property
     def steps(self) -> str:
-        """How many steps its ranks have made, as it wrote it."""
+        """The number of steps of its ranks, as the node wrote it."""
         return self.beat.decode().rpartition(" ")[2]
 
 
 def write_beat(count: int, launcher: str, steps: int) -> str:
-    """Return a heartbeat as it is written into the store."""
+    """Return a heartbeat in the form that the store holds."""
     return f"{count} {launcher} {steps}"
 
 
@@ -59,8 +60,8 @@ class Heartbeats:
     """The heartbeats of some nodes.
 
     Args:
-        nodes: Their node ranks.
-        tick_s: How often ``advance`` is called.
+        nodes: Ranks of the nodes.
+        tick_s: Seconds between two calls of ``advance``.
     """
 
     def __init__(self, nodes: Iterable[int], *, tick_s: float) -> None:
@@ -71,17 +72,20 @@ class Heartbeats:
         self.heard = {node: Heard() for node in nodes}
 
     def advance(self) -> None:
-        """Let the clock run on; of a time in which this process did not run it counts a moment."""
+        """Advance the clock.
+
+        A time in which this process did not run counts as a short moment.
+        """
         now_s = time.monotonic()
         self.now_s += min(now_s - self._looked_s, self._tick_s + _MOST_LATE_S)
         self._looked_s = now_s
 
     def step(self) -> None:
-        """Note that ranks somewhere have made an optimizer step."""
+        """Record that ranks on some node have made an optimizer step."""
         self._stepped_s = self.now_s
 
     def hear(self, node: int, beat: bytes) -> None:
-        """Note a heartbeat as it stands in the store now."""
+        """Record a heartbeat as the store holds it now."""
         heard = self.heard[node]
         if beat == heard.beat:
             return
@@ -93,10 +97,10 @@ class Heartbeats:
 
     @property
     def stepless_s(self) -> float:
-        """Seconds since ranks somewhere made an optimizer step, or since the start."""
+        """Seconds since ranks on any node made an optimizer step, or since the start."""
         return self.now_s - self._stepped_s
 
     def silence(self, node: int) -> Silence:
-        """Return what is known of the silence of a node."""
+        """Return what is known about the silence of a node."""
         heard = self.heard[node]
         return Silence(self.now_s - heard.since_s, self.stepless_s, heard.is_closed, heard.state)

@@ -1,7 +1,8 @@
-"""An idle connection from every launcher to the one that hosts the store: its kernel closes it when the launcher ends.
+"""Prove that a launcher has ended, by an idle connection to the node that hosts the store.
 
-That is the proof that a launcher has ended, which a missing heartbeat is not: a stopped launcher, and a cut network,
-leave the connection as it is. What is found is written into the store, where every node can read it.
+The kernel closes the connection when the launcher ends. A missing heartbeat proves nothing: a
+stopped launcher or a cut network leaves the connection open. The result is written into the store,
+where every node can read it.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from paceline.launch.channel.reachability import shown
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.machine import host
 
-# Raw keys, outside every prefix, as a launcher lives through all attempts of a run.
+# Raw keys, outside every prefix, because a launcher lives through all attempts of a run.
 _PORT = "paceline/liveness"
 _CLOSED = "paceline/closed"
 _GOODBYE = b"bye"
 _CONNECT_S = 2.0
 _AGAIN_S = 2.0
 _MOST_BYTES = 4096
-_MOST_SILENT = 256  # a node says who it is right after it has connected
+_MOST_SILENT = 256  # a node sends its name right after it has connected
 _GREETING = "greeting"
 _REST_S = 0.05
 
 
 def closed_key(who: str) -> str:
-    """Return the key that exists as long as a launcher's connection is closed.
+    """Return the key that exists while a launcher's connection is closed.
 
     Args:
-        who: The launcher, as ``name_of`` names it.
+        who: The launcher's name, as ``name_of`` returns it.
     """
     return f"{_CLOSED}/{who}"
 
 
 def name_of(host: str, pid: int) -> str:
-    """Return the name of a launcher in the store."""
+    """Return the name of a launcher in the store, ``HOST:PID``."""
     return f"{host}:{pid}"
 
 
 class Listener:
-    """Keeps the connections of the other launchers; lives beside the store.
+    """Holds the connections of the other launchers, in the process that hosts the store.
 
     Args:
-        store: The store of the run; the listener makes a client of its own.
+        store: The store of the run; the listener opens a separate client.
         token: The run's token.
-        address: Where to listen; empty for all interfaces.
+        address: The address to listen on; empty for all interfaces.
     """
 
     def __init__(self, store: Any, *, token: str, address: str = "") -> None:
@@ -65,7 +66,7 @@ class Listener:
         threading.Thread(target=self._serve, name="paceline-liveness", daemon=True).start()
 
     def _serve(self) -> None:
-        with contextlib.suppress(RuntimeError, OSError):  # the store went, and this process goes
+        with contextlib.suppress(RuntimeError, OSError):  # this process ends, and the store with it
             while True:
                 for key, _ in self._selector.select():
                     if key.fileobj is self._server:
@@ -76,7 +77,7 @@ class Listener:
     def _accept(self) -> None:
         try:
             client, _ = self._server.accept()
-        except OSError:  # there is no descriptor left, or the client has gone again
+        except OSError:  # no free descriptor, or the client has gone
             time.sleep(_REST_S)
             return
         client.setblocking(False)
@@ -85,7 +86,7 @@ class Listener:
         self._drop_strangers()
 
     def _drop_strangers(self) -> None:
-        """Close the oldest connections on which nobody has said who it is, if there are many of them."""
+        """Close the oldest connections without a name, if there are many of them."""
         silent = [client for client, name in self._names.items() if not name]
         for client in silent[:-_MOST_SILENT]:
             self._forget(client)
@@ -99,7 +100,7 @@ class Listener:
             return
         except ConnectionResetError:
             data = b""
-        except OSError:  # the network says that it cannot reach the host: that proves nothing of the launcher
+        except OSError:  # the host is unreachable, which proves nothing about the launcher
             data = _GOODBYE
         if data and not self._names[client]:
             self._greet(client, data)
@@ -110,7 +111,7 @@ class Listener:
         self._forget(client)
 
     def _greet(self, client: socket.socket, data: bytes) -> None:
-        """Read who that is, and answer that this is the run it means."""
+        """Read the launcher's name, and confirm that this is its run."""
         hello, _, content = data.strip().partition(b" ")
         name = self._store.signing.open(_GREETING, content)
         if hello != self._hello or not name:
@@ -128,13 +129,13 @@ class Listener:
 
 
 class Connection:
-    """This launcher's connection, which is made again whenever it was closed by somebody else.
+    """This launcher's connection; reopened when something else has closed it.
 
     Args:
-        store: The store of the run, on another host; asked for the listener's port.
+        store: The store of the run, on another host; holds the listener's port.
         address: Address of that host.
         token: The run's token.
-        name: This launcher, as ``name_of`` names it.
+        name: This launcher's name, as ``name_of`` returns it.
     """
 
     def __init__(self, store: Any, address: str, *, token: str, name: str) -> None:
@@ -152,17 +153,17 @@ class Connection:
         while not self._leaving.is_set():
             with contextlib.suppress(OSError), self._connect() as connected:
                 self._socket = connected
-                if self._leaving.is_set():  # since before there was a connection to say it on
+                if self._leaving.is_set():  # set before the connection was open
                     _say_goodbye(connected)
-                connected.recv(1)  # returns when it was closed, which is hours or days later
+                connected.recv(1)  # returns when the connection closes, hours or days later
             self._socket = None
             self._leaving.wait(_AGAIN_S)
 
     def _connect(self) -> socket.socket:
-        """Connect and let the listener say that it is the run's.
+        """Connect, and let the listener confirm that it belongs to the run.
 
         Raises:
-            OSError: The listener cannot be reached, or something else answers.
+            OSError: The listener is unreachable, or another program answers.
         """
         assert self._place is not None
         connected = socket.create_connection(self._place, timeout=_CONNECT_S)
@@ -174,9 +175,9 @@ class Connection:
         return connected
 
     def leave(self) -> None:
-        """Say that this launcher ends in order."""
+        """Announce that this launcher ends in order."""
         self._leaving.set()
-        connected = self._socket  # the other thread takes it away when the head closes it
+        connected = self._socket  # the other thread resets it when the head closes the connection
         if connected is not None:
             _say_goodbye(connected)
 
@@ -193,5 +194,5 @@ def _listen() -> socket.socket:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         return socket.create_server(("", 0), family=family, backlog=4096, dualstack_ipv6=dual)
-    except OSError:  # IPv6 is switched off
+    except OSError:  # IPv6 is disabled
         return socket.create_server(("", 0), backlog=4096)

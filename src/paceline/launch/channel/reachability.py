@@ -1,7 +1,8 @@
-"""Trying the addresses of other nodes: a small server that says who and when it is, and those who ask it.
+"""Try the addresses of other nodes: a small server that identifies its node, and its clients.
 
-The server speaks first and closes, so no client can hold it up; what it says lets a client tell this node from
-another one that has the same address, as docker's bridge has on every host.
+The server speaks first and closes, so no client can block it. Its line has its node and its time.
+A client can thus distinguish the node from another one with the same address, such as the address
+that docker's bridge has on every host.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Echo:
     """The server of this node, on a port that the kernel chooses.
 
     Args:
-        token: The run's token; only a hash of it is shown.
+        token: The run's token; the server shows only a hash of it.
         node: Rank of this node.
     """
 
@@ -34,7 +35,7 @@ class Echo:
             self._socket = socket.create_server(
                 ("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=1024, dualstack_ipv6=dual
             )
-        except OSError:  # IPv6 is switched off
+        except OSError:  # IPv6 is disabled
             self._socket = socket.create_server(("", 0), backlog=1024)
         self.port = int(self._socket.getsockname()[1])
         self._thread = threading.Thread(target=self._serve, name="paceline-echo", daemon=True)
@@ -50,7 +51,7 @@ class Echo:
                 client.sendall(f"{self._words} {time.time_ns()}\n".encode())
 
     def close(self) -> None:
-        """Stop to answer."""
+        """Stop answering."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
@@ -58,18 +59,18 @@ class Echo:
 
 
 def shown(token: str) -> str:
-    """Return what may be seen of a token."""
+    """Return the public form of a token: the start of its SHA-256 hash."""
     return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of trying one address.
+    """The result of trying one address.
 
     Attributes:
-        ok: Whether the node that was meant has answered.
-        ahead_s: By how much this node's clock is ahead of that one's.
-        trip_s: How long the answer took.
+        ok: Whether the intended node has answered.
+        ahead_s: How far this node's clock is ahead of that node's clock, in seconds.
+        trip_s: How long the answer took, in seconds.
     """
 
     ok: bool
@@ -83,9 +84,9 @@ def try_all(
     """Try addresses of other nodes, all at once.
 
     Args:
-        peers: Port and addresses of each node to try.
+        peers: Port and addresses of each node to try, by node rank.
         token: The run's token.
-        own: Addresses of this node: where another has the same, packets to it stay here.
+        own: Addresses of this node. If another node has the same one, packets to it stay here.
     """
     tasks = [(node, port, address) for node, (port, addresses) in peers.items() for address in addresses]
     answers: dict[int, dict[str, Answer]] = {node: {} for node in peers}
@@ -102,7 +103,7 @@ def try_all(
 
 
 def ask(address: str, port: int, token: str, node: int) -> Answer:
-    """Try one address, for a second at most."""
+    """Try one address, for at most a second."""
     try:
         with socket.create_connection((address, port), timeout=_LIMIT_S) as client:
             client.settimeout(_LIMIT_S)

@@ -1,4 +1,4 @@
-"""What one node knows of the others in an attempt: the channel's thread writes it, all read it."""
+"""What one node knows about the others in an attempt; the channel's thread writes it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from paceline.launch.channel.silence import Loss
 
 @dataclass
 class Remote:
-    """What is known of the other nodes.
+    """What is known about the other nodes.
 
     Attributes:
-        failed: Some node's ranks have failed in this attempt.
-        look: Number of the last look that some node has called for, at where all ranks stand.
-        hurry: Somebody has insisted: what is left of the ranks is ended at once.
-        stop: Signal that some node's launcher got, 0 for none: all end as that one does.
-        lost: Ranks of nodes that are lost.
-        losses: Why each of them is.
-        silent: Hosts of nodes that have been named as silent and may come back, by node rank.
-        store_loss: Why the host of the run's store is lost, None if it is not.
-        store_silent: That host has been named as silent and may come back.
+        failed: Whether some node's ranks have failed in this attempt.
+        look: Number of the last look at the ranks' places that a node has asked for.
+        hurry: Whether a repeated signal asks to end the remaining ranks at once.
+        stop: The signal that some node's launcher received; all nodes end with it. 0 for none.
+        lost: Ranks of lost nodes.
+        losses: Why each of them is lost, by node rank.
+        silent: Hosts of nodes that were named as silent and may come back, by node rank.
+        store_loss: Why the host of the run's store is lost; None if it is not.
+        store_silent: Whether the host of the store was named as silent and may come back.
     """
 
     failed: bool = False

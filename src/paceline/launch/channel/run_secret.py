@@ -1,8 +1,9 @@
-"""The run's secret: where it comes from, and what happens where a node does not have it.
+"""Obtain the run's secret, and refuse nodes that do not have it.
 
-It is given (``--secret-file``, or a variable that ``paceline submit`` hands through Slurm), or the head makes one and
-leaves it where only this user can read it, in the folder in which the nodes leave their notes for each other. The file
-is named after the run's token, which the store says, so that it is found before the run folder is known.
+The secret is given (``--secret-file``, or a variable that ``paceline submit`` passes through
+Slurm). Otherwise the head creates one in the folder of the nodes' notes, in a file that only this
+user can read. The file is named after the run's token, which the store holds, so nodes find it
+before they know the run folder.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _KEY = "identity"
 
 
 def given(options: Options) -> bytes:
-    """Return the secret that this node was given, empty if none.
+    """Return the secret that this node was given; empty if none was given.
 
     Raises:
-        SetupError: It cannot be read, or cannot be a secret.
+        SetupError: The secret cannot be read, or is unusable as a secret.
     """
     text, where = options.secret, env.RUN_SECRET
     if options.secret_file is not None:
@@ -62,10 +63,10 @@ def _unusable(path: str, error: Exception) -> Finding:
 
 
 class SharedFile:
-    """The secret that the head makes for the nodes that share its folder.
+    """The secret that the head creates for the nodes that share its folder.
 
     Args:
-        folder: Where the nodes leave their notes.
+        folder: The folder of the nodes' notes.
         token: The run's token.
     """
 
@@ -74,7 +75,7 @@ class SharedFile:
         self._made: list[Path] = []  # folders, the innermost first
 
     def make(self) -> bytes:
-        """Write a new secret; empty where the folder cannot be written."""
+        """Write a new secret; return an empty one if the folder is not writable."""
         text = secrets.token_hex(32)
         try:
             self._made = [each for each in self._path.parents if not each.exists()]
@@ -86,33 +87,33 @@ class SharedFile:
         return text.encode()
 
     def read(self) -> bytes:
-        """Return the secret of the head, empty if this node does not see one that is this user's alone."""
+        """Return the head's secret; empty without a file that only this user can read."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return read_secret(self._path).encode()
         return b""
 
     def remove(self) -> None:
-        """Take the file away: nobody joins any more."""
+        """Remove the file: no node joins from now on."""
         atexit.unregister(self.remove)
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-            for folder in self._made:  # those that nobody has put anything else into
+            for folder in self._made:  # fails for a folder with other files
                 folder.rmdir()
 
 
 def of_head(
     options: Options, identity: Mapping[str, Any], mine: bytes, shared: SharedFile
 ) -> tuple[dict[str, Any], bytes]:
-    """Return the identity of the run as its head publishes it, and the run's secret, empty if it has none.
+    """Return the identity that the head publishes, and the run's secret; empty without a secret.
 
-    The head leaves one for the others only where the roll call shows whether all have found it. A node that torch takes
-    in later may not, and would not be believed.
+    The head creates a secret only if the roll call shows whether all nodes have found it. A node
+    that torch admits later may not find it, and the others would ignore what it writes.
 
     Args:
-        options: What was asked for.
-        identity: The run.
-        mine: The secret that this node was given, empty if none.
-        shared: Where it leaves one otherwise.
+        options: The options of this launcher.
+        identity: The identity of the run.
+        mine: The secret that this node was given; empty if none was given.
+        shared: The file for a new secret.
     """
     if mine:
         return signed_identity(identity, mine, GIVEN), mine
@@ -137,7 +138,7 @@ def signing(secret: bytes, identity: Mapping[str, Any], *, inform: Callable[[Not
 
 
 def signed_identity(identity: Mapping[str, Any], secret: bytes, source: str) -> dict[str, Any]:
-    """Return the identity of a run with the signature of its head."""
+    """Return the identity of a run with the head's signature."""
     values = {**identity, "secret": source if secret else ""}
     return {**values, "signature": _signature(values, secret)} if secret else values
 
@@ -152,16 +153,16 @@ def _unsigned_content(values: Mapping[str, Any]) -> bytes:
 
 
 def of_run(identity: Mapping[str, Any], mine: bytes, shared: SharedFile, *, place: str) -> bytes:
-    """Return the secret by which this node and the head know each other, empty if the run has none for this node.
+    """Return the secret that this node shares with the head; empty without a common secret.
 
     Args:
-        identity: The run as its head wrote it into the store.
-        mine: The secret that this node was given, empty if none.
-        shared: Where the head of a run may have left one.
+        identity: The identity of the run, as the head wrote it into the store.
+        mine: The secret that this node was given; empty if none was given.
+        shared: The file in which the head may have left a secret.
         place: ``HOST:PORT`` of the store.
 
     Raises:
-        RunError: This node was given a secret and the head was not, or the other way, or theirs differ.
+        RunError: Only one of this node and the head was given a secret, or their secrets differ.
     """
     was_given = identity.get("secret") == GIVEN
     if bool(mine) != was_given:
@@ -180,7 +181,7 @@ def _is_signed(identity: Mapping[str, Any], secret: bytes) -> bool:
 
 
 def lost(place: str) -> Finding:
-    """Return why a node that comes later cannot take part: the run signs, and it does not have the secret."""
+    """Return the finding that a late node cannot read the secret of a run that signs."""
     node = f"this node ({socket.gethostname()})"
     return _differs(f"the nodes of this run sign what they write, and {node} cannot read their secret", place)
 

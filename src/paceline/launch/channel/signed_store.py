@@ -1,4 +1,4 @@
-"""The store of a run as launchers use it: what they write is signed, and what they read was signed, or is not there."""
+"""The store as launchers use it: sign what is written, ignore what has no valid signature."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ _TIMEOUT = timedelta(seconds=30)
 
 
 class SignedStore:
-    """A store, or a prefix of one.
+    """A store, or a prefix of one, with signatures.
 
-    A message that is not believed counts as one that is not there: whoever wrote over it, its writer may write again.
+    A message without a valid signature counts as missing. If another program has overwritten a
+    message, the writer may write it again.
 
     Args:
         store: The store.
-        signing: How messages are signed; without it none is, and all are believed.
-        scope: Tells stores with the same keys apart, such as those of two attempts: no message holds in both.
+        signing: How to sign messages; without it none is signed and all are accepted.
+        scope: Separates stores with the same keys, such as those of two attempts: a message of one
+            is invalid in the other.
     """
 
     def __init__(self, store: Any, signing: Signing | None = None, *, scope: str = "") -> None:
@@ -33,17 +35,17 @@ class SignedStore:
 
     @classmethod
     def of(cls, store: Any) -> SignedStore:
-        """Return a store as it is, if it is one of these, or else without signatures."""
+        """Return a ``SignedStore`` unchanged, and any other store without signatures."""
         return store if isinstance(store, cls) else cls(store)
 
     def _key(self, key: str) -> str:
         return f"{self._scope}|{key}"
 
     def closed(self, key: str, value: str | bytes) -> bytes:
-        """Return a value as it is written under a key."""
+        """Return a value in the form in which it is written under a key."""
         return self.signing.close(self._key(key), value.encode() if isinstance(value, str) else value)
 
-    # What is written
+    # Writes
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
@@ -55,7 +57,7 @@ class SignedStore:
         self.underlying_store.multi_set(keys, closed)
 
     def claim(self, key: str, value: str) -> bytes:
-        """Write a value where none is yet; return the one that is there then."""
+        """Write a value unless there is one; return the value that is there then."""
         mine = self.closed(key, value)
         there = bytes(self.underlying_store.compare_set(key, "", mine))
         found = value.encode() if there == mine else self.signing.open(self._key(key), there)
@@ -65,25 +67,25 @@ class SignedStore:
         return value.encode()
 
     def add(self, key: str, number: int) -> int:
-        """Add to a counter, which cannot be signed: nothing that ends or changes a run may rest on it."""
+        """Add to a counter, which cannot be signed: nothing that ends or changes a run uses one."""
         return int(self.underlying_store.add(key, number))
 
     def delete_key(self, key: str) -> bool:
         """Remove a key."""
         return bool(self.underlying_store.delete_key(key))
 
-    # What is read
+    # Reads
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys exist, whoever has written them."""
+        """Return whether all keys exist; signatures are not checked."""
         return bool(self.underlying_store.check(list(keys)))
 
     def find(self, key: str) -> bytes | None:
-        """Return a value, None if there is none that is believed."""
+        """Return a value; None if there is none with a valid signature."""
         return self.find_all([key]).get(key)
 
     def find_all(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Return the values that are there and believed, by key."""
+        """Return the values that exist and have valid signatures, by key."""
         listed = list(keys)
         if len(listed) > 1 and not self.check(listed):
             listed = [key for key in listed if self.check([key])]
@@ -100,7 +102,7 @@ class SignedStore:
         """Return a value; wait until it is there.
 
         Raises:
-            DistStoreError: It has not come in time.
+            DistStoreError: The value has not come in time.
         """
         self.wait([key], _TIMEOUT)
         value = self.find(key)
@@ -110,7 +112,7 @@ class SignedStore:
         """Wait until values are there.
 
         Raises:
-            DistStoreError: They have not come in time.
+            DistStoreError: Some values have not come in time.
         """
         deadline = time.monotonic() + timeout.total_seconds()
         self.underlying_store.wait(list(keys), timeout)
@@ -120,14 +122,14 @@ class SignedStore:
             time.sleep(_LOOK_S)
 
     def peek(self, key: str) -> tuple[bytes, bool]:
-        """Return a value that is there, and whether it was signed."""
+        """Return an existing value, and whether it was signed."""
         content = bytes(self.underlying_store.get(key))
         return unsigned(content), self.signing.has_signed(self._key(key), content)
 
-    # What is no message
+    # The connection
 
     def clone(self) -> SignedStore:
-        """Return the same on a connection of its own."""
+        """Return a store with the same settings on a separate connection."""
         return SignedStore(self.underlying_store.clone(), self.signing, scope=self._scope)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -1,7 +1,8 @@
-"""Signatures of what launchers write for each other, so that nobody without the run's secret is believed.
+"""Sign what launchers write for each other, so that only processes with the secret are believed.
 
-``sign`` and ``verify`` are pure. A signature binds the value to its key, the run's token, its sender and a number that
-each sender counts up: a message can be moved to no other key, run or attempt, and an older one is told from a newer.
+``sign`` and ``verify`` are pure. A signature binds the value to its key, the run's token, its
+sender and a number that each sender counts up. So nobody can move a message to another key, run or
+attempt, and an older message is distinguished from a newer one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _STAYS_S = 0.2
 
 @dataclass(frozen=True)
 class Message:
-    """What was signed.
+    """A signed message.
 
     Attributes:
-        sender: Who has signed it.
+        sender: A random id of the signing launcher.
         number: Counts the messages of this sender.
-        value: What it says.
+        value: The content.
     """
 
     sender: str
@@ -46,7 +47,7 @@ def sign(secret: bytes, token: str, key: str, message: Message) -> bytes:
 
 
 def verify(secret: bytes, token: str, key: str, content: bytes) -> Message | None:
-    """Return the message that was written under a key; None if nobody with the secret has signed it for that key."""
+    """Return the message under a key; None without a valid signature for that key."""
     line, value = _split(content)
     try:
         digest, number, sender = line.decode("ascii").split(" ")
@@ -57,13 +58,13 @@ def verify(secret: bytes, token: str, key: str, content: bytes) -> Message | Non
 
 
 def unsigned(content: bytes) -> bytes:
-    """Return the value of a message without a look at its signature, if it has one."""
+    """Return the value of a message; its signature, if any, is not checked."""
     line, value = _split(content)
     return value if line else content
 
 
 def _split(content: bytes) -> tuple[bytes, bytes]:
-    """Return the line of the signature without its mark, empty if there is none, and the value."""
+    """Return the signature line without its mark, empty if there is none, and the value."""
     if not content.startswith(_MARK + b" "):
         return b"", content
     line, _, value = content.partition(b"\n")
@@ -71,19 +72,19 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
 
 
 def _digest(secret: bytes, token: str, key: str, message: Message) -> str:
-    # With their lengths, so that what ends one field cannot begin the next.
+    # Each part follows its length, so that the end of a field cannot pass as the next one's start.
     parts = (token.encode(), key.encode(), message.sender.encode(), str(message.number).encode(), message.value)
     content = b"".join(b"%d:%s" % (len(part), part) for part in parts)
     return hmac.new(secret, content, hashlib.sha256).hexdigest()
 
 
 class Signing:
-    """How this launcher signs what it writes, and what it believes.
+    """How this launcher signs what it writes, and which messages it accepts.
 
     Args:
-        secret: The run's secret; empty for a run without one, in which all that is written is believed.
+        secret: The run's secret; empty for a run without one, in which all messages are accepted.
         token: The run's token.
-        on_ignored: Called once for each kind of key under which a message was found that is not believed.
+        on_ignored: Called once for each kind of key under which a message was rejected.
     """
 
     def __init__(
@@ -101,21 +102,21 @@ class Signing:
 
     @property
     def is_on(self) -> bool:
-        """Whether messages are signed, and only signed ones believed."""
+        """Whether messages are signed, and only signed ones accepted."""
         return bool(self._secret)
 
     def drop(self) -> None:
-        """Sign no more and believe all, as a run without a secret: some node of it does not have it."""
+        """Stop signing and accept all messages, because some node does not have the secret."""
         self._secret = b""
 
     def close(self, key: str, value: bytes) -> bytes:
-        """Return a value as it is written under a key."""
+        """Return a value in the form in which it is written under a key."""
         if not self._secret:
             return value
         return sign(self._secret, self._token, key, Message(self._sender, next(self._numbers), value))
 
     def open(self, key: str, content: bytes) -> bytes | None:
-        """Return the value that was written under a key; None if it is not believed."""
+        """Return the value written under a key; None if its signature is invalid."""
         if not self._secret:
             return unsigned(content)
         message = verify(self._secret, self._token, key, content)
@@ -125,13 +126,13 @@ class Signing:
         return None if self._is_old(key, message) else message.value
 
     def has_signed(self, key: str, content: bytes) -> bool:
-        """Return whether somebody with the secret has signed this."""
+        """Return whether a process with the secret has signed this content."""
         return bool(self._secret) and verify(self._secret, self._token, key, content) is not None
 
     def _is_old(self, key: str, message: Message) -> bool:
         """Return whether a newer message of this sender was seen under the key.
 
-        It is reported when it stays: of two threads the one that has read first may look at it last.
+        It is reported if it stays: of two threads, the first one to read may be the last to check.
         """
         place, now_s = (key, message.sender), time.monotonic()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Whether a node that is silent is lost: how long it has been silent and what is proven in, a reason out. Pure."""
+"""Decide whether a silent node is lost, from the length of its silence and what is proven. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from paceline.errors import Notice
 from paceline.text.wording import duration
 
 # Reasons to call a node lost.
-CLOSED = "closed"  # its host has closed its launcher's connection, and no heartbeat has come since
-REFUSED = "refused"  # its host answers, and its launcher's port is not open any more
-DOWN = "down"  # the scheduler says so
-SILENT = "silent"  # neither a heartbeat nor a training step for the time of --node-timeout
+CLOSED = "closed"  # its host closed its launcher's connection; no heartbeat since then
+REFUSED = "refused"  # its host answers, but its launcher's port is closed
+DOWN = "down"  # the scheduler reports the node as down
+SILENT = "silent"  # no heartbeat and no training step during --node-timeout
 
 
 class NodeLost(Exception):
-    """A node that the run cannot do without is lost, and the others would wait for it in vain."""
+    """A node is lost that the run needs; the other nodes would wait for it forever."""
 
 
 @dataclass(frozen=True)
 class Silence:
-    """What is known of a node that is silent.
+    """What is known about a silent node.
 
     Attributes:
-        silent_s: Since its last heartbeat.
-        stepless_s: Since ranks on any node that can be heard made a training step, or since the start.
-        is_closed: Its host has closed its launcher's connection after the last heartbeat.
-        state: What the scheduler says of the node, empty if there is none.
+        silent_s: Seconds since its last heartbeat.
+        stepless_s: Seconds since ranks made a step on any node that can be heard, or since the
+            start.
+        is_closed: Whether its host closed its launcher's connection after the last heartbeat.
+        state: The scheduler's state of the node; empty without a scheduler.
     """
 
     silent_s: float
@@ -38,12 +39,12 @@ class Silence:
 
 @dataclass(frozen=True)
 class Loss:
-    """A node that is lost, or the host of the run's store.
+    """A lost node, or the lost host of the run's store.
 
     Attributes:
-        host: Its host, empty if that is not known.
+        host: Its host; empty if unknown.
         reason: ``CLOSED``, ``REFUSED``, ``DOWN`` or ``SILENT``.
-        silent_s: How long it had been silent.
+        silent_s: How long it was silent, in seconds.
     """
 
     host: str = ""
@@ -56,12 +57,13 @@ class Loss:
 
 
 def judge(silence: Silence, *, node_timeout_s: float, closed_s: float) -> str:
-    """Return why a node is lost, empty if it may come back.
+    """Return why a node is lost; empty if it may come back.
 
     Args:
-        silence: What is known of it.
-        node_timeout_s: ``--node-timeout``.
-        closed_s: How long a node without its connection may be silent; it is made again at once if it lives.
+        silence: What is known about its silence.
+        node_timeout_s: ``--node-timeout``, in seconds.
+        closed_s: How long a node without a connection may be silent, in seconds; a living
+            launcher reconnects at once.
     """
     if silence.is_closed and silence.silent_s > closed_s:
         return CLOSED
@@ -73,17 +75,18 @@ def judge(silence: Silence, *, node_timeout_s: float, closed_s: float) -> str:
 
 
 def is_down(state: str) -> bool:
-    """Return whether a state of a node, as ``sinfo`` prints it, says that the node is down."""
+    """Return whether a node state, as ``sinfo`` prints it, means that the node is down."""
     return state.lower().startswith("down")
 
 
 @dataclass
 class Silences:
-    """The silences of one node, or of the host of the run's store, one after the other.
+    """The successive silences of one node, or of the host of the run's store.
 
     Attributes:
-        began_s: When the present silence began; None if there is none.
-        notice_after_s: How long the next silence lasts before it is worth a notice; None before the first one.
+        began_s: When the current silence began; None if there is none.
+        notice_after_s: How long the next silence lasts before a notice, in seconds; None before
+            the first silence.
     """
 
     began_s: float | None = None
@@ -93,15 +96,15 @@ class Silences:
         """Return whether a silence has lasted long enough for a notice.
 
         Args:
-            silent_s: How long it has lasted.
-            default_s: How long the first silence must last.
+            silent_s: How long it has lasted, in seconds.
+            default_s: How long the first silence must last, in seconds.
         """
         return silent_s > (default_s if self.notice_after_s is None else self.notice_after_s)
 
     def update(
         self, name: str, silent_s: float, *, is_silent: bool, now_s: float, node_timeout_s: float
     ) -> Notice | None:
-        """Record whether there is a silence now; return the notice of its begin or end, None if nothing is new."""
+        """Record whether there is a silence; return the notice if it starts or ends, else None."""
         if is_silent and self.began_s is None:
             self.began_s = now_s - silent_s
             return notice(name, silent_s=silent_s, node_timeout_s=node_timeout_s)
@@ -124,18 +127,19 @@ def notice(name: str, *, silent_s: float, node_timeout_s: float) -> Notice:
 
 
 def heard_again(name: str, *, silent_s: float) -> Notice:
-    """Return the notice that a node that was silent is heard again."""
+    """Return the notice that a silent node is heard again."""
     return Notice(f"{name} is heard again, after {silent_s:.0f} s")
 
 
 def next_notice_s(lasted_s: float, *, node_timeout_s: float) -> float:
-    """Return from how many seconds on the next silence of a node is worth a notice.
+    """Return how many seconds the next silence of a node lasts before a notice.
 
-    Where a link is full, heartbeats queue behind gradients: a silence like the last one is nothing new.
+    On a full link, heartbeats queue behind gradients: a silence like the last one is not news.
 
     Args:
-        lasted_s: The silence that has just ended.
-        node_timeout_s: When the node would have been lost; a notice is to come well before.
+        lasted_s: How long the last silence was, in seconds.
+        node_timeout_s: When the node would have been lost, in seconds; the notice must come well
+            before.
     """
     return max(lasted_s, min(2 * lasted_s, node_timeout_s / 2))
 
@@ -146,5 +150,5 @@ def named(node: int, host: str) -> str:
 
 
 def store_named(host: str) -> str:
-    """Return the name of the host of the run's store, where it is the store that does not answer."""
+    """Return the name of the store's host, for notices about a store that does not answer."""
     return f"the head, {host}," if host else "the head, which hosts the run's store,"

@@ -1,1 +1,1 @@
-"""What runs in a rank around the user's script: the entry, its files, and workarounds."""
+"""Run the user's script in a rank: the worker entry, its files, and workarounds."""

@@ -1,8 +1,8 @@
 """Check the store's token: a rank that connects to the store of another run reports it and ends.
 
-Every run has a token. The launcher of the head writes it, with the run's name, to the store of the rendezvous; each
-rank knows the token of its own run. The token is the prefix of all keys that ranks write, so the keys of two runs never
-mix.
+Every run has a token. The launcher of the head writes it, with the run's name, to the store
+of the rendezvous. Each rank knows the token of its run. The token is the prefix of all keys that
+ranks write, so the keys of two runs never mix.
 """
 
 from __future__ import annotations

@@ -392,7 +392,7 @@ _LIBRARIES = tuple(
 
 
 def is_users(file: str) -> bool:
-    """Return whether a file is the user's own: not of the standard library, an installed package or ours."""
+    """Return whether a file is the user's: not of Python, an installed package or paceline."""
     if file.startswith("<"):
         return False
     real = os.path.realpath(file)

@@ -1,8 +1,9 @@
-"""Find what a child process of a rank, such as a DataLoader worker, is doing, without sending it a signal.
+"""Find what a child process of a rank, such as a DataLoader worker, is doing, without a signal.
 
-A worker that was deadlocked in its fork died of a stack signal, so a process that has not shown that it can take one
-gets none. py-spy reads the memory of a process without stopping it, where it is installed and allowed to. Otherwise
-the kernel's files in ``/proc`` show the system call and the file. This module collects and decides nothing.
+A stack signal killed a worker that was deadlocked in its fork, so a process gets none unless it has
+proven that it can handle one. py-spy reads the memory of a process without stopping it, if it is
+installed and has the rights. Otherwise the kernel's files in ``/proc`` show the system call and
+the file. This module collects and decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from paceline.launch.monitor.position import Frame
 
-# Numbers of x86-64; other machines have other numbers, and no system call is shown there.
+# System call numbers of x86-64. On other machines no system call is shown.
 _CALLS = {0: "read", 17: "pread", 45: "recvfrom", 257: "openat", 73: "flock", 72: "fcntl", 74: "fsync", 61: "wait4"}
 _ON_FILES = ("read", "pread", "flock", "fcntl", "fsync", "recvfrom")
 _PY_SPY_S = 3.0
@@ -27,12 +28,15 @@ MISSING = "py-spy is not installed"
 
 
 def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S) -> tuple[Frame, ...]:
-    """Return the Python stack of a process's main thread, outermost first; empty without py-spy or its rights.
+    """Return the Python stack of a process's main thread; empty without py-spy or its rights.
 
     Args:
         pid: The process.
-        read_frame: Makes a frame of file, line and function.
-        limit_s: How long py-spy may take.
+        read_frame: Creates a frame from file, line and function.
+        limit_s: How long py-spy may take, in seconds.
+
+    Returns:
+        The frames, outermost first.
     """
     dumped, _ = threads(pid, limit_s=limit_s)
     main = main_thread(pid, dumped)
@@ -40,11 +44,11 @@ def stack(pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: fl
 
 
 def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
-    """Return the Python threads of a process as py-spy prints them, and one line that says why there are none.
+    """Return a process's Python threads as py-spy prints them, and the reason if there are none.
 
     Args:
         pid: The process.
-        limit_s: How long py-spy may take.
+        limit_s: How long py-spy may take, in seconds.
     """
     program = find_py_spy()
     if not program:
@@ -69,8 +73,8 @@ def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, i
     """Return ``(file, line, function)`` of the main thread's frames, outermost first.
 
     Args:
-        pid: The process: the kernel gives its number to the main thread too.
-        dumped: What ``threads`` returned.
+        pid: The process; the main thread has the same number in the kernel.
+        dumped: The threads that ``threads`` returned.
     """
     main = [thread for thread in dumped if thread.get("os_thread_id") == pid]
     named = [thread for thread in dumped if thread.get("thread_name") == "MainThread"]
@@ -81,7 +85,8 @@ def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, i
 def frames_of(thread: dict[str, Any]) -> list[tuple[str, int, str]]:
     """Return ``(file, line, function)`` of a thread's frames, outermost first.
 
-    From Python 3.11 on py-spy prints qualified names (``Samples.__getitem__``); what follows the last dot is used.
+    From Python 3.11 on, py-spy prints qualified names (``Samples.__getitem__``). Only the part
+    after the last dot is used.
     """
     return [
         (frame["filename"], int(frame["line"] or 0), frame["name"].rpartition(".")[2])
@@ -96,7 +101,7 @@ def find_py_spy() -> str:
 
 
 def in_kernel(pid: int) -> str:
-    """Return the system call that a process waits in, ``read of /data/train.bin``; empty if that is not visible."""
+    """Return the system call that a process waits in, ``read of /data/x.bin``; empty if unknown."""
     if os.uname().machine != "x86_64":
         return ""
     try:

@@ -1,8 +1,8 @@
-"""Asks the ranks of this node where they stand: stacks and collectives from their witness, by a signal as a last means.
+"""Collect where the ranks of this node are: stacks and collectives from their stack responders.
 
-This module collects and decides nothing. It takes some milliseconds for all ranks of a node; half a second if one does
-not answer. A signal goes only to a rank whose witness does not answer and that has a handler for it, and never to the
-children of a rank.
+This module collects and decides nothing. All ranks of a node together take some milliseconds, or
+half a second if one does not answer. As a last resort a rank gets a signal: only if its stack
+responder does not answer and the rank has a handler for it. Children of a rank never get one.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from paceline.launch.monitor.position import Frame
 from paceline.launch.probe import stack_responder
 from paceline.machine import processes, sockets
 
-# How long a rank has to answer. The stack takes a few milliseconds; the witness may have to wait for the lock.
+# How long a rank has to answer. The stack takes a few milliseconds; the stack responder may have to
+# wait for the interpreter lock.
 _ANSWER_S = 0.5
-_QUIET_ANSWER_S = 1.5  # where no signal may follow, and nobody waits for the result
-# A dump is whole when it has not grown for so long.
+_QUIET_ANSWER_S = 1.5  # for looks without a signal, whose result is not urgent
+# A dump is complete when it has not grown for this time.
 _QUIET_S = 0.02
-# Of a rank that waits for its loader, so many workers are looked at.
+# The number of workers to look at, for a rank that waits for its loader.
 _WORKERS = 4
-_WORKERS_S = 3.0  # for those of one rank together
+_WORKERS_S = 3.0  # for all workers of one rank
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one rank has answered.
+    """The answer of one rank.
 
     Attributes:
-        frames: Its main thread's stack, outermost first, from the script on; empty if it is not visible.
-        recorded: What its witness said of its last collective, empty if it did not.
-        worker: Place of the user's code in a DataLoader worker, as text; empty if there is none to see.
-        guard: The ``if`` around its place that chooses ranks; empty if there is none.
+        frames: Its main thread's stack, outermost first, from the script on; empty if invisible.
+        recorded: Its last collective, from the stack responder; empty without an answer.
+        worker: Place in the user's code of a DataLoader worker, as text; empty if none is visible.
+        guard: The ``if`` around its place that selects ranks; empty if there is none.
         cpu_s: CPU time that it and its children have used so far.
         io_bytes: Bytes that they have read and written so far.
-        state: The kernel's letter for its main thread: S sleeps, R runs, T is stopped, D waits for a device.
-        switches: How often its main thread has stopped running so far, -1 if that is not known.
-        socket_bytes: What its TCP sockets have moved so far, -1 if that is not known.
-        answer: All that its witness said, as ``witness.state`` returns it; empty if it did not answer.
-        others_idle: No other Python thread of it is in the user's code or in a collective.
+        state: The kernel's letter for its main thread: S sleeps, R runs, T is stopped, D waits for
+            a device.
+        switches: How often its main thread has stopped running so far; -1 if unknown.
+        socket_bytes: Bytes that its TCP sockets have moved so far; -1 if unknown.
+        answer: The complete answer, as ``stack_responder.state`` returns it; empty without one.
+        others_idle: Whether no other Python thread is in the user's code or in a collective.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -72,12 +74,12 @@ def look(
     quiet: bool = False,
     leave_out: Collection[int] = (),
 ) -> dict[int, Look]:
-    """Return where ranks stand.
+    """Return where ranks are.
 
     Args:
-        pids: Process of each rank, by local rank; all of them living.
-        files: Where faulthandler writes in each rank.
-        quiet: Send no signal, and look at no DataLoader worker.
+        pids: Process id of each rank, by local rank; all of them alive.
+        files: The file that faulthandler writes to, by local rank.
+        quiet: Send no signal, and skip DataLoader workers.
         leave_out: Ports of connections that carry no collectives.
     """
     statuses = {local: processes.status(pid) for local, pid in pids.items()}
@@ -122,10 +124,10 @@ def _look_at(
 
 
 def is_blocked(before: Look, now: Look) -> bool:
-    """Return whether a rank waits in a collective and nothing of it has moved between two looks.
+    """Return whether a rank waits in a collective and has not moved between two looks.
 
-    Everything has to be known for that: the stack, the count of times that the kernel has let the main thread run, and
-    the bytes on its sockets.
+    This needs all facts: the stack, the number of times that the kernel has let the main thread
+    run, and the bytes on its sockets.
     """
     has_answers = bool(before.answer and now.answer and now.frames)
     has_counts = now.switches >= 0 and now.socket_bytes >= 0
@@ -147,13 +149,16 @@ def is_blocked(before: Look, now: Look) -> bool:
 
 
 def is_idle(frames: Sequence[Sequence[Any]]) -> bool:
-    """Return whether a thread can call no collective for the script: it is a library's, and not in one now."""
+    """Return whether a thread cannot call a collective for the script.
+
+    It belongs to a library, and is not in a collective now.
+    """
     in_collective = bool(frames) and "torch/distributed/" in frames[-1][0]
     return not in_collective and not any(is_users(file) for file, *_ in frames)
 
 
 def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
-    """Return the stacks that ranks write when a signal tells them to."""
+    """Return the stacks that ranks write after a signal."""
     deadline = time.monotonic() + _ANSWER_S  # for all together
     starts = {local: _size(files[local]) for local in pids}
     asked = [local for local, pid in pids.items() if _ask(pid)]
@@ -161,17 +166,17 @@ def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, 
 
 
 def at(frames: tuple[Frame, ...]) -> Look:
-    """Return what is known of a rank of which only a stack is left: of its exception, or its crash."""
+    """Return a look for a rank with only a stack: that of its exception, or of its crash."""
     return Look(frames, guard=_guard(frames))
 
 
 def read_crash(file: Path) -> tuple[Frame, ...]:
-    """Return where a rank was when it crashed in native code, from what faulthandler has left."""
+    """Return the stack of a rank that crashed in native code, from faulthandler's file."""
     return _frames(position.parse(_text(file, 0)))
 
 
 def _ask(pid: int) -> bool:
-    """Send the signal, unless the process would die of it: not every program runs in our entry."""
+    """Send the signal, unless it would kill the process: a program may run without our entry."""
     if not stack_responder.SIGNAL or not catches(pid, stack_responder.SIGNAL):
         return False
     with contextlib.suppress(OSError):
@@ -181,13 +186,13 @@ def _ask(pid: int) -> bool:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for a signal; what the handler does is not visible from outside."""
+    """Return whether a process has a handler for a signal; what the handler does is not visible."""
     caught = processes.status(pid).get("SigCgt", "0")
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
 def _dump(file: Path, start: int, deadline: float) -> str:
-    """Return what a rank has written since, once it has stopped writing."""
+    """Return what a rank has written after ``start``, once it has stopped writing."""
     size, since = _size(file), time.monotonic()
     while time.monotonic() < deadline and (size == start or time.monotonic() - since < _QUIET_S):
         time.sleep(0.005)
@@ -214,12 +219,12 @@ def _size(file: Path) -> int:
 
 
 def _frames(stack: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
-    """Return the frames of the script: what is above it is the launcher that the rank was forked from."""
+    """Return the frames of the script, without those inherited from the launcher."""
     return below_launcher([_frame(*entry) for entry in stack])
 
 
 def below_launcher(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames from the first of the user's on."""
+    """Return the frames from the user's first frame on."""
     first = next((place for place, frame in enumerate(frames) if frame.user), 0)
     return tuple(frames[first:])
 
@@ -229,7 +234,7 @@ def _frame(file: str, line: int, function: str) -> Frame:
 
 
 def _guard(frames: tuple[Frame, ...]) -> str:
-    """Return the innermost guard around any of the user's frames."""
+    """Return the innermost ``if`` that selects ranks, around any of the user's frames."""
     for frame in reversed(frames):
         if frame.user:
             found = rank_conditions.guard_of("".join(linecache.getlines(frame.file)), frame.line)
@@ -240,11 +245,11 @@ def _guard(frames: tuple[Frame, ...]) -> str:
 
 
 def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
-    """Return where the first worker is that is in the user's code, ``data.py:40``, or what it waits for.
+    """Return the place of the first worker in the user's code, or else a worker's system call.
 
     Args:
-        pid: The rank.
-        read_frame: Makes a frame of file, line and function.
+        pid: Process id of the rank.
+        read_frame: Creates a frame from file, line and function.
     """
     import psutil
 
@@ -254,7 +259,7 @@ def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
         workers = [child.pid for child in psutil.Process(pid).children()[:_WORKERS]]
     for worker in workers:
         stack = children.stack(worker, read_frame, limit_s=deadline - time.monotonic())
-        # a forked worker's stack begins with that of the rank that forked it
+        # the stack of a forked worker begins with the stack of its rank
         inside = [place for place, frame in enumerate(stack) if frame.function == "_worker_loop"]
         place = position.Position(rank=0, frames=stack[inside[-1] :] if inside else ()).place
         if place:
@@ -263,13 +268,13 @@ def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
 
 
 def _work(pid: int) -> tuple[float, int]:
-    """Return the CPU seconds and the bytes of a process and those below it."""
+    """Return the CPU seconds and the bytes of a process and its descendants."""
     import psutil
 
     cpu_s, io_bytes = 0.0, 0
     with contextlib.suppress(psutil.Error):
         for each in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            cpu_s += sum(each.cpu_times()[:4])  # its own, and those of its children that have ended
+            cpu_s += sum(each.cpu_times()[:4])  # with that of its ended children
             if hasattr(each, "io_counters"):
                 counts = each.io_counters()
                 io_bytes += getattr(counts, "read_chars", 0) + getattr(counts, "write_chars", 0)
@@ -284,7 +289,7 @@ def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[
         asker.settimeout(0.05)
         asked: dict[int, int] = {}  # process id: local rank
         with contextlib.suppress(OSError):
-            asker.bind("")  # the kernel chooses an abstract name to answer to
+            asker.bind("")  # the kernel chooses an abstract name for the answers
         for local, pid in pids.items():
             with contextlib.suppress(OSError):
                 asker.sendto(b"where", stack_responder.address(pid))
@@ -293,6 +298,6 @@ def _ask_witnesses(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[
         while len(found) < len(asked) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError, ValueError):
                 answer, _, sender, _ = stack_responder.receive(asker, 1 << 18)
-                if sender in asked:  # another process may have taken the rank's name, or send here unasked
+                if sender in asked:  # another process may use the rank's name, or send here unasked
                     found[asked[sender]] = json.loads(answer)
     return found

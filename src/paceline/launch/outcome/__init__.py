@@ -1,1 +1,1 @@
-"""From rank exits and evidence to the root cause, the final report and how the run is resumed."""
+"""From rank exits and evidence: the root cause, the final report, and how to resume the run."""

@@ -1,4 +1,4 @@
-"""From a verdict to the lines of the final block, in their fixed order. Pure."""
+"""Render a verdict as the final block of lines, in a fixed order. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from paceline.launch.outcome.root_cause import CAUSE, Verdict, weigh
 from paceline.text.wording import named, shorten
 
-# A block fits on a screen with the last lines of the script above it.
+# A block must fit on one screen, below the last lines of the script.
 MOST_LINES = 15
 
 
 def render(
     verdict: Verdict, *, exit_status: int, run_dir: str, attempts: int = 1, again: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines of the final block, at most ``MOST_LINES``; those about going on (two at most) whole."""
+    """Return the lines of the final block, at most ``MOST_LINES``.
+
+    Lines about resuming, at most two, are never cut.
+    """
     finding = verdict.finding
     first = f"{finding.what}   [{finding.code} {finding.name}]"
     before = [_label(verdict) + first]
@@ -30,7 +33,10 @@ def render(
 
 
 def _label(verdict: Verdict) -> str:
-    """Return what the first line begins with; an exception that was seen is the cause, the rest is inferred."""
+    """Return the start of the first line.
+
+    An exception that was seen is a cause; every other cause is inferred and called likely.
+    """
     if verdict.hung:
         return "hang: "
     if not verdict.causes:
@@ -41,7 +47,7 @@ def _label(verdict: Verdict) -> str:
 
 
 def _about_the_others(verdict: Verdict) -> list[str]:
-    """Return a line for each of those who failed too, and one for those who were dragged along."""
+    """Return a line for each other failure, one for the victims, and one for lost nodes."""
     lines = [*verdict.threads[:2], *verdict.others[:2]]
     if len(verdict.others) > 2:
         lines.append(f"and {len(verdict.others) - 2} more failed by themselves")

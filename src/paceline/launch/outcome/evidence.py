@@ -1,6 +1,7 @@
-"""Evidence about how ranks ended: their files, their checkpoints, the kernel's counts of kills, ``/dev/shm``.
+"""Collect evidence about how ranks ended: their files, checkpoints, OOM kills, ``/dev/shm``.
 
-A hand: it reads and returns plain values. What is not there (no ``/proc``, no cgroup) reads as nothing.
+A collector: it reads and returns plain values. A missing source (``/proc``, a cgroup) reads as
+empty.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 
 
 def read_failure(path: Path) -> Failure | None:
-    """Return the exception that a rank's worker entry recorded, None if there is none."""
+    """Return the exception that a rank's worker entry recorded; None if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -38,7 +39,7 @@ def read_failure(path: Path) -> Failure | None:
 
 
 def failure_from(ours: Mapping[str, Any]) -> Failure:
-    """Return the exception that a rank's worker entry described."""
+    """Return the exception from the data that a rank's worker entry recorded."""
     return Failure(
         type=ours["type"],
         message=ours["message"],
@@ -50,7 +51,7 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
 
 
 def describe_thread(entry: Mapping[str, Any]) -> str:
-    """Return an exception that ended a thread of a rank, in words."""
+    """Return in words an exception that ended a thread of a rank."""
     failure = failure_from(entry)
     first_line = next(iter(failure.message.splitlines()), "")
     said = f"{failure.type}: {first_line}".rstrip(": ")
@@ -59,7 +60,7 @@ def describe_thread(entry: Mapping[str, Any]) -> str:
 
 
 def _from_torch(content: dict[str, object]) -> Failure | None:
-    """Read what torch's ``@record`` writes, for ranks that run without our entry."""
+    """Read the error file of torch's ``@record``, for ranks without our worker entry."""
     message = content.get("message")
     if not isinstance(message, dict):
         return None
@@ -70,7 +71,7 @@ def _from_torch(content: dict[str, object]) -> Failure | None:
 
 
 def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[str, ...]:
-    """Return the last lines of a log file that say something."""
+    """Return the last informative lines of a log file."""
     try:
         with open_file(path) as file:
             file.seek(0, os.SEEK_END)
@@ -81,26 +82,29 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
 
 
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:
-    """Return the last lines of a log that say something; C++ stack frames do not."""
+    """Return the last informative lines of a log; C++ stack frames are left out."""
     said = (line.rstrip()[:300] for line in text.splitlines() if line.strip())
     return tuple(line for line in said if not line.startswith(("frame #", "<omitting python frames>")))[-lines:]
 
 
 def read_stack(path: Path) -> tuple[str, ...]:
-    """Return ``file:line in function`` of the thread that crashed, innermost first, from faulthandler's dump."""
+    """Return the stack of the thread that crashed, from faulthandler's dump.
+
+    Each entry is ``file:line in function``, innermost first.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
     current = re.split(r"\n\n", text[text.find("Current thread") :] if "Current thread" in text else "")[0]
     frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', current)
-    # everything above our own entry is the launcher that the rank was forked from
+    # frames above our worker entry belong to the launcher that the rank was forked from
     theirs = itertools.takewhile(lambda frame: not frame[0].startswith(_PACKAGE), frames)
     return tuple(f"{file}:{line} in {function}" for file, line, function in theirs)
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint that was committed last, None if there is none or the folder cannot be read."""
+    """Return the last committed checkpoint; None if there is none or the folder is not readable."""
     last = checkpoint.last_committed(folder)
     if last is None:
         return None
@@ -108,7 +112,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
-    """Return NCCL's logs of the attempts from one on: the folder may hold those of an earlier start."""
+    """Return NCCL's logs from attempt ``since`` on; older ones belong to an earlier start."""
     attempts = range(since, run_dir.next_attempt())
     names = {n: run_dir.nccl(0, n).name.partition("000")[2] for n in attempts}
     logs = [path for path in _entries(run_dir.root / "logs") if re.sub(r"^rank-\d+", "", path.name) in names.values()]
@@ -116,7 +120,10 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
 
 
 def half_saved(folder: Path, *, since_ns: int) -> str:
-    """Return the folder of a checkpoint that was written to since a moment and not committed; empty if none was."""
+    """Return the folder of an uncommitted checkpoint; empty if there is none.
+
+    Only folders that were written to after ``since_ns`` count.
+    """
     for path in _entries(folder):
         if path.name.startswith(".") and not path.name.startswith(".trash") and _changed_ns(path) >= since_ns:
             return shown(path)
@@ -126,7 +133,7 @@ def half_saved(folder: Path, *, since_ns: int) -> str:
 def _changed_ns(path: Path) -> int:
     newest = 0
     for place in (path, *path.rglob("*")) if path.is_dir() else ():
-        with contextlib.suppress(OSError):  # its writer may be at work
+        with contextlib.suppress(OSError):  # a file may be renamed or removed meanwhile
             newest = max(newest, place.stat().st_mtime_ns)
     return newest
 
@@ -139,10 +146,10 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory: this cgroup's count, else the host's.
+    """Return how many processes the kernel killed for lack of memory: in the cgroup, else the host.
 
-    Only the difference of two readings means something. The cgroup's count includes its processes that
-    the host's own killer took.
+    Only the difference of two readings means something. The cgroup's count includes processes of
+    the cgroup that the host's OOM killer ended.
     """
     count = _cgroup_oom_kills()
     return count if count is not None else _host_oom_kills() or 0
@@ -167,7 +174,7 @@ def _host_oom_kills() -> int | None:
 
 
 def shm_pressure(path: str = "/dev/shm", *, threshold: float = 0.9) -> str:
-    """Return how full ``/dev/shm`` is, ``"98 % of 64 MB"``; empty if it is not near full or not there."""
+    """Return how full ``/dev/shm`` is, ``"98 % of 64 MB"``; empty below ``threshold``."""
     try:
         stats = os.statvfs(path)
     except OSError:

@@ -1,6 +1,6 @@
-"""Whether a checkpoint can be written in the time that ranks get at the end: told as soon as one was measured.
+"""Check whether a checkpoint fits into the grace period, and warn as soon as one was measured.
 
-A judge, and a hand that looks at the run folder now and then.
+``judge`` decides; ``SaveWatch`` reads the run folder from time to time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from paceline.errors import Finding
 from paceline.launch.outcome import evidence, resume
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
-_EVERY_S = 15.0  # a folder of few entries, on a file server
-_STEP_S = 2.0  # until the ranks have met at a boundary, where steps are short
+_EVERY_S = 15.0  # the folder has few entries, but may be on a file server
+_STEP_S = 2.0  # time for ranks with short steps to reach a step boundary
 
 
 def judge(last: Checkpoint | None, *, grace_s: int, again: ResumeCommand) -> Finding | None:
-    """Return the warning that a stop would end in an unfinished checkpoint; None if it would not, or nobody knows.
+    """Return the warning that a stop would leave an unfinished checkpoint; None if not or unknown.
 
-    A save at the end may take half as long again as one in the middle: all ranks wait for it, and the disk is shared.
+    A final save may take half as long again as an earlier one: all ranks wait for it, and the disk
+    is shared.
     """
     if last is None or 1.5 * last.seconds + _STEP_S <= grace_s:
         return None
@@ -39,9 +40,9 @@ class SaveWatch:
 
     Args:
         folder: The checkpoints of the run.
-        grace_s: Seconds that ranks have to end by themselves.
-        again: How the run is started again.
-        notice: Says a warning.
+        grace_s: Seconds that ranks have between the signal and SIGKILL.
+        again: The resume command of the run.
+        notice: Prints a warning.
     """
 
     def __init__(self, folder: Path, *, grace_s: int, again: ResumeCommand, notice: Callable[[Finding], None]) -> None:
@@ -50,7 +51,7 @@ class SaveWatch:
         self._has_told = False
 
     def tick(self) -> None:
-        """Look, if it is time to."""
+        """Look at the newest checkpoint, if a look is due."""
         now_s = time.monotonic()
         if self._has_told or now_s < self._next_s:
             return

@@ -1,4 +1,4 @@
-"""NCCL's log in three lines: which interface, which transport, which algorithm. Pure."""
+"""Summarise NCCL's log in three lines: interface, transport and algorithm. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-# the name alone: with the addresses every node would count as another interface
+# Only the name: with addresses, every node would count as a different interface.
 _INTERFACE = re.compile(r"(?:NET/(?:Socket|IB|OFI) |Bootstrap ?): Using (?:\[\d+\])?([\w.-]+)")
 _NETWORK = re.compile(r"Using network (\S+)")
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? : .* via (\S+)")
@@ -15,7 +15,7 @@ _RINGS = re.compile(r"Connected all (rings|trees)")
 
 
 def summarise(texts: Sequence[str]) -> list[str]:
-    """Return what NCCL chose, as lines to print; one line saying so where it logged nothing.
+    """Return what NCCL chose, as lines to print; a single line if it logged nothing.
 
     Args:
         texts: The logs of all ranks, with ``NCCL_DEBUG=INFO``.

@@ -1,4 +1,4 @@
-"""How one node's part of a run ended: the records that nodes exchange at the end. Pure."""
+"""The account of one node: how its part of a run ended, as nodes exchange it at the end. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 
 @dataclass(frozen=True)
 class NodeAccount:
-    """What one node knows of a run that has ended.
+    """What one node knows about a run that has ended.
 
     Attributes:
-        again: How the run is started again.
-        ends: How the ranks of the node ended.
-        pulses: What each of them has counted.
-        stop: What ended the run from outside, as far as this node got it.
-        last: The newest checkpoint that the node sees.
-        hang: What the ranks hung in, if they were stopped for it.
-        noticed_hang: What a notice had named as the cause of a wait that lasted until the end.
+        again: The resume command of the run.
+        ends: The exits of the node's ranks.
+        pulses: The counters of each of its ranks, as plain data.
+        stop: What ended the run from outside, if this node received it; else None.
+        last: The newest checkpoint that the node sees; None if there is none.
+        hang: Why the ranks hung, if they were stopped for a hang; else None.
+        noticed_hang: The cause that a notice named for a wait that lasted until the end.
         noticed: Warnings of the node.
-        saving: A checkpoint that was being written when the run was stopped; empty if none was.
+        saving: The checkpoint that was being written when the run was stopped; empty if none was.
     """
 
     again: ResumeCommand
@@ -59,7 +59,7 @@ class NodeAccount:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> NodeAccount:
-        """Return the account that ``to_json`` described."""
+        """Return the account from the data that ``to_json`` returned."""
         return cls(
             again=ResumeCommand(**values["again"]),
             ends=[RankExit.from_json(end) for end in values["ends"]],
@@ -77,8 +77,8 @@ def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
     """Return the account of the whole run.
 
     Args:
-        accounts: Those of all nodes that were heard, by node rank.
-        run: What holds for the run besides: its folder, its lost nodes, how long it took.
+        accounts: The accounts of all nodes that sent one, by node rank.
+        run: The rest of the run's account: its folder, its lost nodes, its duration.
     """
     checkpoints = [account.last for account in accounts if account.last]
     warnings = [finding for account in accounts for finding in account.noticed]
@@ -87,7 +87,7 @@ def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
         ends=[end for account in accounts for end in account.ends],
         stops=[account.stop for account in accounts if account.stop],
         pulses=[pulse for account in accounts for pulse in account.pulses],
-        again=accounts[0].again,  # the first node's line, so that all print the same
+        again=accounts[0].again,  # node 0's line, so that all nodes print the same
         last=max(checkpoints, key=lambda checkpoint: checkpoint.number, default=None),
         hang=_first(account.hang for account in accounts),
         noticed_hang=_first(account.noticed_hang for account in accounts),

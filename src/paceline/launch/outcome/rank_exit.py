@@ -1,6 +1,6 @@
-"""How ranks ended: the records that travel from each node to all others, and what they say by themselves.
+"""Rank exits: the records of how ranks ended, which every node sends to all others.
 
-Pure. Why a run failed is decided from all of them together, in ``outcome``.
+Pure. ``root_cause`` decides from all records together why a run failed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from paceline.launch.monitor.position import Frame, Position
 _CHAIN = re.compile(
     r"\n(?:The above exception was the direct cause of|During handling of the above exception, another exception)"
 )
-# What programs raise and handle on their normal way; no failure of theirs begins with it.
+# Exceptions that programs raise and handle in normal operation; no failure begins with one.
 _CONTROL_FLOW = re.compile(r"(?:[\w.]+\.)?(?:StopIteration|StopAsyncIteration|Empty)(?::|$)")
-# What may happen in the interpreter's teardown, when the script's work is done.
+# Signals of crashes in the interpreter's teardown, when the script has ended.
 _CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
@@ -27,12 +27,12 @@ class Failure:
     """An exception that ended a rank.
 
     Attributes:
-        type: Its class.
+        type: Name of its class.
         message: Its text.
-        time_ns: When it left the script, on the head's clock.
-        traceback: As Python printed it.
+        time_ns: When it left the script, in nanoseconds on the head's clock.
+        traceback: The traceback as Python printed it.
         frames: Its frames, outermost first.
-        finding: What it carries, if it is one of paceline's own.
+        finding: The finding that it carries, if it is one of paceline's exceptions; else None.
     """
 
     type: str
@@ -44,24 +44,27 @@ class Failure:
 
     @property
     def place(self) -> Frame | None:
-        """The innermost frame of the user's own code."""
+        """The innermost frame in the user's code; None if there is none."""
         return next((frame for frame in reversed(self.frames) if frame.user), None)
 
     @property
     def chained(self) -> bool:
-        """Another exception came before it."""
+        """Whether the traceback shows another exception before it."""
         return _CHAIN.search(self.traceback) is not None
 
     @property
     def root(self) -> str:
-        """The exception that came first, in one line: the one that this was raised from, if there is one."""
+        """The first exception of the chain in one line; this one if it was raised alone."""
         *earlier, _ = _CHAIN.split(self.traceback)
         texts = [text for text in map(_said_by, earlier) if text and not _CONTROL_FLOW.match(text)]
         return texts[0] if texts else f"{self.type}: {self.message}".replace("\n", " ")
 
 
 def _said_by(traceback: str) -> str:
-    """What the exception of a traceback says: all from the first line that is not indented, in one line."""
+    """Return the message of a traceback's exception, in one line.
+
+    It begins at the first line without indentation.
+    """
     lines = traceback.partition("Traceback (most recent call last):\n")[2].splitlines()
     start = next((place for place, line in enumerate(lines) if re.match(r"[\w.]+(?::|$)", line)), len(lines))
     return " ".join(lines[start:]).strip()
@@ -69,27 +72,27 @@ def _said_by(traceback: str) -> str:
 
 @dataclass(frozen=True)
 class RankExit:
-    """How one rank ended, with all that is known.
+    """How one rank ended, with all evidence.
 
     Attributes:
         rank: Global rank.
         host: Its host.
-        pid: Its process.
-        code: Exit code; negative for a signal; None if it has not ended or was never heard of again.
-        time_ns: When it ended, on the head's clock.
-        finished: Its script had come to its end.
-        left: Its script had ended itself to be resumed, with status 75.
-        stopped: Why the launcher ended it, empty if it did not.
-        stopped_ns: When the launcher told it to end, on the head's clock; 0 if it did not.
-        steps: Optimizer steps that it had made.
-        failure: Its exception.
-        log: Its log file.
-        log_tail: The last lines of that.
-        stack: Where it stood when it crashed in native code.
+        pid: Its process id.
+        code: Exit code; negative for a signal; None if it has not ended or its end is unknown.
+        time_ns: When it ended, in nanoseconds on the head's clock.
+        finished: Whether its script had reached its end.
+        left: Whether its script had ended early to be resumed, with status 75.
+        stopped: Why the launcher ended it; empty if it did not.
+        stopped_ns: When the launcher signalled it to end, on the head's clock; 0 if it did not.
+        steps: Number of optimizer steps.
+        failure: Its exception; None if there was none.
+        log: Path of its log file.
+        log_tail: The last lines of the log file.
+        stack: Its stack when it crashed in native code.
         oom_kills: Kills for lack of memory that the kernel counted on its host during the run.
-        position: Where it stood when it failed, or when it was told to end; None if that is not known.
+        position: Where it was when it failed, or when it was signalled to end; None if unknown.
         shm: Use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full.
-        threads: Exceptions that ended threads of it, in words.
+        threads: Exceptions that ended threads of the rank, in words.
     """
 
     rank: int
@@ -113,30 +116,39 @@ class RankExit:
 
     @property
     def succeeded(self) -> bool:
-        """It ended well; a crash in the interpreter's teardown, after the script's end, is no failure."""
+        """Whether it ended well.
+
+        A crash in the interpreter's teardown, after the script's end, is not a failure.
+        """
         return self.code == 0 or (self.finished and self.code in _CRASHES)
 
     @property
     def unfinished(self) -> bool:
-        """It stopped before its end, to be resumed: neither a success nor a failure, also if it crashed after that."""
+        """Whether it stopped before its end to be resumed.
+
+        This is neither a success nor a failure, even if it crashed after the stop.
+        """
         if not self.left or self.code is None or self.code >= 0:
             return self.code == EXIT_UNFINISHED
         return bool(self.stopped) or self.code in _CRASHES
 
     @property
     def fell(self) -> bool:
-        """It failed."""
+        """Whether it failed."""
         return not self.succeeded and not self.unfinished
 
     @property
     def killed_after_s(self) -> float:
-        """Seconds from when it was told to end to when it was killed, because it had not; -1 if it was not."""
+        """Seconds between the signal to end and SIGKILL; -1 if it was not killed.
+
+        A rank is killed if it has not ended when its grace period is over.
+        """
         killed = self.code == -signal.SIGKILL and self.stopped_ns and not self.left
         return (self.time_ns - self.stopped_ns) / 1e9 if killed else -1
 
     @property
     def first_ns(self) -> int:
-        """When it failed: at its exception, or else when it ended."""
+        """When it failed: the time of its exception, or of its end without one."""
         return self.failure.time_ns if self.failure else self.time_ns
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +157,7 @@ class RankExit:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> RankExit:
-        """Return the record that ``to_json`` made."""
+        """Return the record from the data that ``to_json`` returned."""
         failure = values["failure"]
         if failure is not None:
             frames = tuple(Frame(**frame) for frame in failure["frames"])
@@ -156,7 +168,7 @@ class RankExit:
         return cls(**{**values, **lists, "failure": failure, "position": position})
 
     def shifted(self, offset_ns: int) -> RankExit:
-        """Return the record with its times moved from this node's clock to the head's."""
+        """Return the record with its times on the head's clock, which is ``offset_ns`` behind."""
         failure = self.failure and replace(self.failure, time_ns=self.failure.time_ns - offset_ns)
         stopped_ns = self.stopped_ns and self.stopped_ns - offset_ns
         return replace(self, time_ns=self.time_ns - offset_ns, stopped_ns=stopped_ns, failure=failure)

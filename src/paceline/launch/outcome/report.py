@@ -1,4 +1,4 @@
-"""The account of a run that has ended: exit status, last lines and findings. Pure."""
+"""The final report of a run: exit status, last lines and findings. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.text.wording import fold
 
-# Signals that are sent to many processes at once reach them within this time.
+# Signals that are sent to many processes together arrive within this time.
 _AT_ONCE_NS = 1_000_000_000
 
 
 @dataclass
 class Report:
-    """How a run ended, as one node's launcher tells it.
+    """How a run ended, as one node's launcher reports it.
 
     Attributes:
-        exit_status: Of the command.
-        lines: The last thing that is printed.
-        findings: What was found.
+        exit_status: The exit status of the command.
+        lines: The last lines to print.
+        findings: All findings about the run.
         summary: Figures of a run that succeeded.
     """
 
@@ -35,7 +35,7 @@ class Report:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the data that ``--json`` prints."""
         return {
             "exit_status": self.exit_status,
             "findings": [finding.to_json() for finding in self.findings],
@@ -43,7 +43,7 @@ class Report:
         }
 
     def framed(self) -> list[str]:
-        """Return the last lines as printed; a failure stands out by a rule above it."""
+        """Return the last lines as printed; a failure has a rule above it."""
         if self.exit_status == EXIT_OK:
             return [f"paceline: {line}" for line in self.lines]
         return ["── paceline " + "─" * 60, *self.lines]
@@ -54,11 +54,11 @@ class Stop:
     """What ended the run from outside: a signal, or ``--max-time``.
 
     Attributes:
-        signum: Number of the signal; of SIGTERM for ``--max-time``.
-        name: Its name, or the option as typed.
-        sender: Who sent it, in words; empty for the option.
-        host: Host of the launcher that got it.
-        time_ns: When, on the head's clock.
+        signum: Number of the signal; that of SIGTERM for ``--max-time``.
+        name: Name of the signal, or the option as typed.
+        sender: The sender in words; empty for the option.
+        host: Host of the launcher that received it.
+        time_ns: When it arrived, in nanoseconds on the head's clock.
     """
 
     signum: int
@@ -69,30 +69,31 @@ class Stop:
 
     @property
     def words(self) -> str:
-        """What it was and where it came from."""
+        """The signal or option, and its sender."""
         return f"{self.name} from {self.sender} on {self.host}" if self.sender else self.name
 
 
 @dataclass(frozen=True)
 class Run:
-    """What every account needs to know of its run.
+    """The facts of a run that every report uses.
 
     Attributes:
-        ends: How all ranks of all nodes ended, as far as they could be heard.
-        folder: The run folder, empty if there is none.
-        lost: Nodes that are lost, in words.
-        losses: Why they are, by the same words.
-        stops: Signals that launchers got.
-        attempts: How often ranks were started.
-        pulses: What every rank has counted.
-        seconds: How long the run took.
-        again: How it is started again.
-        last: The checkpoint that was committed last, None if there is none.
-        hang: What the ranks hung in, if they were stopped for it.
-        noticed_hang: What a notice had named as the cause of a wait that lasted until the end.
-        noticed: Warnings, of all nodes.
-        saving: A checkpoint that was being written when the run was stopped, and is not whole; empty if none was.
-        grace_s: Seconds that ranks had to end by themselves.
+        ends: The exits of all ranks of all nodes that sent an account.
+        folder: The run folder; empty if there is none.
+        lost: Lost nodes, in words.
+        losses: Why they are lost, by the same words.
+        stops: Signals that launchers received.
+        attempts: Number of attempts.
+        pulses: The counters of every rank, as plain data.
+        seconds: Duration of the run.
+        again: The resume command of the run.
+        last: The last committed checkpoint; None if there is none.
+        hang: Why the ranks hung, if they were stopped for a hang; else None.
+        noticed_hang: The cause that a notice named for a wait that lasted until the end.
+        noticed: Warnings of all nodes.
+        saving: The unfinished checkpoint that was being written when the run was stopped; empty if
+            none was.
+        grace_s: Seconds that ranks had between the signal and SIGKILL.
     """
 
     ends: Sequence[RankExit] = ()
@@ -113,16 +114,16 @@ class Run:
 
     @property
     def to_resume(self) -> bool:
-        """All ranks have ended well, and some of them to be resumed."""
+        """Whether all ranks have ended well, and some of them to be resumed."""
         well = bool(self.ends) and not self.lost and not any(end.fell for end in self.ends)
         return well and any(end.unfinished for end in self.ends)
 
 
 def tell(run: Run) -> Report:
-    """Return the account of a run whose ranks have ended.
+    """Return the report of a run whose ranks have ended.
 
-    A signal explains an end unless a rank had failed by itself before; all nodes of a run tell the same,
-    because they start from the same records.
+    A signal explains the end unless a rank had failed before it. All nodes of a run report the
+    same, because they start from the same records.
     """
     stop = min(run.stops, key=lambda stop: stop.time_ns, default=None)
     if stop is not None and not _failed_before(run.ends, stop):
@@ -154,7 +155,7 @@ def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
 
 
 def _same_sender(end: RankExit, stop: Stop) -> bool:
-    """It died of the signal that the launcher got too: Slurm sends to all processes of a step at once."""
+    """Return whether a rank died of the launcher's signal: Slurm signals a whole step at once."""
     return end.code == -stop.signum and stop.time_ns - end.time_ns < _AT_ONCE_NS
 
 
@@ -201,7 +202,7 @@ def _unfinished(run: Run, by: str, *, where: str) -> Report:
 
 
 def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Report:
-    """Return the report of a run that was stopped: the finding in a few lines, and those about going on."""
+    """Return the report of a stopped run: the finding in a few lines, and how to resume."""
     lines = [f"{finding.what}   [{finding.code} {finding.name}]"]
     if finding.severity == "error":
         lines += [f"  {line}" for line in finding.evidence]
@@ -229,18 +230,18 @@ def _succeeded(run: Run) -> Report:
             "teardown, after the script's end; the run succeeded",
         )
     lines[:0] = [f"note: {text}" for text in outcome.in_threads(run.ends)]
-    # said in full when it was noticed; by now that has scrolled away
+    # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
     return Report(EXIT_OK, lines, list(run.noticed), summary=figures)
 
 
 def refused(error: PacelineError) -> Report:
-    """Return the account of a run that could not be started."""
+    """Return the report of a run that could not be started."""
     return Report(error.exit_status, error.finding.render().splitlines(), [error.finding])
 
 
 def broken(error: BaseException, *, host: str, run: Run) -> Report:
-    """Return the account of a run whose launcher itself could not go on."""
+    """Return the report of a run whose launcher could not continue."""
     more: list[str] = []
     text = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, EOFError):

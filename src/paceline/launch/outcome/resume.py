@@ -1,6 +1,6 @@
-"""How a run goes on after it has stopped: from which checkpoint, by which line, and who types it. Pure.
+"""Decide how a stopped run is resumed: from which checkpoint, by which command. Pure.
 
-What can be pasted stands alone behind its label, whole, and is never shortened.
+A command to paste follows its label on one line, complete and never shortened.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from paceline.launch.plan.slurm_step import srun
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was committed.
+    """A committed checkpoint.
 
     Attributes:
         path: Its folder.
-        number: The count in its name: of two, the larger was committed later.
-        step: Optimizer steps that it holds.
-        seconds: How long it took to save; 0 where that is not known.
+        number: The count in its name; the larger one was committed later.
+        step: Number of optimizer steps that it holds.
+        seconds: How long it took to save; 0 if unknown.
     """
 
     path: str
@@ -38,13 +38,14 @@ class ResumeCommand:
     """How the run is started again.
 
     Attributes:
-        line: What to type; empty if nothing is known.
-        shell: It is a command of the shell, and not a call in a program.
-        nodes: Launchers that it takes.
-        numbered: Each of them has a node rank of its own.
-        slurm: It ran inside a Slurm job.
-        step: It ran inside a step of one, and not in the job script's own shell.
-        submitted: It was started by the script of ``paceline submit``, which queues it again by itself.
+        line: The command to type; empty if unknown.
+        shell: Whether it is a shell command and not a call in a program.
+        nodes: Number of launchers that must be started.
+        numbered: Whether each launcher has its own node rank.
+        slurm: Whether the run was inside a Slurm job.
+        step: Whether the run was inside a Slurm step, and not in the job script's shell.
+        submitted: Whether the script of ``paceline submit`` started it, which requeues it
+            automatically.
     """
 
     line: str = ""
@@ -62,18 +63,18 @@ def plan(
     """Return how a run is started again.
 
     Args:
-        options: What was asked for.
-        run_dir: Its run folder.
-        function: It ran a function of a program.
-        numbered: Its nodes were given node ranks.
+        options: The options of this launcher.
+        run_dir: The run folder.
+        function: Whether the run executed a function of a program.
+        numbered: Whether its nodes were given node ranks.
         environ: The environment.
-        job_script: The script of ``paceline submit`` that started it; empty if there is none.
+        job_script: The script of ``paceline submit`` that started the run; empty without one.
     """
     slurm = bool(environ.get(env.JOB_ID))
     if slurm and job_script and not function:
         return ResumeCommand(line=shlex.join(["sbatch", job_script]), slurm=True, step=True, submitted=True)
     line = recall(options.script, run_dir=run_dir) if function else retype(options, run_dir=run_dir)
-    if options.placed.one_voice:  # one line for all nodes, each of which finds its own rank
+    if options.placed.one_voice:  # one command for all nodes; each finds its rank
         return ResumeCommand(line=srun(options.max_nodes, words=line), slurm=True, step=True)
     return ResumeCommand(
         line=line,
@@ -86,26 +87,26 @@ def plan(
 
 
 def retype(options: Options, *, run_dir: str) -> str:
-    """Return the command that goes on in a run folder, with all else as it was typed."""
+    """Return the command that continues in a run folder, with all other options as typed."""
     words = ["paceline", "run"]
     for name, value in (*((n, v) for n, v in options.typed if n != "run_dir"), ("run_dir", run_dir)):
         option = "--" + name.replace("_", "-")
-        # a value with a dash in front would be taken for an option
+        # a value with a leading dash would be parsed as an option
         words += [f"{option}={value}"] if value.startswith("-") else [option, value] if value else [option]
     return shlex.join([*words, options.script, *options.script_args])
 
 
 def recall(name: str, *, run_dir: str) -> str:
-    """Return the call that goes on in a run folder, for a run of a function."""
+    """Return the call that continues in a run folder, for a run of a function."""
     return f"paceline.launch({name}, ..., run_dir={run_dir!r})"
 
 
 def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
-    """Return the lines about going on for a run that stopped before its end, unfinished and not broken."""
+    """Return the lines about resuming a run that stopped before its end without a failure."""
     kept = f"last checkpoint: step {last.step}, {last.path}" if last else "last checkpoint: none in the run folder"
     loop = ""
     if again.slurm and not again.submitted:
-        # the script's own status stays that of the run: a finished job must not show as failed, nor the reverse
+        # The script keeps the run's status: Slurm must show whether the job finished or failed.
         requeue = f"[ $status -ne {EXIT_UNFINISHED} ] || scontrol requeue $SLURM_JOB_ID"
         loop = f"in the job script, after that line: status=$?; {requeue}; exit $status"
     elif again.shell and not again.slurm:
@@ -115,15 +116,15 @@ def after_stop(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
 
 
 def after_failure(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
-    """Return the lines about going on for a run that failed: none where nothing was saved.
+    """Return the lines about resuming a run that failed; none if nothing was saved.
 
-    No loop is named: what failed by itself would fail in it again and again.
+    No loop is suggested: the same failure would happen again and again.
     """
     return _lines(f"resume from step {last.step}", again, "") if last else []
 
 
 def after_loss(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
-    """Return the lines about going on for a run that lost a node, which may help at the next try."""
+    """Return the lines about resuming a run that lost a node, where another try may help."""
     loop = _loop(again.line, "sleep 10") if again.shell and not again.slurm else ""
     if again.slurm and not again.submitted:
         loop = "sbatch --requeue, or in the job script after that line: scontrol requeue $SLURM_JOB_ID"
@@ -131,7 +132,7 @@ def after_loss(last: Checkpoint | None, again: ResumeCommand) -> list[str]:
 
 
 def _loop(line: str, between: str) -> str:
-    # The trap: without it the shell would go on after Ctrl-C, because the launcher has seen to that by itself.
+    # The launcher handles Ctrl-C, so without the trap the shell would continue the loop after it.
     return f"(trap exit INT; until {line}; do {between}; done)"
 
 
@@ -144,18 +145,18 @@ def _lines(label: str, again: ResumeCommand, loop: str) -> list[str]:
 
 
 def describe_short_grace(grace_s: int, again: ResumeCommand, *, needed_s: float = 0.0) -> str:
-    """Return the fix for ranks that were killed while they saved, or will be: longer, from all who count it.
+    """Return the fix for a grace period that is too short to save: a longer one, at all senders.
 
     Args:
-        grace_s: Seconds that they had, or have.
-        again: How the run is started.
-        needed_s: Seconds that a save takes; 0 where it was not measured.
+        grace_s: The current grace period, in seconds.
+        again: The resume command of the run.
+        needed_s: How long a save takes, in seconds; 0 if it was not measured.
     """
     longer = max(60, 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s)
     if again.submitted:
         return f"paceline submit --grace-s {longer} ..., which sets the signal of the job too"
     if not again.slurm:
         return f"--grace-s {longer}, and no shorter time at whoever sends the signal"
-    # Slurm sends to the steps; to the job script's own shell only with B:
+    # Slurm signals the steps; it signals the job script's shell only with B:
     where = "" if again.step else "B:"
     return f"--grace-s {longer}, and #SBATCH --signal={where}TERM@{longer + 30}"

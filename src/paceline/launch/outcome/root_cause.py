@@ -1,7 +1,7 @@
-"""From how ranks ended to the likely cause: who failed first, who was only dragged along, and why.
+"""Decide the likely root cause from the rank exits: who failed first, who is a victim, and why.
 
-Pure: records in, a verdict out. A cause that is inferred is called
-likely and stands beside its evidence. A victim never outranks a cause, whatever its timestamp.
+Pure: records in, a verdict out. An inferred cause is called likely and is shown with its evidence.
+A victim never outranks a cause, even with an earlier timestamp.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from paceline.launch.monitor.position import Frame
 from paceline.launch.outcome.rank_exit import Failure, RankExit
 from paceline.text.wording import named, shorten
 
-# What a rank says when another one has gone. Texts of gloo, NCCL and torch's store, as in torch 2.11-2.13;
-# they count only in a line that names the library, because a user's own connections break too.
+# Messages of a rank whose peer is gone: texts of gloo, NCCL and torch's store in torch 2.11-2.13.
+# They count only in a line that names the library, because a user's own connections break too.
 _VICTIM = re.compile(
     r"Connection (?:closed|reset) by peer|Broken pipe|Socket closed|No route to host|Connection refused"
     r"|ncclRemoteError|remote process exit|NCCL communicator was aborted|ncclCommAbort"
@@ -39,18 +39,18 @@ _TIMEOUT = re.compile(
 )
 _MISMATCH = re.compile(
     r"distributed collective mismatch|Detected mismatch between collectives|Received data size doesn't match"
-    r"|Invalid mt19937 state"  # Accelerate has taken what another collective sent for a random state
+    r"|Invalid mt19937 state"  # Accelerate read another collective's data as a random state
 )
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 _WORKER_KILLED = re.compile(r"DataLoader worker \(pid\(?s?\)? .*(?:killed by signal: Killed|exited unexpectedly)")
-# The loader says so from a signal's handler, so the line that the exception comes from is whichever was running.
+# The loader raises this in a signal handler, so it appears on whichever line was running.
 _WORKER_GONE = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)")
-# Faults that an exception's text names. Their texts are known to ``signatures``.
+# Faults that an exception's text names. ``signatures`` has their texts.
 _NAMED = ("cuda-oom", "port-in-use", "too-many-open-files", "dataloader-shm-too-small", "ddp-model-mismatch")
-# What scripts raise when they are told to stop: by Python, torch elastic, and frameworks' own handlers.
+# What scripts raise on a signal to stop: by Python, torch elastic, and handlers of frameworks.
 _TOLD_TO_STOP = ("KeyboardInterrupt", "SystemExit", "SignalException", "SIGTERMException")
 
-# What the name of a node says that is lost with the store.
+# How the name of a node ends that is lost with the store.
 STORE = "the host of the run's store"
 _WHAT_IS_LOST = {
     silence.CLOSED: "the launcher on {} has gone: it was killed, or it crashed",
@@ -64,23 +64,23 @@ _EVIDENCE_OF_LOSS = {
     silence.DOWN: "Slurm says that the node is DOWN, and no heartbeat comes from it",
 }
 
-# How far an ending is from being a cause; smaller is nearer.
+# How far an exit is from being a cause; smaller is nearer.
 CAUSE, UNCLEAR, DESERTER, SUSPECT, VICTIM = range(5)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said about a run that failed.
+    """The decision about a run that failed.
 
     Attributes:
-        finding: The likely cause, as a Finding.
+        finding: The likely cause.
         causes: Ranks that failed in the same way as the first.
-        victims: Ranks that were dragged along.
-        end: The first of the causes, None if a node was lost or nothing is known.
-        lost: Nodes that went silent.
-        hung: The cause is where ranks stood, not how one of them ended.
-        others: Ranks that failed by themselves too, in another way; a line each.
-        threads: Exceptions that ended threads of ranks; a line each.
+        victims: Ranks whose failure follows from the cause.
+        end: The first rank exit of the causes; None if a node was lost or nothing is known.
+        lost: Lost nodes, in words.
+        hung: Whether the cause is where ranks were, and not how one of them ended.
+        others: A line for each rank that failed independently in another way.
+        threads: A line for each exception that ended a thread of a rank.
     """
 
     finding: Finding
@@ -94,24 +94,24 @@ class Verdict:
 
 
 def weigh(end: RankExit) -> int:
-    """Return how far an ending is from being a cause: ``CAUSE``, ``UNCLEAR``, ``DESERTER``, ``SUSPECT``, ``VICTIM``."""
+    """Return how far an exit is from being a cause, from ``CAUSE`` to ``VICTIM``."""
     if end.unfinished:
-        return DESERTER  # innocent if all ranks have ended so; if not, it has left the others
+        return DESERTER  # innocent only if all ranks have ended like this
     if end.failure is not None:
         if end.stopped and (end.failure.type in _TOLD_TO_STOP or end.failure.time_ns > end.stopped_ns > 0):
-            return VICTIM  # raised because it was told to stop
+            return VICTIM  # raised because of the signal to stop
         return _weigh_words([end.failure.root]) or CAUSE
     if end.stopped or end.code is None:
         return VICTIM
-    # Without an exception of its own, its last words may tell: gloo and NCCL abort a process whose peer has
-    # gone, and a program that does not run in our entry leaves its traceback in the log only.
+    # Without an exception, the last lines of its log may explain it: gloo and NCCL abort a process
+    # whose peer is gone, and a program without our entry leaves its traceback only in the log.
     aborted = end.code == -signal.SIGABRT
     words = _weigh_words(end.log_tail) if aborted or end.code > 0 else None
     return words or (UNCLEAR if aborted else CAUSE)
 
 
 def _weigh_words(lines: Iterable[str]) -> int | None:
-    """Weigh what was said; None if it speaks of no other rank."""
+    """Weigh messages of a rank; None if they do not refer to another rank."""
     lines = [line for line in lines if _named(line) != "port-in-use"]
     if any(_about_others(line) for line in lines):
         return SUSPECT
@@ -121,14 +121,14 @@ def _weigh_words(lines: Iterable[str]) -> int | None:
 
 
 def _named(line: str) -> str:
-    """Return the fault that a library's text names, which is none of another rank's; empty if it names none."""
+    """Return the fault that a library's text names, if the rank itself caused it; else empty."""
     from paceline.signatures.naming import name_of  # a run without a failure needs no signatures
 
     return name_of(line, _NAMED)
 
 
 def _about_others(line: str) -> bool:
-    """It waited in vain, or in another collective: somebody else may be the cause."""
+    """Return whether a rank waited in vain or in another collective: another may be the cause."""
     return any(pattern.search(line) for pattern in (_TIMEOUT, _MISMATCH, _NO_STORE, _NOT_JOINED))
 
 
@@ -141,15 +141,15 @@ def judge(
     noticed: Finding | None = None,
     pulses: Sequence[Mapping[str, Any]] = (),
 ) -> Verdict:
-    """Name the likely cause.
+    """Return the likely root cause.
 
     Args:
-        ends: Every rank's end, of all nodes that could be heard.
-        lost: Hosts (or node ranks in words) that are lost.
-        losses: Why they are, by the same words.
-        hang: What the ranks hung in, if they were stopped for it.
-        noticed: What a notice had named as the cause of a wait that lasted until the end.
-        pulses: What every rank has counted.
+        ends: The exits of all ranks, of all nodes that sent an account.
+        lost: Lost hosts, or lost node ranks in words.
+        losses: Why they are lost, by the same words.
+        hang: Why the ranks hung, if they were stopped for a hang.
+        noticed: The cause that a notice named for a wait that lasted until the end.
+        pulses: The counters of every rank, as plain data.
     """
     lost = tuple(lost)
     if hang is not None:
@@ -183,7 +183,7 @@ def judge(
 
 
 def _waited_for(first: RankExit, noticed: Finding | None) -> Finding | None:
-    """Return what a notice had named, if the run ended because torch ended that wait; None if it did not."""
+    """Return the cause that a notice named, if torch's timeout ended that wait; else None."""
     if noticed is None or weigh(first) not in (SUSPECT, VICTIM):
         return None
     words = [first.failure.root] if first.failure else list(first.log_tail)
@@ -197,7 +197,10 @@ def _waited_for(first: RankExit, noticed: Finding | None) -> Finding | None:
 
 
 def _out_of_step(ends: Sequence[RankExit], first: RankExit, pulses: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Name why ranks lost each other in a collective, from where each of them stood; None if that does not tell."""
+    """Return why ranks lost each other in a collective, from where each rank was.
+
+    None if their positions do not explain it.
+    """
     if weigh(first) not in (SUSPECT, VICTIM):
         return None
     said = [first.failure.root] if first.failure else list(first.log_tail)
@@ -207,9 +210,9 @@ def _out_of_step(ends: Sequence[RankExit], first: RankExit, pulses: Sequence[Map
 
 
 def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
-    """Return a line for each of the first ranks that raised something of their own after they were told to stop.
+    """Return a line for each of the first ranks that raised an unrelated exception while stopping.
 
-    What is raised then is no cause of the end, but it may be why nothing was saved.
+    Such an exception is not the cause of the end, but may explain why nothing was saved.
     """
     own = [
         (end.first_ns, f"while it stopped, rank {end.rank} raised {_said(end.failure)}")
@@ -221,7 +224,7 @@ def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
 
 
 def in_threads(ends: Iterable[RankExit]) -> tuple[str, ...]:
-    """Return a line for each exception that ended a thread of a rank: no cause by itself, but worth knowing."""
+    """Return a line for each exception that ended a thread of a rank; alone it is not a cause."""
     return tuple(f"in rank {end.rank}, {text}" for end in ends for text in end.threads)
 
 
@@ -237,7 +240,11 @@ def _said(failure: Failure) -> str:
 
 
 def _same_way(one: RankExit, other: RankExit) -> bool:
-    """The same exception at the same place of the user's code; or the same code without an exception."""
+    """Return whether two ranks failed in the same way.
+
+    They raised the same exception at the same place of the user's code, or have the same exit code
+    without an exception.
+    """
     if weigh(one) != weigh(other):
         return False
     if one.failure is None or other.failure is None:
@@ -305,7 +312,7 @@ def _explain_exception(end: RankExit, failure: Failure, *, who: str, alone: bool
 
 
 def _about_worker(place: Frame | None, end: RankExit) -> list[str]:
-    """Return what is known of a DataLoader worker that has gone without an exception."""
+    """Return what is known about a DataLoader worker that ended without an exception."""
     where = f" at {place.file}:{place.line}, whose line did not cause it" if place else ""
     memory = "no kill for lack of memory" if not end.oom_kills else "kills for lack of memory, see below"
     return [
@@ -332,18 +339,18 @@ def _name_of(failure: Failure, *, alone: bool) -> str:
     return "script-error-on-one-rank" if alone else "user-exception"
 
 
-# Methods of Hugging Face's models that save memory, as tutorials have them for any model.
+# Methods of Hugging Face's models that save memory; tutorials call them on any model.
 _NO_METHOD = re.compile(r"'(\w+)' object has no attribute '(gradient_checkpointing_(?:en|dis)able)'")
 
 
 def _instead_of(owner: str, method: str) -> str:
-    """Return what to call where an object has no such method."""
+    """Return what to call on an object without such a method."""
     if owner in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
         return f"model.module.{method}(), on the model inside"
     return "session.recompute(model); without a Session: torch.utils.checkpoint.checkpoint(block, x) in its forward"
 
 
-# What a rank says that waited in vain for others, or met them in another collective.
+# Messages of a rank that waited in vain for others, or met them in another collective.
 _WAITS = (
     (_NO_STORE, "master-unreachable"),
     (_NOT_JOINED, "rendezvous-timeout"),
@@ -353,7 +360,7 @@ _WAITS = (
 
 
 def _inside_worker(message: str, kind: str) -> tuple[str, str]:
-    """Return the last line and the innermost frame of the traceback that a DataLoader worker sent."""
+    """Return the last line and the innermost frame of a DataLoader worker's traceback."""
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     pattern = re.compile(rf"(?:[\w.]+\.)?{kind}(?:: ?(.*)|$)")
     said = next((match[1] or "" for line in reversed(lines) if (match := pattern.match(line))), lines[-1])
@@ -454,7 +461,7 @@ def _only_victims(first: RankExit) -> Finding:
 
 
 def _lost_node(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
-    """Name the nodes that are lost, and say how that is known."""
+    """Return the finding about lost nodes, with the evidence."""
     names = ", ".join(lost)
     first = losses.get(lost[0], Loss())
     what = _WHAT_IS_LOST[first.reason].format(names)

@@ -1,4 +1,4 @@
-"""The summary of a run that succeeded: pulses in, figures and three lines out. Pure."""
+"""Summarise the counters of a successful run as figures and three lines. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def summarise(pulses: Sequence[Mapping[str, Any]], *, seconds: float) -> dict[st
 
     Args:
         pulses: ``rank, host, steps, seconds, data_s, own_s`` of every rank.
-        seconds: How long the whole run took.
+        seconds: Duration of the whole run.
     """
     stepping = [entry for entry in pulses if entry["steps"] > 1 and entry["seconds"] > 0]
     summary: dict[str, Any] = {"ranks": len(pulses), "seconds": round(seconds, 2), "steps": 0}
@@ -32,7 +32,7 @@ def summarise(pulses: Sequence[Mapping[str, Any]], *, seconds: float) -> dict[st
 
 
 def render(summary: Mapping[str, Any], *, run_dir: str) -> list[str]:
-    """Return the three lines that end a run that succeeded."""
+    """Return the last three lines of a run that succeeded."""
     ranks = f"{summary['ranks']} rank{'s' if summary['ranks'] != 1 else ''}"
     if not summary["steps"]:
         return [

@@ -1,1 +1,1 @@
-"""The comparison of the nodes before ranks start: versions, script, interfaces, clocks, the link."""
+"""The preflight check: compare versions, script, interfaces, clocks and links of all nodes."""

@@ -1,7 +1,7 @@
-"""How fast the nodes are connected: one short all-reduce over gloo between their launchers.
+"""Measure how fast the nodes are connected: one short all-reduce over gloo between launchers.
 
-It must neither fail nor hold up a run: it works in a thread that is given a time, and what goes wrong in it
-only means that there is no figure.
+The measurement must neither fail nor delay a run. It works in a thread with a time limit, and an
+error in it only means that there is no figure.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _FIRST_BYTES = 64 << 10
 _MOST_BYTES = 8 << 20
 _ROUND_S = 0.2  # how long one measurement should take
 _AGAIN = 6
-_SURELY_FAST = 1e9  # bits per second: above all that could be called slow
+_SURELY_FAST = 1e9  # bits per second: above every rate that counts as slow
 _LIMIT_S = 5.0
 _GROUP = 8
-_ONE_GROUP = 16  # up to so many nodes measure together
-# Below this share of what the link could carry something is wrong with it.
+_ONE_GROUP = 16  # maximum number of nodes that measure together
+# A link below this share of its possible rate has a fault.
 _SLOW = 1 / 20
-_LEAST_MBIT = 100  # below it a link is slow, whatever its rate is
-_KNOWN_MBIT = 10_000  # what gloo reaches on one connection is no measure of faster links
+_LEAST_MBIT = 100  # below this a link is slow at any rated speed
+_KNOWN_MBIT = 10_000  # gloo on one connection cannot measure faster links
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured between nodes.
+    """The measured speed between nodes.
 
     Attributes:
         bits_s: Bits per second that each node sent, and received, in an all-reduce.
-        latency_s: How long the smallest all-reduce takes.
+        latency_s: Duration of the smallest all-reduce, in seconds.
     """
 
     bits_s: float
@@ -47,14 +47,14 @@ class Speed:
 
     @property
     def rate(self) -> str:
-        """The first figure in words."""
+        """The rate in words."""
         if self.bits_s >= 1e9:
             return f"{self.bits_s / 1e9:.1f} Gbit/s"
         return f"{self.bits_s / 1e6:.0f} Mbit/s" if self.bits_s >= 1e7 else f"{self.bits_s / 1e6:.2g} Mbit/s"
 
     @property
     def words(self) -> str:
-        """Both figures."""
+        """The rate and the latency in words."""
         return f"link {self.rate}, {self.latency_s * 1000:.1f} ms"
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Speed:
 
 
 def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
-    """Return a node's group, its rank in it and the group's size: all nodes, or eight neighbours of many."""
+    """Return a node's group, its rank in it, and its size: all nodes, or eight neighbours."""
     if num_nodes <= _ONE_GROUP:
         return 0, node, num_nodes
     group = node // _GROUP
@@ -71,7 +71,7 @@ def group_of(node: int, num_nodes: int) -> tuple[int, int, int]:
 
 
 def measure(store: Any, *, node: int, num_nodes: int, interface: str) -> Speed | None:
-    """Measure together with the other nodes of this node's group; None if there is no figure.
+    """Measure with the other nodes of this node's group; return None if there is no figure.
 
     Args:
         store: The store of the attempt.
@@ -98,7 +98,7 @@ def _measure(store: Any, rank: int, size: int, interface: str) -> Speed:
         count, taken_s = _FIRST_BYTES, _time(gloo, _FIRST_BYTES)
         if taken_s < _ROUND_S / 2:
             count = min(_MOST_BYTES, int(_FIRST_BYTES * _ROUND_S / taken_s) // 4 * 4)
-            # again, and more often if it seems slow: what else the machine does must not look like the link
+            # again, and more often if it seems slow: a busy machine is not a slow link
             taken_s = min(_time(gloo, count) for _ in range(2))
             for _ in range(_AGAIN):
                 if 8 * count / taken_s > _SURELY_FAST:
@@ -110,7 +110,7 @@ def _measure(store: Any, rank: int, size: int, interface: str) -> Speed:
 
 
 def _time(gloo: Any, count: int) -> float:
-    """Return how long an all-reduce takes, by the slowest node: so all draw the same conclusion from it."""
+    """Return the time of an all-reduce on the slowest node, so that all nodes conclude the same."""
     begun = time.monotonic()
     gloo.allreduce([torch.zeros(count // 4)]).wait()
     taken = torch.tensor([time.monotonic() - begun])
@@ -119,12 +119,12 @@ def _time(gloo: Any, count: int) -> float:
 
 
 def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | None:
-    """Return the finding that the link is slow, by its rate or, where that is not known, for any training.
+    """Return the finding that the link is slow for its rate, or for any run if the rate is unknown.
 
     Args:
-        speed: What was measured, of the slowest group.
+        speed: The measurement of the slowest group.
         nodes: The facts of all nodes.
-        mbit: The rate of each node's chosen interface.
+        mbit: The rate of each node's chosen interface, in Mbit/s, by node rank.
     """
     rate = min((mbit.get(node.node, 0) for node in nodes), default=0)
     least_mbit = _SLOW * min(rate, _KNOWN_MBIT) if rate > 0 else _LEAST_MBIT

@@ -1,6 +1,7 @@
-"""The comparison of the nodes: each posts what it knows of itself, the head judges, all print the same.
+"""Compare the nodes before the ranks start: each posts its facts, the head decides, all print it.
 
-A hand: what is gathered here goes to ``likeness``, ``interfaces`` and ``link``, and what they say comes back.
+A collector: it gathers facts and exchanges them. ``consistency``, ``interfaces`` and ``bandwidth``
+decide what they mean.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import Facts
 from paceline.rundir.files import shown
 
-# A head that does not hold a roll call says so at once.
+# A head that does not hold the comparison publishes that at once.
 _HELD_S = 15.0
-# How long the head waits for what nodes have to say: they need a second or two.
+# How long the head waits for the posts of the nodes. They need a second or two.
 _POSTS_S = 20.0
 _VERDICT_S = 40.0
 _LINGER_S = 3.0
-# A file server shows a new file to other nodes a little later.
+# On a file server, other nodes see a new file a little later.
 _FOLDER_S = 2.0
-_PAIRS = 4  # up to so many nodes each tries all others
+_PAIRS = 4  # up to this number of nodes, each tries all others
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the roll call means for this node.
+    """The result of the comparison for this node.
 
     Attributes:
-        env: Variables for its ranks.
-        master: Address of node 0 that the others reach, empty where there was nothing to try.
-        line: What to print.
-        warnings: Findings that the run can go on with, the same on all nodes.
+        env: Environment variables for its ranks.
+        master: Address of node 0 that the others reach; empty if there was nothing to try.
+        line: The line to print; empty if there is none.
+        warnings: Findings that do not stop the run, the same on all nodes.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -76,10 +77,10 @@ class RollCall:
         self._started = time.monotonic()
 
     def is_held(self, first: bool) -> bool:
-        """Return whether the nodes compare themselves; node 0 says it, once in its life.
+        """Return whether the nodes compare themselves; node 0 decides, only on its first attempt.
 
         Args:
-            first: Whether this node has not met others before.
+            first: Whether this node has not met other nodes before.
         """
         if self._node == 0:
             if first:
@@ -93,7 +94,7 @@ class RollCall:
         """Compare this node with the others.
 
         Args:
-            gather: Returns this node's facts, given the port of its server.
+            gather: Takes the port of this node's server and returns its facts.
 
         Raises:
             RunError: The nodes cannot work together; all get the same finding.
@@ -102,7 +103,7 @@ class RollCall:
         try:
             mine = gather(echo.port)
             self.post("facts", mine.to_json())
-            # others may still try this node until the verdict is there
+            # other nodes may still try this node until the verdict is published
             verdict = self.exchange(self._try_others(mine))
         finally:
             echo.close()
@@ -113,10 +114,10 @@ class RollCall:
         return self._go_on(verdict)
 
     def exchange(self, tried: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Publish what this node has tried and return the head's verdict; None if there is none in time.
+        """Publish what this node has tried and return the head's verdict; None after a timeout.
 
         Args:
-            tried: What came of it. The node's facts have been posted before.
+            tried: The result of the tries. The node's facts must be posted before.
         """
         self.post("tried", tried)
         if self._node == 0:
@@ -127,11 +128,11 @@ class RollCall:
         return verdict
 
     def post(self, kind: str, content: Any) -> None:
-        """Publish something of this node."""
+        """Publish a value of this node."""
         self._store.set(_key(kind, self._node), json.dumps(content))
 
     def collect(self, kind: str) -> dict[int, Any]:
-        """Return what nodes have posted, by node; waits until all have, or some have taken too long."""
+        """Return what nodes have posted, by node rank; wait for all, ``_POSTS_S`` at most."""
         deadline = time.monotonic() + _POSTS_S
         keys = [_key(kind, node) for node in range(self._num_nodes)]
         while not self._store.check(keys) and time.monotonic() < deadline:
@@ -143,12 +144,12 @@ class RollCall:
     def _wait(self, kind: str, seconds: float) -> bool:
         try:
             self._store.wait([_key(kind)], timedelta(seconds=seconds))
-        except DistStoreError:  # too long; a store that is gone is another error
+        except DistStoreError:  # a timeout; a lost store is another error
             return False
         return True
 
     def _try_others(self, mine: Facts) -> dict[str, Any]:
-        """Try the addresses of a few other nodes and look for the head's file in the run folder."""
+        """Try the addresses of a few nodes, and look for the head's file in the run folder."""
         others = {}
         for peer in self._peers():
             key = _key("facts", peer)
@@ -181,13 +182,13 @@ class RollCall:
         deadline = time.monotonic() + _FOLDER_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
-                # listing asks the file server again, where a single name may be remembered as absent
+                # Listing asks the file server again. A lookup of one name may be cached as absent.
                 if self._mark.name in (entry.name for entry in self._folder.iterdir()):
                     return True
             time.sleep(0.05)
         return False
 
-    # At the head
+    # On the head
 
     def _judge(self) -> None:
         nodes = [Facts.from_json(values) for _, values in sorted(self.collect("facts").items())]
@@ -207,14 +208,14 @@ class RollCall:
             "error": replace(errors[0], evidence=errors[0].evidence + also).to_json() if errors else None,
             "warnings": [finding.to_json() for finding in warnings],
             "master": ways[0].address if 0 in ways else "",
-            # on one machine, or where an interface is not known, there is nothing to measure
+            # no measurement on one machine, or if an interface is unknown
             "link": not errors and len(nodes) == self._num_nodes and all(way.name for way in ways.values()),
         }
         self._nodes, self._rates = nodes, {node: way.mbit for node, way in ways.items()}
         self._store.set(_key("verdict"), json.dumps(verdict))
 
     def _judge_link(self, speed: bandwidth.Speed | None) -> dict[str, Any]:
-        """Publish the slowest group's figures, and what is wrong with them."""
+        """Publish the slowest group's figures, and the finding about them."""
         groups = {bandwidth.group_of(node, self._num_nodes)[0] for node in range(self._num_nodes)}
         found = [speed.to_json() if speed else None]
         for group in sorted(groups - {0}):
@@ -227,10 +228,10 @@ class RollCall:
         self._store.set(_key("link"), json.dumps(told))
         return told
 
-    # At every node
+    # On every node
 
     def _leave(self, finding: Finding) -> None:
-        """End; the head goes last, as the store goes with it."""
+        """Raise the finding; the head leaves last because it hosts the store."""
         self._store.add(_key("heard"), 1)
         deadline = time.monotonic() + (_LINGER_S if self._node == 0 else 0)
         while int(self._store.add(_key("heard"), 0)) < self._num_nodes and time.monotonic() < deadline:
@@ -252,7 +253,7 @@ class RollCall:
         return Result(choice["env"], verdict["master"], "roll call: " + ", ".join(parts), tuple(warnings))
 
     def _measure(self, interface: str) -> dict[str, Any]:
-        # gloo has its own client of the store, which signs nothing
+        # gloo has its own client of the store, which does not sign
         raw = self._store.underlying_store
         speed = bandwidth.measure(raw, node=self._node, num_nodes=self._num_nodes, interface=interface)
         if self._node == 0:
@@ -278,18 +279,18 @@ def compare(
     address: str,
     first: bool,
 ) -> Result:
-    """Compare the nodes of a run as far as there is something to compare.
+    """Compare the nodes of a run; on one node, check only that node, and only with ``--check``.
 
     Args:
         store: The store of the attempt.
         options: The options of the run.
-        plan: What was decided for this node.
+        plan: The plan of this node.
         folder: The run folder.
         node: Rank of this node.
         num_nodes: Number of nodes.
         token: The run's token.
         address: Address of this node in the run.
-        first: Whether this node has not met others before.
+        first: Whether this node has not met other nodes before.
 
     Raises:
         RunError: The nodes cannot work together.
@@ -306,14 +307,14 @@ def compare(
 
 
 def check_alone(mine: Facts, *, folder: str) -> str:
-    """Check what there is to check on one node, and return the line about it.
+    """Check a node that runs alone, and return the line about it.
 
     Args:
-        mine: This node.
-        folder: The run folder, which has been written to.
+        mine: The facts of this node.
+        folder: The run folder, already proven to be writable.
 
     Raises:
-        RunError: An interface that is named does not exist.
+        RunError: An interface that the user has named does not exist.
     """
     findings = interfaces.judge([mine], {})
     if findings:
@@ -327,7 +328,7 @@ def _key(kind: str, node: int | str | None = None) -> str:
 
 
 def gather_reached(tried: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, list[bool]]]:
-    """Return, for every node and address of it, whether those that tried were answered."""
+    """Return for each node and address whether each node that tried it got an answer."""
     reached: dict[int, dict[str, list[bool]]] = {}
     for entry in tried.values():
         for peer, answers in entry["reached"].items():
@@ -347,9 +348,9 @@ def judge(
     """Return the errors and the warnings about the nodes of a run.
 
     Args:
-        nodes: Their facts, in the order of their ranks.
-        tried: What each has tried.
-        reached: The same by the node that was tried.
+        nodes: The facts of all nodes, in the order of their ranks.
+        tried: What each node has tried.
+        reached: The same tries, by the node that was tried.
         script: Name of the script.
         folder: The run folder.
     """

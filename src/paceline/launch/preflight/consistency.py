@@ -1,4 +1,4 @@
-"""Are the nodes of a run alike? What they know of themselves in, their differences and findings out. Pure."""
+"""Decide whether the nodes of a run are alike, and report their differences as findings. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from paceline.launch.preflight.facts import Facts
 from paceline.text.wording import few, few_lines
 
 _CODE = ("script", "commit")
-# What ranks cannot work together over. Python is compared by its minor version, NCCL where there are GPUs.
+# Ranks cannot work together if these differ. Python is compared by its minor version, NCCL only on
+# nodes with GPUs.
 _FATAL = ("python", "torch", "NCCL", "paceline", "script")
 _MAX_LINES = 9
 _MAX_GROUPS = 4
@@ -19,12 +20,12 @@ _SKEW_S = 1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same on all nodes.
+    """One property that differs between nodes.
 
     Attributes:
-        name: What it is.
+        name: Name of the property.
         groups: The nodes by value, the rarest value first.
-        fatal: Whether the run cannot begin with it.
+        fatal: Whether the difference stops the run.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Difference:
 
     @property
     def line(self) -> str:
-        """Who has what; of many nodes the most common value is told by a number."""
+        """The values and their nodes; of many nodes with one value, only the number."""
         shown = []
         for place, (value, nodes) in enumerate(self.groups[:_MAX_GROUPS]):
             last = place == len(self.groups) - 1
@@ -45,14 +46,14 @@ class Difference:
 
     @property
     def usual(self) -> str:
-        """The value that most nodes have; of two as common as each other the head's."""
+        """The value of most nodes; if two are equally common, the head's."""
         most = len(self.groups[-1][1])
         as_common = [group for group in self.groups if len(group[1]) == most]
         return min(as_common, key=lambda group: group[1][0].node)[0]
 
 
 def compare(nodes: Sequence[Facts]) -> list[Difference]:
-    """Return what is not the same on all nodes, what is fatal first."""
+    """Return the differences between nodes, fatal ones first."""
     names = list(dict.fromkeys(name for node in nodes for name in node.likeness))
     found = [difference for name in names if (difference := _compare_one(name, nodes)) is not None]
     return sorted(found, key=lambda difference: not difference.fatal)
@@ -67,7 +68,7 @@ def _compare_one(name: str, nodes: Sequence[Facts]) -> Difference | None:
     if len(groups) < 2:
         return None
     ordered = sorted(groups.items(), key=lambda group: (len(group[1]), -group[1][0].node))
-    if len(nodes) <= 4:  # few are told in the order of their ranks
+    if len(nodes) <= 4:  # a few nodes are listed in the order of their ranks
         ordered = sorted(groups.items(), key=lambda group: group[1][0].node)
     fatal = name in _FATAL and (name != "python" or len({_minor(value) for value in groups}) > 1)
     return Difference(name, tuple((value, tuple(members)) for value, members in ordered), fatal)
@@ -116,7 +117,7 @@ def _environment(differences: Sequence[Difference], *, fatal: bool) -> Finding |
 
 
 def _same(differences: Sequence[Difference]) -> str:
-    # what stands behind a plus names a build, which an index may not have under that name
+    # The part after a plus names a build, which an index may not have under that name.
     pip = [f"{each.name}=={each.usual.split('+')[0]}" for each in differences if each.name in ("torch", "paceline")]
     if pip:
         return f"on every node: pip install {' '.join(pip)}"
@@ -147,11 +148,11 @@ def _where(difference: Difference) -> str:
 
 
 def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Finding | None:
-    """Return the finding that clocks differ.
+    """Return the finding that clocks differ; None if they agree.
 
     Args:
         nodes: The facts of all nodes, the head first.
-        offsets_s: By how much a node's clock is ahead of the head's.
+        offsets_s: Seconds by which a node's clock is ahead of the head's, by node rank.
     """
     off = [node for node in nodes if abs(offsets_s.get(node.node, 0.0)) > _SKEW_S]
     if not off:
@@ -177,11 +178,11 @@ def _ahead(offset_s: float) -> str:
 
 
 def judge_folder(nodes: Sequence[Facts], seen: Mapping[int, bool], *, folder: str) -> Finding | None:
-    """Return the finding that nodes do not see the run folder of the head.
+    """Return the finding that nodes do not see the head's run folder; None if all see it.
 
     Args:
         nodes: The facts of all nodes, the head first.
-        seen: Whether a node has seen the file that the head wrote there.
+        seen: Whether a node has seen the head's file in the folder, by node rank.
         folder: The run folder.
     """
     blind = [node.words for node in nodes if not seen.get(node.node, True)]

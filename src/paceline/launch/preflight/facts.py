@@ -1,6 +1,6 @@
-"""What a node knows of itself that the nodes of a run compare: versions, script, GPUs, limits, interfaces.
+"""Gather the facts of a node that are compared: versions, script, GPUs, limits, interfaces.
 
-A hand: it reads, it decides nothing. What could take long (a name server, a file server) is given a limit.
+A collector: it reads and decides nothing. Slow sources (a name server, a file server) have a limit.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True)
 class Facts:
-    """One node, as it presents itself.
+    """The facts of one node.
 
     Attributes:
         node: Its node rank.
         host: Its host name.
-        machine: The same for launchers on one machine and in one network, which have no link between them.
-        likeness: What nodes are compared by, as text by name; empty values are not known.
+        machine: Equal for launchers on one machine and in one network, which have no link between
+            them.
+        likeness: The values to compare, as text by name; empty if unknown.
         gpus: Number of its GPUs.
         address: Its address in this run.
-        interfaces: Those that are up.
-        named_loopback: Whether its host name means a loopback address.
-        settings: The user's ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``, empty where not set.
-        port: Where it answers the other nodes' trials, 0 for nowhere.
+        interfaces: Its interfaces that are up.
+        named_loopback: Whether its host name resolves to a loopback address.
+        settings: The user's ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``; empty if not set.
+        port: The port of its server for tries of other nodes; 0 without a server.
     """
 
     node: int
@@ -64,7 +65,7 @@ class Facts:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Facts:
-        """Return the facts that ``to_json`` made."""
+        """Return the facts from the data that ``to_json`` returned."""
         found = tuple(Interface(**{**each, "addresses": tuple(each["addresses"])}) for each in values["interfaces"])
         return cls(**{**values, "interfaces": found})
 
@@ -73,11 +74,11 @@ def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) 
     """Return the facts of this node.
 
     Args:
-        options: What was asked for.
-        plan: What was decided.
+        options: The options of this launcher.
+        plan: The plan of the run.
         node: Its node rank.
         address: Its address in this run.
-        port: Where it answers trials.
+        port: The port of its server for tries of other nodes.
     """
     inventory = gpus.gather() or gpus.Gpus()
     return Facts(
@@ -133,10 +134,10 @@ def _hash(script: Path) -> str:
 
 
 def commit(folder: Path) -> str:
-    """Return the commit that a folder's files are of, empty if that is not known; reads git's own files."""
+    """Return the commit of a folder's files, empty if unknown; reads git's files without git."""
     for above in (folder, *folder.parents):
         git = above / ".git"
-        if git.is_file():  # a worktree or a submodule: the file names the folder
+        if git.is_file():  # a worktree or a submodule: the file has the folder's path
             git = above / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         if not (git / "HEAD").is_file():
             continue
@@ -170,7 +171,7 @@ def _limits() -> dict[str, str]:
 
 
 def _machine() -> str:
-    """Return what launchers share that run on one machine and in one network namespace."""
+    """Return an id that launchers on one machine and in one network namespace share."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}:{os.stat('/proc/self/ns/net').st_ino}"

@@ -1,4 +1,4 @@
-"""Which network interface each node uses, and whether the user's own choice can work. Pure."""
+"""Choose the network interface of each node, and judge the user's choice. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.launch.preflight.facts import Facts
 from paceline.machine.interfaces import Interface
 from paceline.machine.nccl_lists import taken_interfaces
 
-# node -> address of it -> for each node that tried it, whether it answered
+# node -> its address -> whether it answered, for each node that tried it
 Reached = Mapping[int, Mapping[str, Sequence[bool]]]
 
 
@@ -20,11 +20,11 @@ class Way:
     """The interface that a node uses.
 
     Attributes:
-        name: Of the interface, empty if none was found to work.
-        address: The address on it that others reached.
-        reason: Why this one.
-        choice: Whether there was another one to choose.
-        mbit: Its rate, 0 if unknown.
+        name: Name of the interface; empty if no interface works.
+        address: The address on it that other nodes reached.
+        reason: Why this interface was chosen.
+        choice: Whether there was another interface to choose.
+        mbit: Its rate in Mbit/s; 0 if unknown.
     """
 
     name: str = ""
@@ -40,7 +40,7 @@ def candidates(node: Facts) -> list[Interface]:
 
 
 def carries(node: Facts, interface: Interface, reached: Reached) -> str:
-    """Return the address of an interface that every node reached that tried it, empty if there is none."""
+    """Return the address of an interface that all nodes that tried it reached; empty if none."""
     tries = reached.get(node.node, {})
     return next((address for address in interface.addresses if tries.get(address) and all(tries[address])), "")
 
@@ -48,8 +48,8 @@ def carries(node: Facts, interface: Interface, reached: Reached) -> str:
 def choose(node: Facts, reached: Reached) -> Way:
     """Choose the interface of a node.
 
-    The one that carries the node's address in this run is preferred: it leads to the head already. The user's
-    own choice comes before both.
+    The user's own choice comes first. Then comes the interface with the node's address in this run,
+    because it already leads to the head.
     """
     working = {each.name: address for each in candidates(node) if (address := carries(node, each, reached))}
     rates = {each.name: each.mbit for each in candidates(node)}
@@ -68,13 +68,13 @@ def choose(node: Facts, reached: Reached) -> Way:
 
 
 def variables(node: Facts, way: Way, reached: Reached) -> dict[str, str]:
-    """Return the variables that keep a node's ranks off interfaces that lead nowhere; never over the user's own."""
+    """Return variables that keep a node's ranks off dead interfaces; the user's own always win."""
     values = {}
     if way.name and not node.settings.get(env.GLOO_INTERFACE):
         values[env.GLOO_INTERFACE] = way.name
     if node.gpus and not node.settings.get(env.NCCL_INTERFACE):
         working = [each.name for each in candidates(node) if carries(node, each, reached)]
-        # NCCL takes all interfaces that are not loopback or docker's
+        # NCCL uses all interfaces except loopback and docker's
         taken = [each for each in candidates(node) if not each.name.startswith("docker")]
         if working and any(_tried(node, each, reached) and each.name not in working for each in taken):
             values[env.NCCL_INTERFACE] = "=" + ",".join(working)
@@ -91,11 +91,11 @@ def _matching_gloo(setting: str, interfaces: Sequence[Interface]) -> list[Interf
 
 
 def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
-    """Return what is wrong with the interfaces that the user has named, and with nodes that have none to use.
+    """Return the findings about interfaces that the user has named, and nodes without a usable one.
 
     Args:
         nodes: The facts of all nodes.
-        reached: What nodes tried of each other; empty on one machine, where nothing has to be reached.
+        reached: What nodes tried of each other; empty on one machine, where no link is used.
     """
     absent = [found for node in nodes for found in _absent(node)]
     findings = [_missing(absent)] if absent else []
@@ -109,7 +109,7 @@ def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
 
 
 def _absent(node: Facts) -> list[tuple[Facts, str]]:
-    """Return the settings of a node that name no interface of it."""
+    """Return the settings of a node that match none of its interfaces."""
     names = [each.name for each in node.interfaces]
     gloo, nccl = node.settings.get(env.GLOO_INTERFACE, ""), node.settings.get(env.NCCL_INTERFACE, "")
     missing = [env.GLOO_INTERFACE] if gloo and not set(gloo.split(",")) <= set(names) else []
@@ -123,7 +123,7 @@ def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
     exist = ", ".join(f"{each.name} ({each.addresses[0]})" for each in node.interfaces)
     more = [f"{other.words}: {variable}={other.settings[variable]}" for other, variable in absent[1:6]]
     usable = candidates(node)
-    # without GPUs nothing reads NCCL's variable
+    # without GPUs, NCCL's variable is not read
     severity = "error" if any(n.gpus or v == env.GLOO_INTERFACE for n, v in absent) else "warning"
     return Finding(
         "interface-missing-on-node",
@@ -136,7 +136,7 @@ def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
 
 
 def _unrouted(node: Facts, reached: Reached) -> list[str]:
-    """Return the settings of a node that name an interface over which nobody reaches it, though others work."""
+    """Return the settings that name an interface without a route, if another one works."""
     if not any(carries(node, each, reached) for each in candidates(node)):
         return []
     found = []
@@ -164,7 +164,7 @@ def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Find
 
 
 def _nowhere(lost: Sequence[Facts]) -> Finding:
-    """No interface worked, although the store does: addresses may be translated, as in containers."""
+    """Return the finding that only the store is reachable, as behind address translation."""
     loop = [node for node in lost if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)]
     node = (loop or lost)[0]
     tried = ", ".join(f"{each.name} ({each.addresses[0]})" for each in candidates(node)) or "no interface but loopback"

@@ -1,1 +1,1 @@
-"""How nodes meet: the store, the roll call, and why nodes did not come."""
+"""Rendezvous: open or reach the store, call the roll, and find out why nodes did not come."""

@@ -1,7 +1,8 @@
-"""The nodes between the roll call and the first attempt: a node that dies then is named, and not waited for in vain.
+"""Watch the nodes between the roll call and the first attempt, and name a node that dies then.
 
-Each node writes a heartbeat until the attempt begins, whose board writes its own. The node that hosts the store watches
-them all, and leaves in the store what it sees, so that a thousand nodes do not read each other's.
+Each node writes a heartbeat until the attempt begins and the control channel writes its own. The
+node that hosts the store watches all heartbeats and publishes what it sees, so that a thousand
+nodes do not read each other's heartbeats.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _CLOSED_S = 4.0
 
 
 class Gathering:
-    """This node's heartbeat, and what is known of the others.
+    """This node's heartbeat, and the state of the other nodes.
 
     Args:
         store: The store of the run.
-        members: The nodes that begin the run, at the node that hosts the store; empty at the others.
-        launcher: This node's launcher, as ``liveness.name_of`` names it.
+        members: The nodes that begin the run, on the node that hosts the store; else empty.
+        launcher: Name of this node's launcher, as ``liveness.name_of`` returns it.
         num_nodes: Number of nodes.
         inform: Prints a notice.
-        node_timeout_s: How long a node may be silent.
+        node_timeout_s: How long a node may be silent, in seconds.
 
     Attributes:
-        lost: What to end with, because a node is lost; None as long as all may come.
+        lost: The finding to end the run with because a node is lost; None if no node is lost.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Gathering:
         self._thread.start()
 
     def close(self) -> None:
-        """End: the attempt has begun, and its board knows of the other nodes."""
+        """Stop watching: the attempt has begun, and its control channel watches the nodes."""
         self._leaving.set()
 
     def _live(self) -> None:
@@ -80,10 +81,10 @@ class Gathering:
                     self._listen()
             self._store.set(f"{_KEY}/{self._launcher}", _LEFT)
         except RuntimeError:
-            return  # the store is gone, which the agent meets as well
+            return  # the store is gone; the agent will see that as well
 
     def _look(self) -> None:
-        """Look at the heartbeats of all others, and publish what is new."""
+        """Read the heartbeats of all other nodes, and publish what has changed."""
         self._heartbeats.advance()
         before = (len(self._silent), self.lost)
         for place, (name, member) in enumerate(self._members.items()):
@@ -100,7 +101,7 @@ class Gathering:
             self._store.set(f"{_KEY}/news", json.dumps(news))
 
     def _judge(self, place: int, member: Arrived) -> None:
-        """Name a node when it falls silent, and note when it is lost."""
+        """Print a notice when a node falls silent, and record when it is lost."""
         known = self._heartbeats.silence(place)
         node = member.rank if member.rank >= 0 else member.ticket - 1
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
@@ -120,7 +121,7 @@ class Gathering:
         self._inform(notice)
 
     def _listen(self) -> None:
-        """Take over what the node that hosts the store has seen."""
+        """Adopt the notices and the loss that the node that hosts the store has published."""
         content = self._store.find(f"{_KEY}/news")
         if content is None:
             return

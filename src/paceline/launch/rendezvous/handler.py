@@ -1,7 +1,7 @@
-"""Where the nodes of a run meet: torch's rendezvous, with the port held open and the run named in the store.
+"""Meet the other nodes of a run: torch's rendezvous on a port that is bound before it is published.
 
-Builds torch's own handlers; what it adds is that ports are bound before anybody is told of them, that
-addresses are numeric, and that nobody joins the store of a foreign run.
+Builds torch's own handlers and adds three things: ports are bound before any node learns of them,
+addresses are numeric, and no node joins the store of another run.
 """
 
 from __future__ import annotations
@@ -61,16 +61,17 @@ class Meeting:
 
     Attributes:
         handler: torch's rendezvous handler.
-        store: The raw store of the run, None where torch keeps it to itself (etcd).
-        identity: The run as its head wrote it into the store.
-        address: Numeric address of this node as the others reach it.
+        store: The raw store of the run; None if torch keeps it private (etcd).
+        identity: The run's identity, as the head wrote it into the store.
+        address: Numeric address of this node, as the other nodes reach it.
         endpoint: ``HOST:PORT`` of the store, numeric.
-        hosts_store: Whether the store lives in this process: it must outlast the others.
-        places: Whether the store is to tell later nodes who has the places of the run.
-        gathering: The nodes until the first attempt begins, None where there is one node or no roll call.
-        connection: By which the node that hosts the store learns that this launcher has ended; None there.
+        hosts_store: Whether the store lives in this process, which must then outlast the others.
+        places: Whether the store must show late nodes which hosts have the places of the run.
+        gathering: Watches the nodes until the first attempt begins; None with one node or
+            without a roll call.
+        connection: Shows the node that hosts the store when this launcher has ended; None there.
         signing: How launchers sign what they write for each other.
-        shared_secret: The file of the run's secret that this node has made; None if it has not.
+        shared_secret: The file with the run's secret; None unless this node created it.
     """
 
     handler: RendezvousHandler
@@ -91,21 +92,21 @@ class Meeting:
         return SignedStore(self.store, self.signing)
 
     def scope(self, port: int) -> str:
-        """Return what tells the attempt that has begun from all others: what is signed in one holds in no other.
+        """Return what identifies the current attempt: its signatures are invalid in all others.
 
         Args:
-            port: Where its ranks meet; c10d rendezvous opens a port for each attempt. Not the address: nodes may know
-                the head by different ones.
+            port: The port where its ranks meet; c10d rendezvous opens one for each attempt. The
+                address is not used: nodes may know the head by different addresses.
         """
         rounds = self.handler.rounds if isinstance(self.handler, HeldRendezvous) else 0
         return f"{port}/{rounds}"
 
 
 class HeldRendezvous(RendezvousHandler):
-    """Static rendezvous on a store that exists already: its port was bound when it was chosen.
+    """Static rendezvous on an existing store, whose port was bound when it was chosen.
 
-    torch's own static handler makes the store itself, from a number that somebody guessed, and waits for
-    the other nodes inside a constructor that no signal can interrupt.
+    torch's own static handler creates the store itself, on a port number that the user guessed, and
+    waits for the other nodes inside a constructor that no signal can interrupt.
     """
 
     def __init__(
@@ -141,13 +142,13 @@ class HeldRendezvous(RendezvousHandler):
 
     @property
     def rounds(self) -> int:
-        """How often nodes have met here."""
+        """How many times nodes have met here."""
         return self._rounds
 
     def next_rendezvous(self) -> RendezvousInfo:
         prefix = f"torchelastic/{self._run_id}/{self._rounds}"
         if self._rounds and self._num_nodes == 1:
-            # Ranks of the attempt before have left their addresses in the store.
+            # Ranks of the previous attempt have left their addresses in the store.
             self._for_ranks = open_store(self._address, 0, must=True, only=True) or self._store
         self._rounds += 1
         store = PrefixStore(prefix, self._store)
@@ -161,7 +162,7 @@ class HeldRendezvous(RendezvousHandler):
         )
 
     def _await_all(self, store: SignedStore) -> None:
-        """Say that this node is here and wait for the others, where a signal can interrupt it.
+        """Announce this node and wait for the others, where a signal can interrupt the wait.
 
         Raises:
             RunError: Another node has this node's rank, a node is lost, or some have not come in time.
@@ -208,16 +209,16 @@ def meet(
     """Open or reach the store of the run, wait for the other nodes, and return how to meet there.
 
     Args:
-        options: What was asked for.
-        plan: What was decided.
+        options: The options of this launcher.
+        plan: The plan of the run.
         script: Name of the script, part of the run's identity.
         run_name: Name of the run folder, published by the head.
-        first_attempt: Number that the first attempt has in that folder, published by the head.
+        first_attempt: Number of the first attempt in that folder, published by the head.
         inform: Prints a notice.
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
-        RunError: Another run answers, nobody does in time, or nodes are missing or disagree.
+        RunError: Another run answers, nothing answers in time, or nodes are missing or disagree.
     """
     mine = {**_identity(options, script, run_name), "first_attempt": first_attempt}
     if plan.rendezvous not in ("local", "static", "c10d"):
@@ -234,7 +235,7 @@ def meet(
             mine, secret = run_secret.of_head(options, mine, own_secret, shared)
             signing = run_secret.signing(secret, mine, inform=inform)
         if hosts and not options.one_node:
-            # before the others learn that this is their run
+            # before the other nodes learn that this is their run
             address = head if is_only_address(options, plan) else ""
             liveness.Listener(SignedStore(store, signing), token=mine["token"], address=address)
         identity = agree_on_run(store, mine, hosts=hosts, place=place)
@@ -246,7 +247,7 @@ def meet(
         address = options.local_addr or (head if head in local else host.address_towards(head))
         gathering = None
         if not options.one_node and not options.no_check:
-            quiet = options.placed.one_voice and not hosts  # the head says the same
+            quiet = options.placed.one_voice and not hosts  # the head prints the same
             say = _say_nothing if quiet else inform
             asked = bool(own_secret)
             roll = _call_roll(
@@ -255,9 +256,9 @@ def meet(
             if roll.is_signed and not secret:
                 raise RunError(run_secret.lost(place))
             if hosts and (plan.rendezvous == "static" or not signing.is_on):
-                shared.remove()  # all have read it, and nobody joins later
+                shared.remove()  # all have read it, and no node joins later
             gathering = _gather(options, signed, roll.members, mine, inform=say)
-        # It is signed as well, so not before it is clear whether all nodes sign.
+        # The connection is signed too, so it must wait until it is clear whether all nodes sign.
         connection = None if hosts else _connect(signed, head, identity, mine)
     except BaseException:
         if hosts:
@@ -302,9 +303,9 @@ def _gather(
     *,
     inform: Callable[[Notice], None],
 ) -> Gathering | None:
-    """Watch the nodes of a run that is complete until its first attempt begins."""
+    """Watch the nodes of a complete run until its first attempt begins."""
     if options.min_nodes != options.max_nodes:
-        return None  # torch begins with those that are left
+        return None  # torch begins with the remaining nodes
     launcher = liveness.name_of(mine["host"], mine["pid"])
     timeout_s = node_timeout_s(options)
     num_nodes = options.max_nodes
@@ -361,13 +362,13 @@ def _call_roll(
 
 
 def node_timeout_s(options: Options) -> float:
-    """Return how long a node may be silent while no training step is made."""
+    """Return how long a node may be silent without any training step, in seconds."""
     is_typed = "node_timeout" in dict(options.typed)
     return options.node_timeout if is_typed else deadlines.scaled(deadlines.NODE_TIMEOUT)
 
 
 def hosts_by_rank(options: Options) -> list[str]:
-    """Return the host of each node rank, as far as the Slurm step that this is in has the nodes of the run."""
+    """Return the host of each node rank if this Slurm step has all nodes of the run; else empty."""
     names = env.read(env.STEP_NODELIST)
     if names is None or env.read(env.NODEID) != str(options.node_rank):
         return []
@@ -379,7 +380,7 @@ def _identity(options: Options, script: str, run_name: str) -> dict[str, Any]:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # containers run under ids without a name
+        user = str(os.getuid())  # containers run under user ids without a name
     return {
         "token": uuid.uuid4().hex,
         "run_id": options.rdzv_id,
@@ -421,13 +422,13 @@ def _handler(
     }
     settings.pop("is_host", None)
     parameters = _parameters(options, "c10d", f"{head}:{store.port}", address=address, settings=settings)
-    # A client of its own: a thread that waits in one client would block the others.
+    # A separate client: a thread that waits in a shared client would block the others.
     own: TCPStore = store.clone()  # type: ignore[attr-defined]
     return create_handler(own, C10dRendezvousBackend(own, parameters.run_id), parameters)
 
 
 def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> Meeting:
-    """Rendezvous by a backend that torch (or a plug-in of it) brings, such as etcd."""
+    """Return the meeting of a backend from torch or a torch plug-in, such as etcd."""
     own = [address for _, address in interfaces.addresses() if not address.startswith("127.")]
     address = options.local_addr or next(iter(own), "127.0.0.1")
     parameters = _parameters(options, plan.rendezvous, plan.host, address=address, settings=dict(options.rdzv_conf))

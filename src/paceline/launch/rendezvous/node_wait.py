@@ -1,4 +1,4 @@
-"""Saying what a launcher waits for: after some seconds, and again when the picture has changed."""
+"""Print what a launcher waits for: after some seconds, and again when that has changed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.text.wording import duration
 
 
 class Waiting:
-    """One wait.
+    """One wait for other nodes.
 
     Args:
         inform: Prints a notice.
-        limit_s: How long the wait lasts at most.
+        limit_s: How long the wait may last, in seconds.
     """
 
     def __init__(self, inform: Callable[[Notice], None], *, limit_s: float) -> None:
@@ -33,20 +33,20 @@ class Waiting:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has lasted for as long as it may."""
+        """Whether the wait has reached its limit."""
         return self.waited_s > self.limit_s
 
     @property
     def is_due(self) -> bool:
-        """Whether a notice would be printed now if the picture has changed."""
+        """Whether a changed notice would be printed now."""
         return time.monotonic() >= self._next_s
 
     def show(self, picture: Notice, *, until: str = "") -> None:
-        """Print what is waited for, if it is time to and something has changed.
+        """Print the notice of this wait, if it is due and has changed.
 
         Args:
-            picture: The notice, without how long the wait has lasted and may last.
-            until: When the wait ends, where that is not its usual limit.
+            picture: The notice, without the time that has passed and the limit.
+            until: When the wait ends; empty for the usual limit.
         """
         if not self.is_due or picture == self._printed:
             return

@@ -1,7 +1,8 @@
-"""Notes that nodes leave for each other in the shared folder while they wait: the way round a broken network.
+"""Exchange notes through the shared folder while nodes wait, for the case of a broken network.
 
-A note never ends a run. It only lets a node say what the other sees: that it knocks at another port, or that
-the head's name means another address there. Where the folder cannot be written there are no notes.
+A note never ends a run. It only shows one node what another one sees, for example that the other
+tries another port, or that the head's name resolves to another address there. If the folder is not
+writable, there are no notes.
 """
 
 from __future__ import annotations
@@ -16,32 +17,33 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# Notes of nodes that wait are renewed; an older one was left by a launcher that was killed.
+# A waiting node renews its note. An older note was left by a launcher that was killed.
 _RENEW_S = 5.0
 _STALE_S = 20.0
 _OURS_TO_REMOVE_S = 120.0
-# A node writes its first note a few seconds after its start; who had given up before that was in an earlier try.
+# A node writes its first note a few seconds after its start. A node that gave up before that
+# belonged to an earlier try.
 _FIRST_NOTE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Note:
-    """What one waiting node says of itself.
+    """What one waiting node reports about itself.
 
     Attributes:
-        script: Its script.
+        script: Name of its script.
         run_id: Its ``--rdzv-id``.
-        rank: Its node rank, -1 where torch gives the ranks.
+        rank: Its node rank; -1 if torch assigns the ranks.
         host: Its host name.
-        pid: Its launcher.
-        name: The head's name or address as it was typed there.
-        address: What that resolved to; empty if to nothing.
-        port: The port that it knocks at, or listens on.
-        listens: Whether it hosts a store itself.
-        addresses: Its own addresses.
-        trouble: What its last knock came to, in words.
-        ended: Whether it has given up; the note is left for those that still wait.
-        time_s: When it was written.
+        pid: Process id of its launcher.
+        name: The head's name or address, as typed on that node.
+        address: The address that the name resolves to; empty if it does not resolve.
+        port: The port that it tries to reach, or listens on.
+        listens: Whether this node hosts a store.
+        addresses: Addresses of this node.
+        trouble: The result of its last connection probe, in words.
+        ended: Whether the node has given up; its note stays for nodes that still wait.
+        time_s: When the note was written, in seconds since the epoch.
     """
 
     script: str
@@ -60,26 +62,26 @@ class Note:
 
     @property
     def words(self) -> str:
-        """Who wrote it."""
+        """The node that wrote the note, as messages name it."""
         return f"node {self.rank} on {self.host}" if self.rank >= 0 else f"{self.host} (launcher pid {self.pid})"
 
 
 class Notes:
-    """The notes of the nodes of one run, and this node's own.
+    """The notes of the nodes of one run, and this node's note.
 
     Args:
-        folder: Where they lie; made when it is needed.
-        mine: This node, as it begins to wait.
+        folder: The folder for notes; created when the first note is written.
+        mine: This node's note at the start of the wait.
 
     Attributes:
-        folder: As given.
+        folder: The folder for notes.
     """
 
     def __init__(self, folder: Path, mine: Note) -> None:
         self.folder = folder
         self.mine = mine
         self._written = 0.0
-        self._first_mtime = 0.0  # of this node's first note, by the clock of the file server
+        self._first_mtime = 0.0  # of this node's first note, by the file server's clock
         name = re.sub(r"[^\w.-]+", "-", f"{mine.script}-{mine.host}-{mine.pid}")
         self._path = folder / f"{name}.json"
         atexit.register(self.remove)  # a signal may end the launcher while its node still waits
@@ -88,7 +90,7 @@ class Notes:
         """Write or renew this node's note.
 
         Args:
-            changes: Fields that have changed.
+            changes: Fields of the note that have changed.
         """
         now = time.monotonic()
         changed = replace(self.mine, **changes)
@@ -103,11 +105,11 @@ class Notes:
             self._first_mtime = self._first_mtime or self._path.stat().st_mtime
 
     def read(self) -> list[Note]:
-        """Return the notes that other nodes of this run have left lately; removes stale ones."""
+        """Return the recent notes of other nodes of this run, and remove stale ones."""
         self.leave()
         found = []
         with contextlib.suppress(OSError):
-            now = self._path.stat().st_mtime  # by the clock of the file server, as the others' times
+            now = self._path.stat().st_mtime  # by the file server's clock, like the rest
             for path in sorted(self.folder.glob("*.json")):
                 written = path.stat().st_mtime
                 if now - written > _OURS_TO_REMOVE_S:
@@ -120,7 +122,7 @@ class Notes:
         return [note for note in found if (note.script, note.run_id) == run and not self._is_dead(note)]
 
     def _is_dead(self, note: Note) -> bool:
-        """Return whether a note was left here by a launcher that was killed."""
+        """Return whether a killed launcher on this host left the note."""
         return (
             not note.ended
             and note.host == self.mine.host
@@ -129,7 +131,10 @@ class Notes:
         )
 
     def remove(self) -> None:
-        """Take this node's note away, unless it says why the node has given up, and the folder after the last."""
+        """Remove this node's note, and the folder when it is empty.
+
+        The note stays if it says why the node has given up.
+        """
         if self.mine.ended:
             return
         with contextlib.suppress(OSError):
@@ -142,4 +147,4 @@ def _parse(path: Path) -> Note | None:
         values = json.loads(path.read_text(encoding="utf-8"))
         return Note(**{**values, "addresses": tuple(values["addresses"])})
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # gone meanwhile, or of another version
+        return None  # removed meanwhile, or written by another version

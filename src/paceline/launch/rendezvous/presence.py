@@ -1,6 +1,6 @@
-"""Who is here before the start: nodes that have come in, a verdict on them out.
+"""Decide from the nodes that have arrived whether the run can begin, or why it cannot.
 
-Pure. The node that hosts the store judges for all, so that every node of a run prints the same.
+Pure. The node that hosts the store decides for all, so that every node of a run prints the same.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from paceline.text.wording import few
 
 @dataclass(frozen=True)
 class Arrived:
-    """One node as it has announced itself.
+    """One node, as it announced itself.
 
     Attributes:
-        ticket: The how manieth to come, from 1.
-        rank: Its node rank; -1 where torch's rendezvous gives the ranks.
+        ticket: Order of arrival, starting at 1.
+        rank: Its node rank; -1 if torch's rendezvous assigns the ranks.
         host: Its host name.
-        pid: Its launcher.
-        nodes: Least and greatest number of nodes that it was started for.
+        pid: Process id of its launcher.
+        nodes: Minimum and maximum number of nodes that it was started for.
     """
 
     ticket: int
@@ -33,7 +33,7 @@ class Arrived:
 
     @property
     def words(self) -> str:
-        """Who that is, to be found by a person."""
+        """Host and process id, by which a person finds the launcher."""
         return f"{self.host} (launcher pid {self.pid})"
 
     def to_json(self) -> dict[str, Any]:
@@ -42,17 +42,17 @@ class Arrived:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Arrived:
-        """Return the node that ``to_json`` made."""
+        """Return the node from the data that ``to_json`` returned."""
         return cls(**{**values, "nodes": tuple(values["nodes"])})
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of the wait for nodes.
+    """The result of the wait for nodes.
 
     Attributes:
         members: The nodes that begin the run.
-        finding: Why there is no run, None if there is one.
+        finding: Why the run cannot begin; None if it can.
     """
 
     members: tuple[Arrived, ...] = ()
@@ -67,22 +67,23 @@ class Verdict:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Verdict:
-        """Return the verdict that ``to_json`` made."""
+        """Return the verdict from the data that ``to_json`` returned."""
         members = tuple(Arrived.from_json(each) for each in values["members"])
         return cls(members, Finding.from_json(values["finding"]) if values["finding"] else None)
 
 
 def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) -> Verdict | None:
-    """Judge the nodes that are here.
+    """Decide whether the nodes that have arrived can begin the run.
 
     Args:
-        present: Nodes that have lately given a sign of life, the head among them, in the order of their tickets.
+        present: Nodes with a recent sign of life, the head included, in the order of their tickets.
         head: The node that hosts the store.
-        sure: Tickets that gave one after the newest had come. Only these are held against each other: a node
-            that was interrupted and started again is not a rank taken twice.
+        sure: Tickets of nodes that gave a sign of life after the newest node came. Only these
+            are compared with each other: a node that was interrupted and started again does not
+            take its rank twice.
 
     Returns:
-        The verdict; None while nodes have to be waited for.
+        The verdict; None while nodes are still awaited.
     """
     for node in present:
         if node.nodes != head.nodes:
@@ -100,11 +101,11 @@ def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) ->
 
 
 def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding | None:
-    """Judge a node that comes when the roll call is over; None if torch may still have a place for it.
+    """Return why a node that comes after the roll call cannot join; None if torch may admit it.
 
     Args:
-        me: That node.
-        verdict: What the roll call came to.
+        me: The node that comes late.
+        verdict: The result of the roll call.
         head: The node that hosts the store.
     """
     if verdict.finding is not None:
@@ -119,7 +120,7 @@ def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding |
 
 
 def sizes_differ(head: Arrived, node: Arrived) -> Finding:
-    """Two nodes were started for different numbers of nodes."""
+    """Return the finding that two nodes were started for different numbers of nodes."""
     return Finding(
         "world-size-mismatch",
         f"the head on {head.host} expects --nnodes {_shown(head.nodes)}, "
@@ -130,7 +131,7 @@ def sizes_differ(head: Arrived, node: Arrived) -> Finding:
 
 
 def same_rank_twice(one: Arrived, other: Arrived) -> Finding:
-    """Two nodes claim one rank."""
+    """Return the finding that two nodes claim the same node rank."""
     return Finding(
         "duplicate-ranks",
         f"two nodes have node rank {one.rank}: {one.words} and {other.words}",
@@ -140,7 +141,7 @@ def same_rank_twice(one: Arrived, other: Arrived) -> Finding:
 
 
 def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
-    """All places of the run are taken."""
+    """Return the finding that all places of the run are taken."""
     return Finding(
         "extra-node",
         f"the run has its {num_nodes} nodes already; {_numbered(me)} on {me.words} is one too many",
@@ -151,7 +152,7 @@ def too_many(me: Arrived, hosts: Sequence[str], *, num_nodes: int) -> Finding:
 
 
 def too_late(me: Arrived, over: Finding) -> Finding:
-    """The run was given up before this node came."""
+    """Return the finding that the run was given up before this node came."""
     return Finding(
         "late-node",
         f"{me.words} came when the roll call was over; the run had ended: {over.what}",
@@ -163,14 +164,14 @@ def too_late(me: Arrived, over: Finding) -> Finding:
 def missing(
     present: Sequence[Arrived], *, head: Arrived, waited_s: float, hosts: Sequence[str], evidence: Sequence[str]
 ) -> Finding:
-    """Nodes have not come in time.
+    """Return the finding that nodes have not come in time.
 
     Args:
-        present: Nodes that are here.
+        present: Nodes that have arrived.
         head: The node that hosts the store.
-        waited_s: How long the head has waited.
-        hosts: Host of each node rank, empty where that is not known.
-        evidence: What is known of those that did not come.
+        waited_s: How long the head has waited, in seconds.
+        hosts: Host of each node rank; empty if unknown.
+        evidence: Evidence about the nodes that did not come.
     """
     least, most = head.nodes
     if head.rank < 0:
@@ -197,14 +198,14 @@ def missing(
 def notice(
     present: Sequence[Arrived], *, head: Arrived, hosts: Sequence[str], evidence: Sequence[str], fix: str
 ) -> Notice:
-    """Return who is awaited and who is here, for the notice that all nodes print.
+    """Return the notice about awaited and present nodes, which all nodes print.
 
     Args:
-        present: Nodes that are here.
+        present: Nodes that have arrived.
         head: The node that hosts the store.
-        hosts: Host of each node rank, empty where that is not known.
-        evidence: What is known of those that did not come.
-        fix: What to do about it, empty if they are not up as far as is known.
+        hosts: Host of each node rank; empty if unknown.
+        evidence: Evidence about the nodes that did not come.
+        fix: The fix for nodes that are up but cannot connect; empty if no such node is known.
     """
     absent = missing(present, head=head, waited_s=0, hosts=hosts, evidence=evidence)
     where = (absent.where,) if hosts and head.rank >= 0 else ()
@@ -213,7 +214,7 @@ def notice(
 
 
 def awaited(present: Sequence[Arrived], *, head: Arrived) -> str:
-    """Return who is waited for."""
+    """Return which nodes the run waits for, in words."""
     least, most = head.nodes
     if head.rank < 0:
         return f"nodes ({len(present)} of {'at least ' * (least < most)}{least} are here)"
@@ -231,7 +232,7 @@ def _absent(present: Sequence[Arrived], num_nodes: int) -> list[int]:
 
 
 def listed(nodes: Sequence[int]) -> str:
-    """Return numbers in a row, the first ten of many."""
+    """Return node numbers as a list in words, shortened to the first ten."""
     return few([str(node) for node in nodes], 10)
 
 

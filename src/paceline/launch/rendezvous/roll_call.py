@@ -1,4 +1,4 @@
-"""Nodes announce themselves in the store of the run, and the one that hosts it says when all are there."""
+"""Call the roll: nodes announce themselves in the store, and its host decides who is there."""
 
 from __future__ import annotations
 
@@ -19,32 +19,38 @@ from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived, Verdict
 
-# Raw keys, outside every prefix, as nodes meet here before there is an attempt.
+# Raw keys, outside every prefix: nodes meet here before there is an attempt.
 _ROLL = "paceline/roll"
 _VERDICT = f"{_ROLL}/verdict"
 _WHOLE = f"{_ROLL}/whole-verdict"
 _AWAITED = f"{_ROLL}/awaited"
 _PLACES = f"{_ROLL}/places"
-# Nodes give signs of life many times in this time; one that does not was interrupted.
+# Nodes give signs of life many times within this time. A node without one was interrupted.
 _GONE_S = 3.0
-# How long the store outlives a verdict: a node that comes just then is told, and those that are here read it, which
-# takes seconds where a machine is busy.
+# How long the store outlives a verdict, for a node that comes at that moment. Nodes that are here
+# read the verdict, which takes seconds on a busy machine.
 _LINGER_S = 1.0
 _READ_S = 10.0
-# How long a node waits for a place of a run that is complete: one of its nodes may be about to be replaced.
+# How long a node waits for a place in a complete run: one of its nodes may soon be replaced.
 _PLACE_S = 8.0
-_AHEAD = 4096  # tickets that may be handed out between two looks
+_AHEAD = 4096  # limit of tickets that are issued between two reads
 _HOSTS_S = 3.0
-# A folder on a file server is read so often.
+# How often the notes are read: their folder may be on a file server.
 _NOTES_S = 5.0
-# Nodes wait for the head's verdict, which may come a little after their own limit.
+# Nodes wait for the head's verdict, which may arrive shortly after their own limit.
 _PATIENCE_S = 10.0
 
 
 @dataclass
 class _Seen:
-    """What the head knows of one node: who it is, whether it has signed that, when it came, its last sign of life and
-    when that came.
+    """What the head knows about one node.
+
+    Attributes:
+        who: The node, as it announced itself.
+        is_signed: Whether the announcement was signed.
+        first: When the node came.
+        beat: Its last sign of life.
+        since: When that last sign of life came.
     """
 
     who: Arrived
@@ -55,22 +61,22 @@ class _Seen:
 
 
 class Roll:
-    """The roll call as one node takes part in it.
+    """The roll call, as one node takes part in it.
 
     Args:
         store: The store of the run.
         me: This node; its ticket is not known yet.
         head: The node that hosts the store.
-        hosts: Whether that is this node.
-        limit_s: How long nodes are awaited.
-        hosts_by_rank: Host of each node rank, where a scheduler tells.
-        notes: What nodes say in the shared folder.
+        hosts: Whether this node is the head.
+        limit_s: How long to wait for nodes, in seconds.
+        hosts_by_rank: Host of each node rank, if a scheduler provides it; else empty.
+        notes: The notes of the nodes in the shared folder.
         inform: Prints a notice.
-        needs_secret: Nodes that do not sign are not in the run.
+        needs_secret: Whether nodes that do not sign are excluded from the run.
 
     Attributes:
-        members: The nodes that begin the run, at the node that hosts the store.
-        is_signed: All of them sign.
+        members: The nodes that begin the run, on the node that hosts the store; empty elsewhere.
+        is_signed: Whether all members sign.
     """
 
     def __init__(
@@ -107,7 +113,7 @@ class Roll:
         """Announce this node and return when the run can begin.
 
         Raises:
-            RunError: It cannot; all nodes that are up get the same finding.
+            RunError: The run cannot begin; all nodes that are up get the same finding.
         """
         if self._store.find(_VERDICT) is not None:
             self._come_late()
@@ -119,7 +125,7 @@ class Roll:
         if self._me.ticket not in tickets:
             self._come_late()
             return
-        if self._hosts:  # a thousand nodes would read it at once
+        if self._hosts:  # else a thousand nodes would read it at once
             self.members = Verdict.from_json(json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
@@ -129,7 +135,7 @@ class Roll:
         self._store.set(f"{_ROLL}/node/{ticket}", json.dumps(self._me.to_json()))
 
     def _await_verdict(self) -> tuple[Finding | None, list[int]]:
-        """Return why there is no run, or the tickets of the nodes that begin it."""
+        """Return why the run cannot begin, or None, and the tickets of the nodes that begin it."""
         while True:
             waited_s = self._waiting.waited_s
             if self._hosts:
@@ -139,7 +145,7 @@ class Roll:
                 found = json.loads(content)
                 self._settle(bool(found.get("signed")))
                 return found["finding"] and Finding.from_json(found["finding"]), found["tickets"]
-            if waited_s > self._limit_s + _PATIENCE_S:  # the head still lives, but does not judge
+            if waited_s > self._limit_s + _PATIENCE_S:  # the head is alive but decides nothing
                 return self._missing([self._me], waited_s), []
             awaited = self._store.find(_AWAITED) if self._waiting.is_due else None
             if awaited is not None:
@@ -148,21 +154,21 @@ class Roll:
             self._store.add(f"{_ROLL}/beat/{self._me.ticket}", 1)
 
     def _settle(self, is_signed: bool) -> None:
-        """Note whether all members sign; if not, nobody does from now on."""
+        """Record whether all members sign; if not, no node signs from now on."""
         self.is_signed = is_signed
         if not is_signed and not self._needs_secret:
             self._store.signing.drop()
 
-    # At the head
+    # On the head
 
     def _call(self, waited_s: float) -> None:
-        """See who is there, and write the verdict into the store as soon as there is one."""
+        """Check which nodes are there, and publish the verdict as soon as there is one."""
         self._look()
         present = self._present()
         newest = max((seen.first for seen in self._seen.values()), default=0.0)
         sure = frozenset(ticket for ticket, seen in self._seen.items() if seen.since > newest)
         signed = [node for node in present if self._seen[node.ticket].is_signed]
-        verdict = presence.judge(signed, head=self._head, sure=sure)  # whoever does not sign may be a stranger
+        verdict = presence.judge(signed, head=self._head, sure=sure)  # others may be strangers
         if verdict is None or not verdict.members:
             verdict = presence.judge(present, head=self._head, sure=sure)
         if verdict is None and waited_s > self._limit_s:
@@ -178,7 +184,7 @@ class Roll:
             self._store.set(_AWAITED, json.dumps(awaited.to_json()))
 
     def _describe(self, present: list[Arrived]) -> Notice:
-        """Return who is awaited, as all nodes print it."""
+        """Return the notice about awaited nodes, as all nodes print it."""
         if self._waiting.is_due and time.monotonic() > self._read_notes_s:
             self._read_notes_s = time.monotonic() + _NOTES_S
             self._away = self._notes_of_absent(present)
@@ -192,7 +198,7 @@ class Roll:
         return [note for note in self._notes.read() if not {(note.host, note.pid), note.rank} & here]
 
     def _publish(self, verdict: Verdict) -> None:
-        """Write the verdict, in short for those who wait: a thousand nodes read it at once."""
+        """Publish the verdict, and a short form that a thousand waiting nodes read at once."""
         tickets = [member.ticket for member in verdict.members]
         signed = self._store.signing.is_on and all(self._seen[ticket].is_signed for ticket in tickets)
         told = verdict.finding and verdict.finding.to_json()
@@ -200,23 +206,24 @@ class Roll:
             _WHOLE: json.dumps({**verdict.to_json(), "signed": signed}),
             _VERDICT: json.dumps({"finding": told, "tickets": tickets, "signed": signed}),
         }
-        # The verdict is signed also where it says that nobody signs from now on: whoever reads it does not.
+        # The verdict is signed even if it says that no node signs from now on: its readers still
+        # verify signatures.
         contents = {key: self._store.closed(key, text) for key, text in texts.items()}
         self._settle(signed)
         for key, content in contents.items():
             self._store.underlying_store.set(key, content)
 
     def _present(self) -> list[Arrived]:
-        """Return the nodes that have given a sign of life lately, in the order of their tickets."""
+        """Return the nodes with a recent sign of life, in the order of their tickets."""
         gone_s = time.monotonic() - max(_GONE_S, 4 * self._tick_s)
         return [seen.who for _, seen in sorted(self._seen.items()) if seen.since > gone_s]
 
     def _look(self) -> None:
         now = time.monotonic()
         count = int(self._store.add(f"{_ROLL}/count", 0))
-        most = max(self._seen, default=0) + _AHEAD  # whoever reaches the store can raise the counter
+        most = max(self._seen, default=0) + _AHEAD  # anybody can raise the counter
         for ticket in set(range(1, min(count, most) + 1)) - set(self._seen):
-            # else it is about to write who it is
+            # else the node has not written its announcement yet
             if self._store.check([f"{_ROLL}/beat/{ticket}", f"{_ROLL}/node/{ticket}"]):
                 content, is_signed = self._store.peek(f"{_ROLL}/node/{ticket}")
                 who = _parse(content) if is_signed or not self._needs_secret else None
@@ -232,14 +239,14 @@ class Roll:
         finding = presence.missing(present, head=self._head, waited_s=waited_s, hosts=self._hosts_by_rank, evidence=())
         away = self._notes_of_absent(present)
         if self._hosts and away:
-            self._notes.leave(ended=True)  # they give up a moment later, and may learn from it where the head was
+            self._notes.leave(ended=True)  # the absent nodes may still read where the head was
         num_missing = presence.num_missing(present, head=self._head)
         return unreachable.explain_missing(finding, self._notes.mine, away, num_missing=num_missing)
 
     # After the verdict
 
     def _leave(self, finding: Finding) -> None:
-        """End with what all nodes end with; the head goes last, as the store goes with it."""
+        """Raise the finding that ends all nodes; the head leaves last, as it hosts the store."""
         heard = int(self._store.add(f"{_ROLL}/heard", 1))
         if self._hosts:
             start_s = time.monotonic()
@@ -253,12 +260,16 @@ class Roll:
         raise RunError(finding)
 
     def _num_alive(self) -> int:
-        """Return how many nodes have given a sign of life lately, or have read the verdict and gone."""
+        """Return how many nodes have given a recent sign of life or have just read the verdict."""
         self._look()
         return len(self._present())
 
     def _come_late(self) -> None:
-        """Go in where torch's rendezvous may have a place for this node, else end."""
+        """Return if torch's rendezvous may have a place for this late node.
+
+        Raises:
+            RunError: The run has ended or has no place for this node.
+        """
         whole = json.loads(self._store.get(_WHOLE))
         self._settle(bool(whole.get("signed")))
         verdict = Verdict.from_json(whole)
@@ -290,15 +301,15 @@ def _parse(content: bytes) -> Arrived | None:
 
 
 def tell_places(store: SignedStore, hosts: list[str]) -> None:
-    """Say which hosts have the places of the run, for nodes that come later; none while it forms anew."""
+    """Publish the hosts that have the places of the run, for late nodes; none while it re-forms."""
     store.set(_PLACES, json.dumps(hosts))
 
 
 def keep_places(store: SignedStore, attempt: SignedStore, *, node: int, num_nodes: int) -> None:
-    """Note who has the places of this attempt: node 0 writes down what the nodes say of themselves.
+    """Record which hosts have the places of this attempt: node 0 collects what the nodes report.
 
     Args:
-        store: The store of the run, which later nodes read.
+        store: The store of the run, which late nodes read.
         attempt: The store of the attempt.
         node: Rank of this node.
         num_nodes: Number of nodes.

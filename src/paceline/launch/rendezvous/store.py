@@ -1,6 +1,6 @@
-"""The store of a run: hosted here on a port that is bound already, or reached at the head.
+"""Host the run's store on a port that is already bound, or connect to the store on the head.
 
-Whoever reaches one makes sure that it is this run's before anything is written into it.
+A node that connects checks that the store belongs to this run before it writes anything.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from paceline.text.wording import duration
 
 _DEFAULT_JOIN_S = 600
 _NOTE_AFTER_S = 3.0
-# torch's server begins with a client of its own, which a firewall can keep out for minutes.
+# torch's server opens a client connection to itself, which a firewall can block for minutes.
 _OWN_S = 10.0
 _AGAIN_S = 0.2
-_PROBE_KEY = "paceline/opened-by"  # before the run is named there, which others take for the word to go in
-_IDENTITY_S = 5.0  # the head writes it right after it listens
+_PROBE_KEY = "paceline/opened-by"  # written before the identity, which lets the other nodes in
+_IDENTITY_S = 5.0  # the head writes its identity right after it listens
 
 
 def open_or_reach(
@@ -51,16 +51,16 @@ def open_or_reach(
     """Return the store of the run, the head's numeric address, and whether this node hosts the store.
 
     Args:
-        options: What was asked for.
-        plan: What was decided.
-        identity: This run, as this node would name it.
+        options: The options of this launcher.
+        plan: The plan of the run.
+        identity: The identity of this run, as this node would publish it.
         local: Addresses of this host.
-        notes: What nodes say in the shared folder.
+        notes: The notes of the nodes in the shared folder.
         inform: Prints a notice.
 
     Raises:
         SetupError: The port is taken, or a name does not resolve.
-        RunError: Nobody has answered in time, or something that is not a store.
+        RunError: Nothing has answered in time, or the server on that port is not a store.
     """
     port = int(plan.port.value)
     reaching = _Reaching(options, plan.host, port, notes=notes, inform=inform)
@@ -85,9 +85,9 @@ def _may_host(options: Options, plan: Plan) -> bool:
 
 
 def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, ...]) -> bool:
-    """Return whether this node is to host the store.
+    """Return whether this node must host the store.
 
-    torch compares host names, which fails for an address of a second interface: then nobody hosts.
+    torch compares host names. That fails for the address of a second interface: then no node hosts.
     """
     if plan.rendezvous != "c10d":
         return options.node_rank == 0 or options.one_node
@@ -100,10 +100,10 @@ def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, .
 def _open_or_join(
     head: str, port: int, identity: dict[str, Any], *, options: Options, plan: Plan
 ) -> tuple[TCPStore | None, bool]:
-    """Host the store; where another launcher of this run does already, return a client of that one.
+    """Host the store, or return a client if another launcher of this run already hosts it.
 
     Returns:
-        The store, None if another node hosts it with c10d; and whether it is hosted here.
+        The store, None if another node hosts it with c10d; and whether this node hosts it.
     """
     must = plan.rendezvous != "c10d" or options.one_node
     try:
@@ -117,10 +117,12 @@ def _open_or_join(
 
 
 def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _Reaching) -> tuple[TCPStore, bool]:
-    """Host the store at an address of none of this host's interfaces: a service's, which leads here, or another host's.
+    """Host the store at an address that no interface of this host has.
 
-    A second launcher with node rank 0 on another host finds the first one there, which reports both. Its own store must
-    not be opened through that address: it would write into the first one's.
+    The address belongs to a service that leads here, or to another host. If another host has a
+    launcher with node rank 0 as well, this one finds that launcher at the address, and that
+    launcher reports both. This node's store must not be opened through the address: it would
+    write into the store of the other.
     """
     own = open_store("::1" if ":" in head else "127.0.0.1", port, must=True)
     assert own is not None
@@ -132,7 +134,7 @@ def _host_behind(head: str, port: int, *, identity: dict[str, Any], reaching: _R
 
 
 def _identity_in(store: TCPStore) -> dict[str, Any] | None:
-    """Return the run that a store belongs to, None if it does not say so within a moment."""
+    """Return the identity of a store's run; None if the store has none within ``_IDENTITY_S``."""
     deadline = time.monotonic() + _IDENTITY_S
     while not store.check([store_token_check.IDENTITY_KEY]):
         if time.monotonic() > deadline:
@@ -146,30 +148,31 @@ def _is_same_run(theirs: dict[str, Any] | None, mine: dict[str, Any]) -> bool:
 
 
 def is_only_address(options: Options, plan: Plan) -> bool:
-    """Return whether all who may connect use the address of the head that this node has.
+    """Return whether all processes that may connect use this node's address of the head.
 
-    On one node they do, and in a Slurm step, where one line starts all nodes, if it is a number. A name may mean
-    another of the head's interfaces elsewhere, and so may what was typed on another node.
+    They do on one node. They also do in a Slurm step, where one line starts all nodes, if the
+    address is numeric. A name may resolve to another interface of the head elsewhere, and another
+    address may have been typed on another node.
     """
     return options.one_node or (options.placed.one_voice and host.is_numeric(plan.host))
 
 
 def _is_plain(name: object) -> bool:
-    """Return whether a name is that of a folder, and does not lead out of the one that runs are in."""
+    """Return whether a name is a plain folder name that does not lead out of the runs' folder."""
     return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
 
 
 def open_store(head: str, port: int, *, must: bool, only: bool = False) -> TCPStore | None:
-    """Host the store on a port that is bound now; None if it is taken and somebody else may host it.
+    """Host the store on a port that is bound now; None if it is taken and another node may host.
 
     Args:
         head: Address of this node.
-        port: The port, 0 for one that the kernel chooses.
-        must: Nobody else could be the host.
-        only: Listen at that address only.
+        port: The port; 0 lets the kernel choose one.
+        must: Whether no other node can be the host.
+        only: Whether to listen on that address only.
 
     Raises:
-        SetupError: The port is taken, and nobody else could be the host.
+        SetupError: The port is taken, and no other node can be the host.
     """
     try:
         listener = host.listen(head, port, only=only)
@@ -207,7 +210,7 @@ def _not_to_itself(head: str, port: int) -> Finding:
 
 
 def join_limit_s(options: Options) -> float:
-    """Return how long the start may wait for nodes."""
+    """Return how long the start may wait for nodes, in seconds."""
     typed = _typed_limit_s(options)
     if typed is not None:
         return typed
@@ -226,19 +229,19 @@ def _typed_limit_s(options: Options) -> float | None:
 
 
 def rejoin_limit_s(options: Options) -> float:
-    """Return how long a restart may wait for nodes: some have ranks that take their time to end."""
+    """Return how long a restart may wait for nodes, in seconds: some ranks need time to end."""
     settings = dict(options.rdzv_conf)
     return float(settings.get("join_timeout", settings.get("timeout", _DEFAULT_JOIN_S)))
 
 
 class _Reaching:
-    """This node's tries to reach the head's port.
+    """This node's attempts to reach the head's port.
 
     Args:
-        options: What was asked for.
+        options: The options of this launcher.
         name: The head's name or address.
-        port: Its port.
-        notes: What nodes say in the shared folder.
+        port: The head's port.
+        notes: The notes of the nodes in the shared folder.
         inform: Prints a notice.
     """
 
@@ -249,13 +252,13 @@ class _Reaching:
         self._waiting = Waiting(inform, limit_s=join_limit_s(options))
         self._refused_since_s: float | None = None
         self._refused_limit_s = deadlines.scaled(deadlines.PORT_REFUSED)
-        self._is_limited = _typed_limit_s(options) is not None or options.no_check  # by the user, so it holds
+        self._is_limited = _typed_limit_s(options) is not None or options.no_check  # by the user
 
     def await_name(self) -> str:
         """Return the head's numeric address as soon as its name resolves.
 
         Raises:
-            SetupError: It does not, in time.
+            SetupError: The name does not resolve in time.
         """
         while isinstance(found := look_up(self._name), str):
             self._wait(ConnectionProbe("unresolved", detail=found))
@@ -266,14 +269,14 @@ class _Reaching:
 
         Raises:
             SetupError: The head's name does not resolve.
-            RunError: Nobody has answered in time, or something that is not a store.
+            RunError: Nothing has answered in time, or the server on that port is not a store.
         """
         while (tried := knock(self._name, self._port)).kind != "open":
             self._wait(tried)
         return _enter(tried.address, self._port), tried.address
 
     def _wait(self, tried: ConnectionProbe) -> None:
-        """Wait a moment after a try in vain.
+        """Wait a moment after a failed attempt.
 
         Raises:
             SetupError: The head's name does not resolve, and the wait is over.
@@ -295,7 +298,7 @@ class _Reaching:
         time.sleep(_AGAIN_S)
 
     def _is_hopeless(self, tried: ConnectionProbe) -> bool:
-        """Return whether the wait is over: for long enough the head's host has answered, and refused the port."""
+        """Return whether the wait is over, or the head's host has refused the port for too long."""
         now_s = time.monotonic()
         if tried.kind != "refused":
             self._refused_since_s = None
@@ -318,10 +321,10 @@ def _enter(address: str, port: int) -> TCPStore:
 
 
 def agree_on_run(store: TCPStore, mine: dict[str, Any], *, hosts: bool, place: str) -> dict[str, Any]:
-    """Write or read the run's identity, and refuse a run that is not this one.
+    """Write or read the run's identity, and refuse to join another run.
 
     Raises:
-        RunError: The store belongs to another run, or to something that is not paceline.
+        RunError: The store belongs to another run, or to a program that is not paceline.
     """
     if hosts:
         store.set(store_token_check.IDENTITY_KEY, json.dumps(mine))

@@ -1,4 +1,4 @@
-"""Why nodes did not meet: knocks and notes in, findings out. Pure."""
+"""Decide why nodes did not meet, from connection probes and the nodes' notes. Pure."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _MEANS = {
 
 
 def in_words(knock: ConnectionProbe) -> str:
-    """Return what a knock came to, for the line that is printed while this waits."""
+    """Return the result of a connection probe in words, for the notice printed during the wait."""
     return _MEANS[knock.kind]
 
 
 def judge(knock: ConnectionProbe, mine: Note, others: Sequence[Note], *, waited_s: float) -> Finding:
-    """Return why this node did not reach the head.
+    """Return why this node could not reach the head.
 
     Args:
-        knock: The last try.
-        mine: This node.
-        others: Other nodes of the run, as far as they have left notes.
-        waited_s: How long it tried.
+        knock: The last connection probe.
+        mine: The note of this node.
+        others: Notes of other nodes of the run. A node without a note is not listed.
+        waited_s: How long this node tried, in seconds.
     """
     head = next((note for note in others if note.listens), None)
     place = f"{mine.name}:{mine.port}"
@@ -76,15 +76,15 @@ def _fix(knock: ConnectionProbe, mine: Note) -> str:
 
 
 def notice(finding: Finding, knock: ConnectionProbe, *, place: str) -> Notice:
-    """Return the notice of a node that waits for the head, from the finding that it would end with."""
+    """Return the notice of a node that waits for the head, from the finding of a failed wait."""
     details = tuple(line for line in finding.evidence if knock.kind != "refused" or line != knock.detail)
-    if finding.name not in _NAMES.values():  # the name or the address is wrong, which says more than the knock
+    if finding.name not in _NAMES.values():  # a wrong name or address explains more than the probe
         details = (finding.what, *details)
     return Notice(f"waiting for the head at {place}: {_MEANS[knock.kind]}", details, f"fix: {finding.fix}")
 
 
 def resolves_differently(head: Note, node: Note) -> Finding:
-    """The head's name means one address on the head and another on a node."""
+    """Return the finding that the head's name has different addresses on a node and on the head."""
     return Finding(
         "address-resolves-differently",
         f"{node.name} means {node.address} on {node.host} and {head.address} on the head, {head.host}",
@@ -95,7 +95,7 @@ def resolves_differently(head: Note, node: Note) -> Finding:
 
 
 def to_itself(node: Note) -> Finding:
-    """The head's name means the node itself."""
+    """Return the finding that on this node the head's name resolves to the node itself."""
     return Finding(
         "master-addr-wrong",
         f"{node.name} means {node.address} on {node.host}: that is {node.host} itself, not the head",
@@ -105,13 +105,13 @@ def to_itself(node: Note) -> Finding:
 
 
 def explain_missing(finding: Finding, mine: Note, others: Sequence[Note], *, num_missing: int = 0) -> Finding:
-    """Return the head's finding with what the notes of nodes that did not get through say.
+    """Return the head's finding with the evidence from notes of nodes that could not connect.
 
     Args:
-        finding: That nodes are missing.
-        mine: The head.
-        others: Nodes that have left notes.
-        num_missing: How many are missing.
+        finding: The finding that nodes are missing.
+        mine: The note of the head.
+        others: Notes of the nodes that could not connect.
+        num_missing: How many nodes are missing.
     """
     lines = hearsay(mine, others)
     alone = [note for note in others if note.listens and is_loopback(note.address) and not is_loopback(note.name)]
@@ -124,7 +124,7 @@ def explain_missing(finding: Finding, mine: Note, others: Sequence[Note], *, num
 
 
 def hearsay(mine: Note, others: Sequence[Note]) -> list[str]:
-    """Return what the notes of nodes that did not get through say, a line for each of the first."""
+    """Return one line for each of the first five notes, as evidence."""
     lines = [_hearsay(note, mine) for note in others][:5]
     if is_loopback(mine.address) and not is_loopback(mine.name) and not lines:
         lines.append(f"{mine.name} means {mine.address} here; a node on which it does too waits for itself")
@@ -132,11 +132,11 @@ def hearsay(mine: Note, others: Sequence[Note]) -> list[str]:
 
 
 def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
-    """Return what to do about nodes that are up and do not get through; empty if some are not up.
+    """Return the fix for nodes that are up but cannot connect; empty if some nodes are not up.
 
     Args:
-        mine: The head.
-        others: Nodes that have left notes.
+        mine: The note of the head.
+        others: Notes of the nodes that could not connect.
         num_missing: How many nodes are missing.
     """
     if any(note.port != mine.port or _elsewhere(note, mine) for note in others):
@@ -159,7 +159,7 @@ def _hearsay(note: Note, mine: Note) -> str:
 
 
 def _elsewhere(node: Note, head: Note) -> bool:
-    """Return whether a node looks for the head under an address that is none of the head's."""
+    """Return whether a node tries to reach the head at an address that the head does not have."""
     return node.name == head.name and node.address not in (head.address, *head.addresses)
 
 

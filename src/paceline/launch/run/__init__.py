@@ -1,12 +1,12 @@
-"""Runs a launch: plan, warm process, nodes that meet, agent, signals, outcome. The parts of the launcher meet here.
+"""Run a launch: plan, fork server, rendezvous, agent, signals and final report come together here.
 
-start        up to the fork of the warm process, in the launcher and in each rank
-launcher     owns the run on this node; its main thread listens to signals and reports the end
+start        up to the fork of the fork server, in the launcher and in each rank
+launcher     owns the run on this node; its main thread handles signals and reports the end
 node         its other thread: this node meets the others, and its agent starts ranks
-link         what the two threads tell each other
+link         what the two threads exchange
 peers        the other nodes, over all attempts
 folder       the run folder
-agent        torch elastic's agent, adapted; context is what its attempts have in common
+agent        torch elastic's agent, adapted; ``context`` has what its attempts share
 supervision  watches the ranks of one attempt
 """
 

@@ -1,8 +1,9 @@
-"""The agent of a node: torch elastic's, with ranks from the warm process.
+"""The agent of a node: torch elastic's agent, with ranks from the fork server.
 
-torch's agent keeps its loop, its rendezvous and its restarts. What differs: ``ForkServer`` starts and
-reaps the ranks; a failure on any node stops the ranks of all; a node that goes silent is noticed.
-This module adapts: ``Supervision`` watches the ranks of an attempt, ``Peers`` knows the others.
+torch's agent keeps its loop, its rendezvous and its restarts. Three things differ: ``ForkServer``
+starts and reaps the ranks; a failure on any node stops the ranks of all nodes; a silent node is
+noticed. This module adapts: ``Supervision`` watches the ranks of an attempt, and ``Peers`` knows
+the other nodes.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ from paceline.launch.run.supervision import Supervision
 from paceline.machine import interfaces
 from paceline.machine.slurm_commands import ask
 
-# torch asks DNS for the host's full name with every event that it records, which can take seconds
-# each time where names do not resolve. The short name is what the machine knows of itself.
+# For every event that it records, torch asks DNS for the host's full name. That can take seconds
+# each time if names do not resolve. The machine knows its short name without DNS.
 torch_agent._get_fq_hostname = socket.gethostname
 
 _SINFO_S = 10.0
@@ -71,9 +72,9 @@ class _Previous(NamedTuple):
     """An attempt that is followed by another.
 
     Attributes:
-        ends: How the ranks of this node ended.
-        lost: Ranks of the nodes that were lost.
-        hang: What the ranks hung in, if they were stopped for it.
+        ends: The exits of this node's ranks.
+        lost: Ranks of the lost nodes.
+        hang: Why the ranks hung, if they were stopped for a hang; else None.
     """
 
     ends: list[RankExit]
@@ -85,10 +86,10 @@ class Agent(LocalElasticAgent):
     """The agent of this node.
 
     Args:
-        context: What all attempts have in common.
+        context: What all attempts share.
         meeting: How this node takes part in the run.
         folder: The run folder.
-        rank_env: Variables for every rank beside torchrun's.
+        rank_env: Variables for every rank, in addition to torchrun's.
     """
 
     def __init__(
@@ -116,16 +117,16 @@ class Agent(LocalElasticAgent):
         )
         self._meeting = meeting
         self._identity = json.dumps(meeting.identity)
-        self._talks = meeting.store is not None  # etcd's store has no clients of its own to give
+        self._talks = meeting.store is not None  # etcd's store cannot be cloned
         self._has_met = False
         self._supervision: Supervision | None = None
         self._previous: _Previous | None = None
         self._master = ("", 0)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        before = self._peers.detach()  # what it heard was about the attempt before
-        # torch keeps the address of the first round's store; a node that joins in a later round
-        # would wait for it in vain, and ranks would find the addresses that those before have left.
+        before = self._peers.detach()  # it belongs to the previous attempt
+        # torch keeps the address of the first round's store. A node that joins in a later round
+        # would wait for it in vain, and ranks would find the addresses of the previous ranks there.
         if hasattr(worker_group.spec.rdzv_handler, "_bootstrap_store_info"):
             worker_group.spec.rdzv_handler._bootstrap_store_info = None
         if self._has_met and self._meeting.places:
@@ -137,11 +138,11 @@ class Agent(LocalElasticAgent):
             super()._rendezvous(worker_group)
         finally:
             if before is not None:
-                before.close()  # until now its heartbeat said that this node is on its way
+                before.close()  # until now its heartbeat showed that this node is coming
         self._join(worker_group)
 
     def _join(self, worker_group: WorkerGroup) -> None:
-        """Talk to the nodes that have met, and compare them."""
+        """Open the control channel to the nodes that have met, and compare the nodes."""
         node, num_nodes = int(worker_group.group_rank or 0), int(worker_group.group_world_size or 1)
         self._peers.node, self._peers.num_nodes = node, num_nodes
         self._master = (str(worker_group.master_addr), int(worker_group.master_port or 0))
@@ -159,7 +160,7 @@ class Agent(LocalElasticAgent):
         self._has_met = True
 
     def _surroundings(self) -> Surroundings:
-        """Return what the board asks this launcher, and how it reports."""
+        """Return what the control channel needs from this launcher."""
         options = self._context.options
         return Surroundings(
             inform=self._context.notices.inform,
@@ -202,12 +203,12 @@ class Agent(LocalElasticAgent):
             self._master = (comparison.master, self._master[1])
 
     def _name_the_run(self) -> None:
-        """Write the run's identity where the ranks meet: c10d opens a store for them."""
+        """Write the run's identity into the store of the ranks: c10d opens a separate one."""
         store = TCPStore(*self._master, is_master=False, wait_for_workers=False)
         store.set(store_token_check.IDENTITY_KEY, self._identity)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._obey_stop()  # it may have come while the nodes met
+        self._obey_stop()  # a signal may have come while the nodes met
         spec, workers = worker_group.spec, worker_group.workers
         restarts = spec.max_restarts - self._remaining_restarts
         attempt = Attempt(
@@ -239,7 +240,7 @@ class Agent(LocalElasticAgent):
         return ranks.pids()
 
     def _environments(self, worker_group: WorkerGroup, restarts: int) -> dict[int, dict[str, str]]:
-        """Return what torchrun sets for each rank of this node."""
+        """Return the variables that torchrun sets for each rank of this node, by local rank."""
         spec = worker_group.spec
         return {
             worker.local_rank: rank_environment(
@@ -294,14 +295,14 @@ class Agent(LocalElasticAgent):
         self._folder.event("restart", node=self._peers.node, attempt=number, why=why)
 
     def _obey_stop(self) -> None:
-        """Raise SignalException where a signal has asked for the end, here or on another node."""
+        """Raise SignalException if a signal has asked for the end, here or on another node."""
         signum = self._stop_signal()
         if signum is not None:
             self._link.advance(is_stopping=True)
             raise SignalException(f"the launcher got {signum.name}", sigval=signum)
 
     def _stop_signal(self) -> signal.Signals | None:
-        """Return the signal that ranks are to get because the run is to end; None if it is not."""
+        """Return the signal that ranks must get because the run must end; None if it continues."""
         if self._link.stop is not None:
             return self._link.stop.signum
         remote = self._peers.remote.stop
@@ -330,7 +331,7 @@ class Agent(LocalElasticAgent):
         assert supervision is not None
         self._stop_workers(worker_group)
         if board is not None and not board.answers(give_up=lambda: self._link.stop is not None):
-            # Nodes could not meet again, and would wait: for minutes if the head's host is silent.
+            # Nodes could not meet again: they would wait, for minutes if the store's host is silent.
             raise ConnectionError("the store of the run does not answer")
         remote = self._peers.remote
         if isinstance(self._meeting.handler, HeldRendezvous) and remote.any_lost:
@@ -341,11 +342,11 @@ class Agent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Nodes wait for each other in the loop, where a failure elsewhere is still heard."""
+        """Do nothing: nodes wait for each other in the loop, where they still see a failure."""
 
 
 def _lost_meanwhile(board: ControlChannel) -> Finding | None:
-    """Return what to end with if a node was lost while the nodes meet again."""
+    """Return the finding to end with if a node was lost while the nodes meet again; else None."""
     known = dict(board.remote.losses)  # the channel's thread adds to it meanwhile
     losses = {silence.named(node, loss.host): loss for node, loss in known.items()}
     store_loss = board.remote.store_loss
@@ -355,7 +356,7 @@ def _lost_meanwhile(board: ControlChannel) -> Finding | None:
 
 
 def _node_state(options: Options, node: int) -> str:
-    """Return what Slurm says of a node of the step that this is in; empty outside Slurm."""
+    """Return Slurm's state of a node of this Slurm step; empty outside Slurm."""
     names = hosts_by_rank(options)
     if node >= len(names):
         return ""
@@ -364,7 +365,7 @@ def _node_state(options: Options, node: int) -> str:
 
 
 def show_events(console: Console) -> None:
-    """Let torch's log of events reach the console, and not the stderr that the run folder keeps."""
+    """Send torch's log of events to the console, not to the stderr that the run folder keeps."""
     handler = get_logging_handler("console")
     assert isinstance(handler, logging.StreamHandler)
     handler.setStream(os.fdopen(os.dup(console.err), "w", buffering=1))
@@ -378,7 +379,7 @@ def make_spec(options: Options, plan: Plan, meeting: Meeting) -> WorkerSpec:
         rdzv_handler=meeting.handler,
         entrypoint="paceline",
         max_restarts=options.max_restarts,
-        # the agent waits for news by itself, without the delay of a fixed sleep
+        # the agent waits for events, so torch need not sleep
         monitor_interval=0.001,
         event_log_handler=options.event_log_handler,
     )

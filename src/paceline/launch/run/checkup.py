@@ -1,6 +1,7 @@
-"""``paceline run --check-only``: the nodes meet and compare themselves, each is examined, and no script is run.
+"""Run ``paceline run --check-only``: nodes meet, compare themselves and run the doctor; no script.
 
-What every node's doctor found goes round by a process group, which so is tried too; each launcher then prints all.
+A process group exchanges the findings of every node's doctor, which also tests the group. Each
+launcher then prints all findings.
 """
 
 from __future__ import annotations
@@ -22,32 +23,32 @@ from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
 from paceline.text.wording import few
 
-_NAME = "check-only"  # of the run, where no script was given
-_ALL = 4  # so many hosts are named one by one
+_NAME = "check-only"  # name of the run without a script
+_ALL = 4  # up to this many hosts are listed
 
 Conduct = Callable[[Options, RankTask, Callable[[], None]], Report]
 
 
 def run(options: Options, conduct: Conduct) -> int:
-    """Check all nodes of a run; returns the command's exit status.
+    """Check all nodes of a run; return the command's exit status.
 
     Args:
-        options: What was asked for.
-        conduct: Conducts a run of a function on every rank.
+        options: The options of this launcher.
+        conduct: Runs a function on every rank.
 
     Raises:
-        PacelineError: A script was given and there is none to run, or the run could not be started.
+        PacelineError: The given script does not exist, or the run could not be started.
     """
     if options.script:
-        script.read(options)  # it is not run, and a wrong name is to be found all the same
+        script.read(options)  # it is not run, but a wrong name must be reported
     launcher = os.getpid()
-    # The outcome is told here, as data or as text; what the run itself prints is its failure to come about.
+    # The result is printed below, as data or as text. The run prints only its failure to start.
     asked = replace(options, script=options.script or _NAME, check=True)
     task = RankTask(local_rank=0, kind=FUNCTION, target=asked.script, method="fork")
     with tempfile.TemporaryFile("w+") as handed_over:
         report = conduct(replace(asked, json=False), task, lambda: _examine(handed_over))
         if os.getpid() != launcher:
-            return EXIT_OK  # a rank, at its end
+            return EXIT_OK  # this is a rank, at its end
         if report.exit_status != EXIT_OK:
             if options.json:
                 print(json.dumps({"findings": [finding.to_json() for finding in report.findings], "nodes": []}))
@@ -56,7 +57,7 @@ def run(options: Options, conduct: Conduct) -> int:
         nodes = json.load(handed_over)
     findings = join(nodes)
     if options.placed.left_to_head(options.node_rank):
-        return status_of(findings)  # the head says it, into the same output
+        return status_of(findings)  # the head prints the findings to the same output
     if options.json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings], "nodes": nodes}, indent=1))
     else:
@@ -65,7 +66,7 @@ def run(options: Options, conduct: Conduct) -> int:
 
 
 def _examine(handed_over: IO[str]) -> None:
-    """In a rank: the first of each node examines it, and hands over what all nodes have found."""
+    """Examine the node in its first rank, and pass on the findings of all nodes; runs in a rank."""
     from torch import distributed
 
     from paceline.diagnose import doctor
@@ -83,7 +84,7 @@ def _examine(handed_over: IO[str]) -> None:
 
 
 def join(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Return the findings of all nodes, those that several share told once, errors first.
+    """Return the findings of all nodes, errors first; those that several nodes share come once.
 
     Args:
         nodes: For each node its ``host`` and the ``findings`` as plain data.
@@ -101,7 +102,7 @@ def _placed(hosts: Sequence[str], where: str, num_nodes: int) -> str:
 
 
 def told(nodes: Sequence[dict[str, Any]], findings: Sequence[Finding]) -> list[str]:
-    """Return what is printed: the findings, and how many nodes had none."""
+    """Return the lines to print: the findings, and how many nodes had errors."""
     with_errors = sum(any(each["severity"] == "error" for each in node["findings"]) for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} examined"
     last = f"{count}, {with_errors} with errors" if with_errors else f"{count}, none with errors"

@@ -1,4 +1,4 @@
-"""Reads the configuration of accelerate that a run takes, and puts its variables in place for all ranks."""
+"""Read the accelerate configuration of a run, and set its variables for all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.machine import host
 
 
 def configure(options: Options, source: str) -> Choice:
-    """Set the variables of the configuration that this run takes, for this process and all ranks.
+    """Set the variables of this run's configuration, for this process and all ranks.
 
     Args:
-        options: What was asked for.
-        source: Text of the script, empty where there is none to read.
+        options: The options of this launcher.
+        source: Text of the script; empty if there is none to read.
 
     Raises:
-        PacelineError: A configuration was named and cannot be taken.
+        PacelineError: A configuration was named but cannot be used.
     """
     chosen = _choose(options, source, env.snapshot())
     env.update(chosen.environment)
@@ -44,7 +44,7 @@ def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice
     try:
         default = config_file.settings_of(str(path))
     except PacelineError:
-        return Choice()  # nobody has asked for this file
+        return Choice()  # the user has not asked for this file
     return choice.by_default(
         default,
         shown(path),
@@ -55,7 +55,10 @@ def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice
 
 
 def _find_modules_in_working_folder() -> None:
-    """Do what accelerate does with DeepSpeed; a forked rank has the launcher's ``sys.path`` but for the first entry."""
+    """Make modules in the working folder importable, as accelerate does with DeepSpeed.
+
+    A forked rank has the launcher's ``sys.path`` except for the first entry.
+    """
     folder = os.getcwd()
     env.put(env.PYTHON_PATH, os.pathsep.join(filter(None, (env.read(env.PYTHON_PATH), folder))))
     sys.path.insert(1, folder)

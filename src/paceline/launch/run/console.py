@@ -1,7 +1,8 @@
-"""What ranks print: every rank has its log file, and some are shown on the console too.
+"""Route the output of ranks: every rank has a log file, and some are shown on the console too.
 
-Every rank writes into a pipe (or, where it is shown on a terminal, a pseudo-terminal, so that progress bars work) that
-a thread copies. No rank writes into a file of ours: a print would raise in the user's script when the disk is full.
+Every rank writes into a pipe that a thread copies. A rank shown on a terminal gets a
+pseudo-terminal, so that progress bars work. No rank writes into a file of ours: with a full disk, a
+print would raise in the user's script.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from paceline.text import terminal
 
 OUT, ERR = 1, 2
 DEFAULT_PREFIX = "[${role_name}${local_rank}]:"  # torchrun's
-# Ranks that nobody watches are copied at most so often.
+# Output of hidden ranks is copied in intervals of at least this length.
 _GATHER_S = 0.02
-# Holds what a rank prints until then. Larger ones would use up the pages that a user's pipes may have together.
+# The pipe holds what a rank prints between two copies. Larger pipes would use up the pages that a
+# user's pipes may have together.
 _PIPE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Where one stream of one rank goes.
+    """Where one stream of one rank is copied to.
 
     Attributes:
-        path: Its file.
+        path: Its log file.
         shown: Whether the console shows it.
-        prefix: What stands before each line there; empty copies as it comes.
+        prefix: Prefix of each line on the console; empty copies the bytes unchanged.
         filters: Lines that contain one of these also go to ``filtered``.
         filtered: File for those lines.
     """
@@ -57,14 +59,15 @@ def plan_streams(
     prefix: str,
     filtered: tuple[str, str],
 ) -> tuple[StreamPlan, StreamPlan]:
-    """Decide where a rank's stdout and stderr go.
+    """Decide where a rank's stdout and stderr are copied to.
 
-    As in torchrun, ``--redirects`` keeps a stream off the console, ``--tee`` shows it with a prefix, and
-    ``--local-ranks-filter`` says whose are shown at all. Unlike in torchrun, without these the console
-    shows global rank 0, and every stream has a file. With ``--nccl-debug`` stderr goes to the files only.
+    As in torchrun, ``--redirects`` keeps a stream off the console, ``--tee`` shows it with a
+    prefix, and ``--local-ranks-filter`` selects the ranks to show. Unlike torchrun, the console
+    shows global rank 0 by default, and every stream has a file. With ``--nccl-debug``, stderr goes
+    only to the files.
 
     Args:
-        options: What was asked for.
+        options: The options of this launcher.
         rank: Global rank.
         local_rank: Rank on this node.
         paths: Files of stdout and stderr.
@@ -102,11 +105,11 @@ def fill_prefix(template: str, *, role: str, rank: int, local_rank: int) -> str:
 
 @dataclass
 class Console:
-    """What ranks write is copied here; their own prints depend neither on a disk nor on a folder.
+    """Copies the output of ranks; their prints depend on neither a disk nor a folder.
 
     Attributes:
         out: Descriptor of the console's stdout.
-        err: Descriptor of its stderr.
+        err: Descriptor of the console's stderr.
     """
 
     out: int = 1
@@ -117,20 +120,20 @@ class Console:
     _has_warned: bool = False
 
     def open(self, plans: tuple[StreamPlan, StreamPlan]) -> tuple[int, int]:
-        """Return descriptors for a rank's stdout and stderr; the caller closes them once the rank has them.
+        """Return descriptors for a rank's stdout and stderr; the caller closes them afterwards.
 
         Raises:
-            OSError: There are no descriptors left.
+            OSError: No descriptors are left.
         """
         out, err = plans
         one, other = self.out, self.err
-        if out == err and (not out.shown or _same_place(one, other)):  # one pipe keeps the order of the two
+        if out == err and (not out.shown or _same_place(one, other)):  # one pipe keeps their order
             handle = self._open_one(out, console=one)
             return handle, os.dup(handle)
         return self._open_one(out, console=one), self._open_one(err, console=other)
 
     def say(self, text: str) -> None:
-        """Print a line of paceline's own, in one write so that ranks' output cannot split it."""
+        """Print a line of paceline's, in one write so that ranks' output cannot split it."""
         self._show(f"paceline: {text}")
 
     def write(self, lines: Sequence[str]) -> None:
@@ -142,7 +145,7 @@ class Console:
         write(self.err, (terminal.fitted(text, terminal.columns_of(self.err)) + "\n").encode())
 
     def tail(self, path: str) -> str:
-        """Return the last lines that went to a log file, also if that file could not be written."""
+        """Return the last lines for a log file, even if the file was not writable."""
         self._hidden.catch_up()
         self._shown.catch_up()
         return self._files[path].tail if path in self._files else ""
@@ -154,13 +157,13 @@ class Console:
                 _copy_size(copy.console, copy.source)
 
     def drain(self, timeout_s: float = 1.0) -> None:
-        """Copy what ranks that have ended still left in their pipes."""
+        """Copy the remaining output in the pipes of ranks that have ended."""
         deadline_s = time.monotonic() + timeout_s
         for pump in (self._shown, self._hidden):
             pump.drain(deadline_s)
 
     def release(self) -> list[Copy]:
-        """Return the streams that descendants of the ranks still hold, and copy them no more."""
+        """Return the streams that descendants of the ranks still hold, and stop copying them."""
         return self._shown.release() + self._hidden.release()
 
     def _open_one(self, plan: StreamPlan, *, console: int) -> int:
@@ -182,7 +185,7 @@ class Console:
         return file
 
     def _warn(self, path: str, reason: str) -> None:
-        """Say once that logs are being lost; from a copying thread."""
+        """Print once that logs are being lost; called from a copying thread."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -190,7 +193,7 @@ class Console:
 
 
 def describe_loss(folder: str, reason: str) -> Notice:
-    """Return the notice that what ranks print cannot be kept."""
+    """Return the notice that the output of ranks cannot be stored."""
     if reason == DELETED:
         return Notice(
             f"the log folder {folder} was deleted while the run writes to it",
@@ -205,10 +208,10 @@ def describe_loss(folder: str, reason: str) -> Notice:
 
 
 def _enlarge(pipe: int) -> None:
-    """Let a rank print on while the copying thread is busy elsewhere."""
+    """Enlarge a pipe, so that a rank can print while the copying thread is busy elsewhere."""
     import fcntl
 
-    with contextlib.suppress(OSError, AttributeError):  # too many pipes of this user; not Linux
+    with contextlib.suppress(OSError, AttributeError):  # this user has too many pipes, or not Linux
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
@@ -221,10 +224,10 @@ def _same_place(one: int, other: int) -> bool:
 
 
 def _open_terminal(console: int) -> tuple[int, int]:
-    """Return master and slave of a pseudo-terminal that passes bytes through as they are."""
+    """Return master and slave of a pseudo-terminal that passes bytes through unchanged."""
     master, slave = os.openpty()
     settings = termios.tcgetattr(slave)
-    settings[1] &= ~termios.OPOST  # the real terminal turns line feeds into new lines itself
+    settings[1] &= ~termios.OPOST  # the real terminal converts line feeds
     settings[3] &= ~termios.ECHO
     termios.tcsetattr(slave, termios.TCSANOW, settings)
     _copy_size(console, master)

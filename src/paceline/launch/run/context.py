@@ -1,4 +1,4 @@
-"""What the launcher of a node works with, from the start to the end of the run."""
+"""The objects that a node's launcher uses from the start to the end of the run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class LaunchContext:
 
     Attributes:
         options: The options of the run.
-        plan: What was decided.
-        task: What every rank runs; rank, environment and files are filled in.
-        starter: The warm process.
-        pulses: Memory that the ranks count in, None without the probe.
-        pulse_handle: Its descriptor, -1 without the probe.
-        console: Copies what ranks print.
+        plan: The plan of the run.
+        task: The task of every rank, without its rank, environment and files.
+        starter: The fork server.
+        pulses: The counters of the ranks; None without the probe.
+        pulse_handle: Descriptor of the counters' memory; -1 without the probe.
+        console: Copies the output of ranks.
         notices: Prints warnings and notices.
         peers: The other nodes.
-        link: To the launcher's main thread.
+        link: The link to the launcher's main thread.
     """
 
     options: Options

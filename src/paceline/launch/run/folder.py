@@ -1,4 +1,4 @@
-"""The run folder of a node: which one it is, that it can be written, and who owns it."""
+"""Choose, create and own the run folder of a node."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RunFolder:
 
     Attributes:
         run_dir: Its files.
-        first_attempt: Number that the first attempt of this start has in it.
-        lease: Says that this run owns the folder; None where another node says so.
+        first_attempt: Number of this start's first attempt in the folder.
+        lease: The lease by which this run owns the folder; None if another node holds it.
     """
 
     run_dir: RunDir
@@ -47,7 +47,7 @@ class RunFolder:
             events.append(self.run_dir.events(node), node=node, kind=kind, **fields)
 
     def own(self, token: str, training: Training, *, say: Callable[[str], None]) -> Notice | None:
-        """Become the owner of the run folder for all nodes; returns what is to be said of that.
+        """Become the owner of the run folder for all nodes; return the notice to print, if any.
 
         Raises:
             UsageError: The folder belongs to a living run, or to another array element.
@@ -69,7 +69,7 @@ class RunFolder:
         return Notice(f"{root} is continued by another command", tuple(differences))
 
     def release(self) -> None:
-        """Give the run folder back: the run has ended."""
+        """Give up the ownership of the run folder at the end of the run."""
         if self.lease is not None:
             self.lease.release()
 
@@ -80,7 +80,7 @@ def find_earlier(
     *,
     say: Callable[[str], None],
 ) -> Path | None:
-    """Return the folder that this run continues in: as typed, or that of an earlier start."""
+    """Return the folder to continue in, as typed or of an earlier start; None for a new run."""
     if options.run_dir is not None:
         return Path(options.run_dir)
     restarts = env.read(env.JOB_RESTARTS)
@@ -107,17 +107,17 @@ def make(
     console: Console,
     notices: Notices,
 ) -> RunDir:
-    """Make the run folder; its path is absolute, because ranks may change their working directory.
+    """Create the run folder with an absolute path: ranks may change their working directory.
 
     Args:
         options: The options of the run.
-        name: Name of the folder, where ``--run-dir`` does not name it.
-        is_new: This node has chosen the name, for a run that begins: no other run may have it.
-        console: Shows where the folder is, if that is not the usual place.
-        notices: Prints why.
+        name: Name of the folder if ``--run-dir`` is not given.
+        is_new: Whether this node chose the name for a new run: then no other run may have it.
+        console: Prints where the folder is, if that is not the usual place.
+        notices: Prints the reason.
 
     Raises:
-        SetupError: The folder cannot be made, or another run has it.
+        SetupError: The folder cannot be created, or another run has it.
     """
     if options.run_dir is not None:
         named = RunDir(Path(options.run_dir).absolute())
@@ -127,7 +127,7 @@ def make(
             raise SetupError(folders.unusable(named.root, error, option="--run-dir")) from None
         return named
     usual = RunDir(RUNS.absolute() / name)
-    # The folder alone says nothing: another node of this run may have been quicker to make it.
+    # The folder alone proves nothing: another node of this run may have created it first.
     if is_new and (usual.lease.exists() or usual.training.exists()):
         raise SetupError(_name_taken(usual.root))
     try:
@@ -145,7 +145,7 @@ def _make_spare(
     console: Console,
     notices: Notices,
 ) -> RunDir:
-    """Make the run folder in the system's folder for temporary files, and say why it is there."""
+    """Create the run folder in the system's folder for temporary files, and print the reason."""
     why = folders.unusable(usual.root.parent, error, option="--run-dir", severity="warning")
     try:
         spare = RunDir(Path(tempfile.mkdtemp(prefix="paceline-")) / name)
@@ -160,7 +160,7 @@ def _make_spare(
 
 
 def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask) -> ResumeCommand:
-    """Return how the run is started again."""
+    """Return the resume command of the run."""
     return resume.plan(
         options,
         run_dir=shown(run_dir.root),
@@ -172,7 +172,7 @@ def resume_command(run_dir: RunDir, options: Options, plan: Plan, task: RankTask
 
 
 def _folder_of_job(training: Training) -> Path | None:
-    """Return the folder in which this Slurm job ran the same command before it was queued again."""
+    """Return the folder of this command in the Slurm job before its requeue; None if not found."""
     paths = sorted(RUNS.glob(f"*-{training.job}-*"))
     paths += sorted(RUNS.glob(f"*-{training.array_job}_*"))
     same = [path for path in paths if _is_of(identity.read(RunDir(path)), training)]

@@ -1,14 +1,14 @@
-"""The warm process: forks ranks, reaps them, and sees to it that none outlives the launcher.
+"""The fork server: fork ranks, reap them, and ensure that none outlives the launcher.
 
-    launcher ──fork──> starter ──fork──> rank 0, rank 1, ...
+    launcher ──fork──> fork server ──fork──> rank 0, rank 1, ...
 
-``fork_starter`` is called early, before the launcher has a thread, a store or a CUDA context, so what the
-ranks inherit is a process that has imported torch and done nothing else. The starter has one thread. It is
-the parent of the ranks and adopts the orphans that they leave; when its socket closes, because the launcher
-is done or was killed, it ends them all.
+``fork_starter`` is called early, before the launcher has a thread, a store or a CUDA context. So
+the ranks inherit a process that has imported torch and done nothing else. The fork server has one
+thread. It is the parent of the ranks, and adopts the orphans that they leave. When its socket
+closes, because the launcher is done or was killed, it ends them all.
 
-Messages are JSON lines. To the starter: ``start`` (with the descriptors of stdout and stderr), ``signal``,
-``kill``, ``leave``. From it: ``started``, ``ended``.
+Messages are JSON lines. To the fork server: ``start`` (with the descriptors of stdout and stderr),
+``signal``, ``kill``, ``leave``. From it: ``started``, ``ended``.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from paceline.launch.run import pump
 from paceline.launch.run.pump import Copy
 from paceline.machine import system
 
-# How long ranks have after SIGTERM when the launcher has been killed; the whole must fit in 10 s.
+# How long ranks have after SIGTERM when the launcher was killed; all must end within 10 s.
 _ORPHAN_GRACE_S = 5.0
-# How often to look whether the fork server is stopped, and how many looks in a row make it so.
+# How often to check whether the fork server is stopped, and how many checks in a row prove it.
 _LOOK_S, _LOOKS = 2.0, 2
-# What a scheduler or a terminal sends to every process of a job; the launcher decides what becomes of it.
+# Signals that a scheduler or a terminal sends to every process of a job. The launcher handles them.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ForkServer:
-    """The launcher's end of the warm process."""
+    """The launcher's end of the fork server."""
 
     def __init__(self, link: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -53,13 +53,13 @@ class ForkServer:
         """Start a rank with these descriptors as its stdout and stderr.
 
         Args:
-            task: What it runs.
-            stdout: Its stdout.
-            stderr: Its stderr.
-            files: What becomes the task's ``crash``, ``stacks`` and ``report``; or nothing.
+            task: The task of the rank.
+            stdout: Descriptor of its stdout.
+            stderr: Descriptor of its stderr.
+            files: Descriptors for the task's ``crash``, ``stacks`` and ``report``; may be empty.
 
         Raises:
-            OSError: The warm process is gone.
+            OSError: The fork server is gone.
         """
         self._hand_over({"do": "start", "task": task.to_json(), "files": len(files)}, [stdout, stderr, *files])
 
@@ -74,15 +74,15 @@ class ForkServer:
         self._send({"do": "signal", "rank": local_rank, "signum": signum, "group": group})
 
     def kill(self) -> None:
-        """Kill all ranks and everything that descends from them, now."""
+        """Kill all ranks and all their descendants now."""
         self._wake_up()
         self._send({"do": "kill"})
 
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return what the warm process has said, waiting up to ``timeout_s`` for the first word.
+        """Return the messages of the fork server; wait up to ``timeout_s`` for the first one.
 
         Raises:
-            EOFError: The warm process is gone.
+            EOFError: The fork server is gone.
         """
         if not select.select([self._link], [], [], max(0.0, timeout_s))[0]:
             return []
@@ -96,13 +96,14 @@ class ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self, *, leave: bool = False, streams: Sequence[Copy] = ()) -> None:
-        """Let the warm process go, and wait for it.
+        """End the fork server, and wait for it.
 
         Args:
-            leave: Leave alone what ranks that succeeded have started in the background, as torchrun does;
-                otherwise everything that descends from the ranks is ended.
-            streams: With ``leave``, what processes in the background still write to: their output is copied as long
-                as they live, because writing into a pipe that nobody reads would end them.
+            leave: Keep background processes that successful ranks have started, as torchrun does.
+                Otherwise every descendant of the ranks is ended.
+            streams: With ``leave``, the streams that background processes still write to. Their
+                output is copied as long as they live: writing into a pipe without a reader would
+                end them.
         """
         self._wake_up()
         if leave and streams:
@@ -115,29 +116,29 @@ class ForkServer:
             os.waitpid(self.pid, 0)
 
     def _wake_up(self) -> None:
-        """Let the process run that is to end now, where somebody has stopped it."""
+        """Continue the fork server if it was stopped, so that it can end."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
     def _leave_behind(self, streams: Sequence[Copy]) -> None:
         descriptors = []
         for copy in streams:
-            console = copy.console if copy.console >= 0 else copy.source  # two for each, also where one is not used
+            console = copy.console if copy.console >= 0 else copy.source  # always two per stream
             descriptors += [copy.source, console]
         with contextlib.suppress(OSError):
             self._hand_over({"do": "leave", "streams": [pump.describe(copy) for copy in streams]}, descriptors)
         self._link.close()
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError), self._lock:  # it is gone, and its ranks went with it
+        with contextlib.suppress(OSError), self._lock:  # the fork server and its ranks are gone
             self._link.sendall(json.dumps(message).encode() + b"\n")
 
 
 class StopWatch:
-    """Looks now and then whether the fork server was stopped: then no rank is started, and no end is noticed.
+    """Checks whether the fork server is stopped: then no rank starts, and no end is noticed.
 
     Args:
-        pid: The fork server.
+        pid: Process id of the fork server.
     """
 
     def __init__(self, pid: int) -> None:
@@ -146,7 +147,7 @@ class StopWatch:
         self._num_stopped = 0  # looks in a row that found it stopped
 
     def look(self) -> Notice | None:
-        """Return the notice that it is stopped, once each time; costs next to nothing between looks."""
+        """Return the notice that it is stopped, once per stop; cheap between checks."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return None
@@ -162,7 +163,7 @@ class StopWatch:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal; False where the system does not say."""
+    """Return whether a process was stopped by a signal; False if the system does not show it."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "T"
@@ -171,16 +172,16 @@ def _is_stopped(pid: int) -> bool:
 
 
 def fork_starter() -> tuple[ForkServer | None, RankTask | None]:
-    """Fork the warm process off this one.
+    """Fork the fork server off this process.
 
-    Like ``os.fork``, it returns more than once: in the launcher ``(ForkServer, None)``, and later, in every
-    rank, ``(None, RankTask)``. Whoever calls it must let a rank's return travel up to the interpreter's end
-    without passing a ``finally`` that does the launcher's cleaning.
+    Like ``os.fork``, this returns more than once: in the launcher ``(ForkServer, None)``, and
+    later, in every rank, ``(None, RankTask)``. The caller must let a rank's return reach the
+    interpreter's end without running a ``finally`` block of the launcher.
     """
     near, far = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Ctrl-C reaches both processes: the new one must not take it before it has learned to ignore it.
+    # Ctrl-C reaches both processes. The new one must ignore it before it can receive it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
     if pid:
@@ -193,7 +194,7 @@ def fork_starter() -> tuple[ForkServer | None, RankTask | None]:
 
 @dataclass
 class _Server:
-    """The warm process itself; ``serve`` returns only in ranks."""
+    """The fork server itself; ``serve`` returns only in ranks."""
 
     link: socket.socket
     pids: dict[int, int] = field(default_factory=dict)  # process -> local rank, of living ranks
@@ -202,7 +203,7 @@ class _Server:
     name: str = "python"
 
     def serve(self) -> RankTask:
-        os.setsid()  # Ctrl-C at the terminal is the launcher's to hear
+        os.setsid()  # only the launcher handles Ctrl-C at the terminal
         if sys.platform == "linux":
             with open("/proc/self/comm") as file:
                 self.name = file.read().strip()
@@ -228,7 +229,7 @@ class _Server:
                     return task
 
     def _obey(self) -> RankTask | None:
-        """Carry out what has come; in a new rank return its task."""
+        """Carry out the messages that have come; in a new rank, return its task."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.link, 1 << 16, 64)
         except ConnectionResetError:
@@ -255,7 +256,7 @@ class _Server:
         return None
 
     def _start(self, task: RankTask, stdout: int, stderr: int) -> bool:
-        """Fork a rank; True in the rank."""
+        """Fork a rank; return True in the rank."""
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -269,12 +270,15 @@ class _Server:
         return False
 
     def _take(self, count: int) -> list[int]:
-        """Return the descriptors that came next."""
+        """Return the next descriptors that came."""
         first, self.descriptors = self.descriptors[:count], self.descriptors[count:]
         return first
 
     def _leave(self, streams: list[dict[str, object]]) -> NoReturn:
-        """The run has succeeded: copy what processes in the background write, as long as they live."""
+        """End after a successful run.
+
+        First copy the output of background processes as long as they live.
+        """
         self.link.close()
         if streams:
             system.set_name("paceline-output")
@@ -285,7 +289,7 @@ class _Server:
         os._exit(0)
 
     def _become_rank(self, *wakers: socket.socket) -> None:
-        """Put back what a fresh process would have."""
+        """Restore the state of a fresh process."""
         signal.set_wakeup_fd(-1)
         for signum in (*_SENT_TO_ALL, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)
@@ -306,7 +310,7 @@ class _Server:
                 return
             now = time.time_ns()
             rank = self.pids.pop(pid, None)
-            if rank is not None:  # anything else is an orphan that was adopted
+            if rank is not None:  # other processes are adopted orphans
                 code = os.waitstatus_to_exitcode(status)
                 self._tell({"said": "ended", "rank": rank, "pid": pid, "code": code, "time_ns": now})
 
@@ -331,7 +335,7 @@ class _Server:
             time.sleep(0.02)
 
     def _end_all(self) -> NoReturn:
-        """The launcher is gone: end what it started, politely first."""
+        """End all processes after the launcher has gone: SIGTERM first, then SIGKILL."""
         for pid in list(self.pids):
             _send_signal(pid, signal.SIGTERM, group=False)
         deadline = time.monotonic() + _ORPHAN_GRACE_S
@@ -342,17 +346,17 @@ class _Server:
         os._exit(0)
 
     def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone; the closed socket is noticed next
+        with contextlib.suppress(OSError):  # the launcher is gone; the next read shows it
             self.link.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _send_signal(pid: int, signum: int, *, group: bool) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has already ended
         (os.killpg if group else os.kill)(pid, signum)
 
 
 def _settle_in(stdout: int, stderr: int, *, parent: int, name: str) -> None:
-    """First thing in a new rank: own session, dies with its parent, its own streams."""
+    """Set up a new rank first: a new session, death with its parent, and its streams."""
     os.setsid()
     system.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,9 +1,9 @@
-"""``paceline.launch``: ranks for a function, from a Python program or a notebook.
+"""Implement ``paceline.launch``: run a function on ranks, from a program or a notebook.
 
-    this process ──fork──> launcher ──fork──> warm process ──fork──> rank 0, rank 1, ...
+    this process ──fork──> launcher ──fork──> fork server ──fork──> rank 0, rank 1, ...
 
-Everything is inherited by fork, so the function may live in a notebook's cell and nothing is pickled but
-what rank 0 returns.
+Everything is inherited by fork. So the function may be in a notebook's cell, and nothing is pickled
+except what rank 0 returns.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ def launch(
     """Run ``fn(*args)`` on several ranks of this machine, as ``paceline run`` runs a script.
 
     Args:
-        fn: The function; any, also one of a notebook's cell or a lambda.
+        fn: The function; also a lambda, or one from a notebook's cell.
         *args: Its arguments, the same on all ranks; inherited, never pickled.
-        nproc_per_node: Ranks: a number, ``"gpu"``, ``"cpu"`` or ``"auto"``; by default one per GPU, or
-            one without GPUs.
-        max_restarts: How often the ranks may be started again after a failure.
+        nproc_per_node: Number of ranks, or ``"gpu"``, ``"cpu"`` or ``"auto"``; by default one per
+            GPU, or one without GPUs.
+        max_restarts: How many times the ranks may be started again after a failure.
         run_dir: Folder of this run, by default ``paceline-runs/<time>-<name>``.
 
     Returns:
         What ``fn`` returned on rank 0; it must be picklable.
 
     Raises:
-        RunError: A rank failed, or the ranks stopped to be resumed (``exit_status`` 75); carries the Finding
-            that was printed.
-        SystemExit: This process was told to end by SIGTERM, SIGUSR1 or SIGUSR2 and has no handler of its own for
-            it: the ranks have stopped as under ``paceline run``, and the status is that run's.
-        SetupError: torch is not installed, CUDA is initialised in this process already, or this is not Linux.
-        UsageError: An argument is wrong.
-        KeyboardInterrupt: After the ranks have ended.
+        RunError: A rank failed, or the ranks stopped to be resumed (``exit_status`` 75). The error
+            carries the Finding that was printed.
+        SystemExit: SIGTERM, SIGUSR1 or SIGUSR2 came, and this process has no handler for it. The
+            ranks have stopped as under ``paceline run``, and the status is that of the run.
+        SetupError: torch is not installed, CUDA is already initialised in this process, or the
+            system is not Linux.
+        UsageError: An argument is invalid.
+        KeyboardInterrupt: Ctrl-C was pressed; the ranks have ended.
     """
     _refuse_unsafe_fork()
     torch_requirements.require_installed()
@@ -112,7 +113,10 @@ def _refuse_unsafe_fork() -> None:
 
 
 def _without_openmp(decided: plan.Plan) -> plan.Plan:
-    """One thread a rank if this process has used OpenMP: its pool of threads does not survive a fork."""
+    """Limit each rank to one thread if this process has used OpenMP.
+
+    OpenMP's pool of threads does not survive a fork.
+    """
     native = len(os.listdir("/proc/self/task")) - threading.active_count()
     if native <= 0 or "torch" not in sys.modules:
         return decided
@@ -123,15 +127,18 @@ def _without_openmp(decided: plan.Plan) -> plan.Plan:
 
 
 def _be_launcher(asked: Options, decided: plan.Plan, function: Callable[[], Any], sink: int) -> NoReturn:
-    """In the fork: conduct the run, in the ranks run the function; never returns into the caller's frames."""
+    """Run the launcher in the fork, and the function in the ranks.
+
+    This never returns into the caller's frames.
+    """
     launcher = os.getpid()
     status = EXIT_FAILED
     try:
-        # The terminal's Ctrl-C is for the caller, who hands it on; two would mean "at once".
+        # The caller forwards the terminal's Ctrl-C; a second one would mean "at once".
         os.setpgid(0, 0)
         system.die_with_parent(signal.SIGTERM)
-        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))  # until the launcher takes signals
-        atexit._clear()  # the caller's handlers are the caller's to run
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))  # until Launcher.run
+        atexit._clear()  # only the caller may run its handlers
         from paceline.launch.run import start
 
         task = RankTask(local_rank=0, kind=FUNCTION, target=asked.script, method="fork")
@@ -164,7 +171,7 @@ def _send(sink: int, message: tuple[str, Any]) -> None:
 
 
 def _await(pid: int, source: int) -> Any:
-    """Read what rank 0 returned and how the run ended; hand Ctrl-C on, and what else ends a run."""
+    """Read rank 0's result and how the run ended; forward Ctrl-C and other stop signals."""
     messages: dict[str, Any] = {}
     interrupted = False
     with os.fdopen(source, "rb") as pipe, _handing_on(pid) as handed_on:
@@ -190,7 +197,7 @@ def _await(pid: int, source: int) -> Any:
 
 @contextlib.contextmanager
 def _handing_on(pid: int) -> Iterator[list[int]]:
-    """Pass signals that would end this process on to the launcher; yields the list of those that came."""
+    """Forward signals that would end this process to the launcher; yield those received."""
     came: list[int] = []
 
     def hand_on(number: int, _: Any) -> None:
@@ -211,7 +218,7 @@ def _handing_on(pid: int) -> Iterator[list[int]]:
 
 
 def _receive(pipe: BinaryIO) -> dict[str, Any]:
-    """Return the messages up to the end of the pipe; of a kind the last counts."""
+    """Return the messages up to the end of the pipe; the last one of a kind counts."""
     messages: dict[str, Any] = {}
     while True:
         try:

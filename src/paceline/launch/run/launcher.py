@@ -1,4 +1,4 @@
-"""The launcher of a node: listens to signals, the clock and its node, and reports how it ended."""
+"""The launcher of a node: handle signals, the clock and the node's thread, and report the end."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from paceline.rundir.files import shown
 if TYPE_CHECKING:
     from paceline.launch.run.supervision import Supervision
 
-# How long nodes wait for each other's account of a failure; all stop their ranks within 2 s.
+# How long nodes wait for each other's account after a failure. All stop their ranks within 2 s.
 _ACCOUNTS_S = 5.0
-# How long the node's thread may take to notice that it is to end, before it is abandoned.
+# How long the node's thread may take to notice that it must end, before it is abandoned.
 _NOTICE_S = 2.0
-# How long the node's thread may take, beside the ranks' time to end, once a node is lost.
+# How long the node's thread may take, beyond the ranks' grace period, once a node is lost.
 _STUCK_S = 15.0
-# A file's time is that of a coarser clock, or of a file server's.
+# A file's time comes from a coarser clock, or from a file server's clock.
 _FILE_CLOCK_NS = 1_000_000_000
-# srun --kill-on-bad-exit ends all tasks as soon as one has failed: the one that explains is first.
+# srun --kill-on-bad-exit ends all tasks as soon as one has failed. So the launcher that explains
+# the failure must end first.
 _HEAD_SPEAKS_S = 1.0
-# How long to wait for the last output of ranks that have ended, with and without processes that may
-# stay.
+# How long to wait for the last output of ended ranks, with and without processes that may stay.
 _BACKGROUND_S = 0.1
 _DRAIN_S = 1.0
 _SIGNALS_OF_OURS = ("SIGWINCH", *NOTICES)
@@ -60,18 +60,18 @@ _NEVER_S = float("inf")
 
 
 class Launcher:
-    """The launcher of one node, from the warm process to the last line.
+    """The launcher of one node, from the fork server to the last line.
 
-    It owns the channel to the other nodes, what it learns of the ranks, and the report. The node
-    works in a thread of its own; the main thread listens to signals and to how the node does, so
-    that no wait inside torch can make the launcher deaf.
+    It owns the channel to the other nodes, the results of its ranks, and the report. The node works
+    in a separate thread. The main thread handles signals and watches the node, so that no wait
+    inside torch can block signals.
 
     Args:
         options: The options of the run.
-        plan: What was decided.
-        task: What every rank runs.
-        warm: The warm process.
-        handle: Descriptor of the memory that ranks count in, -1 without the probe.
+        plan: The plan of the run.
+        task: The task of every rank.
+        warm: The fork server.
+        handle: Descriptor of the counters' memory; -1 without the probe.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Launcher:
         self._taken: Signals
         self._insistence = signals.Insistence()
         self._stop: Stop | None = None
-        self._stop_deadline_s = _NEVER_S  # until when the node's thread must have noticed the stop
+        self._stop_deadline_s = _NEVER_S  # when the node's thread must have noticed the stop
         self._head_reports = False
         self._fork_server = fork_server.StopWatch(warm.pid)
         self._lost_since_s = time.monotonic()
@@ -117,9 +117,9 @@ class Launcher:
         self._slurm_times = slurm_times.Watcher({} if options.no_slurm else env.snapshot())
 
     def run(self) -> Report:
-        """Launch; returns how the run ended."""
-        # torch's C++ prints stack traces into the launcher's stderr when a store goes away; they
-        # are kept in the run folder, the console is for what is meant for people.
+        """Run the launch; return how the run ended."""
+        # torch's C++ prints stack traces into the launcher's stderr when a store is lost. They are
+        # kept in the run folder; the console is for messages to people.
         os.dup2(self._noise.fileno(), 2)
         names = (*self._options.signals_to_handle, *_SIGNALS_OF_OURS)
         handled = [getattr(signal, name) for name in names]
@@ -129,7 +129,7 @@ class Launcher:
             report = self._report(self._attend())
             self._finish(report)
         except BaseException:
-            self._warm.kill()  # whatever it is, no rank outlives its launcher
+            self._warm.kill()  # no rank may outlive its launcher
             raise
         finally:
             self._release()
@@ -137,10 +137,10 @@ class Launcher:
             self._noise.close()
         return report
 
-    # While the node works
+    # While the node runs
 
     def _attend(self) -> NodeEnd:
-        """Listen to signals, to the clock and to the node until the node has ended."""
+        """Handle signals, the clock and the node until the node has ended."""
         while True:
             self._take_signal(self._taken.next(0.05))
             self._look_at_clock()
@@ -161,13 +161,13 @@ class Launcher:
         return NodeEnd()
 
     def _is_stuck(self) -> bool:
-        """Return whether a node is lost and ranks go on: the thread waits for torch's store."""
+        """Return whether a node is lost and ranks still run: the thread waits for torch's store."""
         if not self._peers.remote.any_lost:
             self._lost_since_s = time.monotonic()
         return time.monotonic() - self._lost_since_s > _STUCK_S + self._plan.grace_s
 
     def _has_missed_stop(self) -> bool:
-        """Return whether the node's thread has not noticed in time that it is to stop."""
+        """Return whether the node's thread has not noticed in time that it must stop."""
         is_late = time.monotonic() > self._stop_deadline_s
         return is_late and not self._link.progress.is_stopping
 
@@ -223,7 +223,7 @@ class Launcher:
         self._stop_deadline_s = time.monotonic() + _NOTICE_S
 
     def _describe_stop(self, name: str, sender: str) -> str:
-        """Return what is printed when the orderly end begins."""
+        """Return the line to print when the orderly end begins."""
         by = f"{name} from {sender}" if sender else name
         again = "SIGINT" if not sender or name in NOTICES else "once more"
         time_left = f"{self._plan.grace_s} s"
@@ -234,12 +234,12 @@ class Launcher:
         return f"{by}: ranks have {time_left} to end by themselves; {again} ends them now"
 
     def _end_at_once(self) -> None:
-        """Somebody insists: what is left of the ranks is killed, here and on all other nodes."""
+        """Kill the remaining ranks after a repeated signal, here and on all other nodes."""
         self._warm.kill()
         self._peers.hurry()
 
     def _hears_insistence(self) -> bool:
-        """Listen to signals while accounts are awaited; False, as no signal ends that wait."""
+        """Handle signals while accounts are awaited; always False, as no signal ends that wait."""
         caught = self._taken.next(0.0)
         if caught is None or self._stop is None:
             return False
@@ -247,7 +247,7 @@ class Launcher:
             self._end_at_once()
         return False
 
-    # Once it has ended
+    # After the node has ended
 
     def _report(self, end: NodeEnd) -> Report:
         if isinstance(end.error, PacelineError):
@@ -258,7 +258,7 @@ class Launcher:
             if self._peers.board is None:
                 return account.broken(end.error, host=socket.gethostname(), run=self._run_alone())
             if not isinstance(end.error, NodeLost):
-                self._peers.lose_store()  # what broke it is that the store is gone
+                self._peers.lose_store()  # the lost store caused the error
         progress = self._link.progress
         if progress.supervision is None:
             return account.tell(self._run_alone())
@@ -268,7 +268,7 @@ class Launcher:
         return account.tell(run)
 
     def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> account.Run:
-        """Exchange with the other nodes how everybody's ranks ended."""
+        """Exchange accounts with the other nodes; return the account of the whole run."""
         seconds = time.monotonic() - self._started_s
         alone = self._run_alone()
         own = self._own_account(supervision, alone).shifted(self._peers.clock_offset_ns).to_json()
@@ -287,7 +287,7 @@ class Launcher:
         return node_account.join(accounts, run)
 
     def _own_account(self, supervision: Supervision, alone: account.Run) -> NodeAccount:
-        """Return what this node tells the others."""
+        """Return the account that this node sends to the others."""
         return NodeAccount(
             again=alone.again,
             ends=supervision.ranks.ends(),
@@ -304,7 +304,7 @@ class Launcher:
         """Return the accounts of all nodes that send one, by node rank."""
         if not succeeded and self._stop is None:
             self._peers.fail()
-        # a node that was told to stop gives its ranks their time before it has an account
+        # A node that a signal stops gives its ranks their grace period before it has an account.
         has_stopped = self._stop is not None or self._peers.remote.stop
         patience_s = _ACCOUNTS_S + (self._plan.grace_s if has_stopped else 0)
         meeting = self._link.progress.meeting
@@ -313,7 +313,7 @@ class Launcher:
         return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
 
     def _run_alone(self) -> account.Run:
-        """Return what this node knows of the run without its ranks."""
+        """Return what this node knows about the run, without its ranks."""
         stops = [self._stop] if self._stop else []
         folder = self._link.progress.folder
         if folder is None:
@@ -327,7 +327,7 @@ class Launcher:
         )
 
     def _half_saved(self, stopped: Iterable[tuple[str, int]]) -> str:
-        """Return the checkpoint that ranks were writing after they had been told to stop."""
+        """Return the checkpoint that ranks were writing after the signal to stop; empty if none."""
         folder = self._link.progress.folder
         since_ns = min((when for _, when in stopped if when), default=None)
         if folder is None or since_ns is None:
@@ -335,11 +335,11 @@ class Launcher:
         return evidence.half_saved(folder.run_dir.checkpoints, since_ns=since_ns - _FILE_CLOCK_NS)
 
     def _finish(self, report: Report) -> None:
-        """Let the warm process go, print the last lines, leave the outcome in the run folder."""
+        """End the fork server, print the last lines, and record the outcome in the run folder."""
         progress = self._link.progress
         self._let_ranks_go(succeeded=report.exit_status == EXIT_OK)
         if progress.meeting is not None and progress.meeting.connection is not None:
-            # the store's host learns that this node ends in order
+            # so that the store's host sees that this node ends in order
             progress.meeting.connection.leave()
         if progress.supervision is not None:
             progress.supervision.ranks.keep_files()
@@ -348,17 +348,17 @@ class Launcher:
         self._print(report)
 
     def _let_ranks_go(self, *, succeeded: bool) -> None:
-        """Show the last output of the ranks, and end the warm process."""
+        """Show the last output of the ranks, and end the fork server."""
         if not succeeded:
             self._warm.close()
-        # Whatever the ranks have printed is in their pipes; a process that still holds one was left
-        # in the background.
+        # All output of the ranks is in their pipes. A process that still holds a pipe runs in the
+        # background.
         self._console.drain(_BACKGROUND_S if succeeded else _DRAIN_S)
         if succeeded:
             self._warm.close(leave=True, streams=self._console.release())
 
     def _keep_records(self, folder: RunFolder, report: Report) -> None:
-        """Leave in the run folder what torch has printed, and the outcome."""
+        """Record torch's output and the outcome in the run folder."""
         if self._options.nccl_debug:
             texts = evidence.read_nccl_logs(folder.run_dir, since=folder.first_attempt)
             report.lines[:0] = nccl.summarise(texts)

@@ -1,7 +1,7 @@
-"""What the launcher's main thread and the thread of its node tell each other.
+"""Exchange state between the launcher's main thread and the thread of its node.
 
-Each thread writes one of two slots, always as a whole, and reads the other: no thread touches what
-the other works on.
+Each thread writes one of two slots, always as a whole, and reads the other. So neither thread
+changes an object that the other uses.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """The launcher is to end its ranks in order.
+    """A request to end the ranks in order.
 
     Attributes:
-        signum: The signal that ranks get.
-        reached_attempt: The attempt whose ranks have got the signal already, because its sender has
-            sent it to them too; None if they have not.
+        signum: The signal for the ranks.
+        reached_attempt: The attempt whose ranks have already received the signal, because its
+            sender signalled them too; None if they have not.
     """
 
     signum: signal.Signals
     reached_attempt: Attempt | None = None
 
     def has_reached(self, attempt: Attempt, signum: int) -> bool:
-        """Return whether the ranks of an attempt have got a signal already."""
+        """Return whether the ranks of an attempt have already received a signal."""
         return self.reached_attempt is attempt and self.signum == signum
 
 
@@ -41,8 +41,8 @@ class NodeEnd:
     """How the thread of the node has ended.
 
     Attributes:
-        succeeded: The ranks of this node have succeeded.
-        error: What ended the thread, None if it came to its end.
+        succeeded: Whether the ranks of this node have succeeded.
+        error: The exception that ended the thread; None if there was none.
     """
 
     succeeded: bool = False
@@ -57,9 +57,9 @@ class Progress:
         meeting: How this node takes part in the run; None until it has met the others.
         folder: The run folder; None until the run has a name.
         supervision: Watches the ranks of the newest attempt; None before the first one.
-        num_attempts: How often ranks have been started, or were to be.
-        is_stopping: The agent has noticed that it is to stop.
-        end: How the thread has ended; None as long as it works.
+        num_attempts: Number of attempts, including one that has not started yet.
+        is_stopping: Whether the agent has noticed that it must stop.
+        end: How the thread has ended; None while it runs.
     """
 
     meeting: Meeting | None = None
@@ -74,7 +74,7 @@ class Link:
     """The two slots.
 
     Attributes:
-        stop: Written by the main thread, once.
+        stop: The request to stop; None without one. Written by the main thread, once.
         progress: Written by the node's thread.
     """
 

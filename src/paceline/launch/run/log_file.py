@@ -1,7 +1,7 @@
-"""The log file of a rank: a file that may be lost without any effect on the run.
+"""The log file of a rank, whose loss does not affect the run.
 
-A disk that is full and a folder that was deleted end no training. What cannot be written is dropped, the launcher is
-told once, and the last lines stay in memory, because the final report may quote them.
+A full disk or a deleted folder must not end a run. What cannot be written is dropped, the launcher
+is notified once, and the last lines stay in memory because the final report may quote them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# What the final report may quote is at the end.
+# The final report quotes only the end of a log.
 _TAIL_BYTES = 16384
-# A file that was deleted can still be written to; how often to look whether it has a name.
+# A deleted file can still be written to. How often to check whether it has a name.
 _NAME_CHECK_S = 0.5
 DELETED = "it was deleted"
 
@@ -25,8 +25,8 @@ class LogFile:
     """A log file that is appended to.
 
     Args:
-        path: Where it is.
-        on_loss: Called with the path and the reason when something is dropped for the first time.
+        path: Path of the file.
+        on_loss: Called with the path and the reason when output is dropped for the first time.
     """
 
     def __init__(self, path: str, on_loss: OnLoss) -> None:
@@ -41,11 +41,11 @@ class LogFile:
 
     @property
     def tail(self) -> str:
-        """The last lines that were written, or should have been."""
+        """The last lines that were written, or dropped."""
         return self._tail.decode("utf-8", errors="replace")
 
     def open(self) -> None:
-        """Open the file and make its folder; what cannot be opened drops what it is given."""
+        """Open the file and create its folder; if that fails, output is dropped."""
         self.users += 1
         if self.handle >= 0:
             return
@@ -57,7 +57,7 @@ class LogFile:
             self._lose(0, str(error.strerror))
 
     def close(self) -> None:
-        """Close the file when its last user has gone."""
+        """Close the file after its last user."""
         self.users -= 1
         if self.users == 0 and self.handle >= 0:
             os.close(self.handle)
@@ -79,7 +79,10 @@ class LogFile:
                 return
 
     def _has_no_name(self) -> bool:
-        """Return whether somebody has deleted the file; writing on would fill a disk that nobody can look at."""
+        """Return whether the file was deleted.
+
+        Writing to a deleted file would fill a disk with data that nobody can read.
+        """
         now_s = time.monotonic()
         if not self._is_deleted and now_s >= self._next_check_s:
             self._next_check_s = now_s + _NAME_CHECK_S
@@ -90,7 +93,7 @@ class LogFile:
         return self._is_deleted
 
     def _note_gap(self) -> None:
-        """Say in the file that something is missing here, once there is space again."""
+        """Write a note about the missing output, once there is space again."""
         note = f"\n[paceline: {self._dropped} bytes of output could not be written here]\n"
         with contextlib.suppress(OSError):
             if os.write(self.handle, note.encode()) == len(note):

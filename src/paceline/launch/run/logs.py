@@ -1,4 +1,4 @@
-"""Names of log files: in the run folder, or as torch's own options and plug-ins say."""
+"""Choose the names of log files: in the run folder, or from torch's options and plug-ins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.rundir.files import RunDir, require_space
 
 
 class RunFolderLogs(LogsSpecs):
-    """Names of log files in the run folder: one file a rank for both streams."""
+    """Names of log files in the run folder, with one file per rank for both streams."""
 
     def __init__(self, run_dir: RunDir, first_attempt: int) -> None:
         super().__init__(log_dir=str(run_dir.root))
@@ -29,7 +29,7 @@ class RunFolderLogs(LogsSpecs):
         return str(self._run_dir.root)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        with contextlib.suppress(OSError):  # somebody may have deleted it since the attempt before
+        with contextlib.suppress(OSError):  # the folder may have been deleted
             self._run_dir.create()
         attempt = self._first_attempt + int(envs[0][env.RESTART_COUNT])
         ranks = {local: int(values[env.RANK]) for local, values in envs.items()}
@@ -43,7 +43,7 @@ class RunFolderLogs(LogsSpecs):
 
 
 class TorchLogs(DefaultLogsSpecs):
-    """torch's layout of log files; where it cannot be made, the names are those in the run folder."""
+    """torch's layout of log files; falls back to the run folder if it cannot be created."""
 
     def __init__(self, log_dir: str, spare: RunFolderLogs) -> None:
         super().__init__(log_dir=log_dir, redirects=Std.ALL)
@@ -57,16 +57,16 @@ class TorchLogs(DefaultLogsSpecs):
 
 
 def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
-    """Return who names the log files: torch's classes where their options were given, else the run folder.
+    """Return the provider of log file names: torch's if its options are given, else ours.
 
     Args:
-        options: What was asked for.
+        options: The options of this launcher.
         run_dir: The run folder.
-        first_attempt: Number that the first attempt of this start has in it.
+        first_attempt: Number of this start's first attempt in the folder.
 
     Raises:
-        UsageError: ``--logs-specs`` names no entry point.
-        SetupError: The folder of ``--log-dir`` cannot be written to.
+        UsageError: ``--logs-specs`` does not name an entry point.
+        SetupError: The folder of ``--log-dir`` is not writable.
     """
     if options.logs_specs is not None:
         return _plugin_logs(options)

@@ -1,4 +1,4 @@
-"""One node's part of a run: it meets the others, makes the run folder, and runs the agent."""
+"""One node's part of a run: meet the others, create the run folder, and run the agent."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """This node, from its first look for the others to the end of its agent; in its own thread.
+    """This node, from the rendezvous to the end of its agent; runs in a separate thread.
 
     Args:
-        context: What it works with.
+        context: The objects that it works with.
     """
 
     def __init__(self, context: LaunchContext) -> None:
@@ -42,7 +42,7 @@ class Node:
         )
 
     def run(self) -> None:
-        """Take part in the run, and report how that ended; the thread's target."""
+        """Take part in the run, and report how that ended. The target of the thread."""
         try:
             end = NodeEnd(succeeded=self._take_part())
         except BaseException as error:
@@ -50,8 +50,8 @@ class Node:
         self._context.link.advance(end=end)
 
     def _take_part(self) -> bool:
-        """Meet the other nodes and let the agent work; True if the ranks succeeded."""
-        # where ranks are not forks, the launcher imports torch here for the first time
+        """Meet the other nodes and run the agent; return True if the ranks succeeded."""
+        # if ranks are not forked, the launcher imports torch here for the first time
         torch_requirements.require()
         from torch.distributed.elastic.multiprocessing.api import SignalException
 
@@ -69,12 +69,12 @@ class Node:
             result = agent.run()
         except SignalException:
             return False
-        if result is None:  # the rendezvous was closed while this node waited: nothing here failed
+        if result is None:  # the rendezvous was closed while this node waited
             return True
         return not result.is_failed() and result.state.name == "SUCCEEDED"
 
     def _meet(self) -> tuple[Meeting, RunFolder]:
-        """Meet the other nodes, and make the folder of the run, which its head has named."""
+        """Meet the other nodes, and create the run folder, which the head has named."""
         from paceline.launch.rendezvous import handler as rendezvous
 
         options, training, say = self._options, self._training, self._context.console.say
@@ -88,7 +88,7 @@ class Node:
             inform=self._context.notices.inform,
         )
         self._context.peers.store_host = str(meeting.identity["host"])
-        # kept there: the store of the run lives as long as it does
+        # The link keeps the meeting: the store of the run lives as long as it.
         self._context.link.advance(meeting=meeting)
         run_dir = run_folder.make(
             self._options,
@@ -99,7 +99,7 @@ class Node:
         )
         folder = RunFolder(run_dir, int(meeting.identity["first_attempt"]))
         self._context.link.advance(folder=folder)
-        if meeting.hosts_store:  # one lease for a run: that of its head
+        if meeting.hosts_store:  # a run has one lease, which the head holds
             notice = folder.own(str(meeting.identity["token"]), training, say=say)
             if notice is not None:
                 self._context.notices.inform(notice)
@@ -110,7 +110,7 @@ class Node:
     def _write_plan(self, meeting: Meeting, folder: RunFolder) -> None:
         """Write the plan into the run folder, and print it."""
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
-            with contextlib.suppress(OSError):  # the plan is printed, too
+            with contextlib.suppress(OSError):  # the plan is printed as well
                 path = folder.run_dir.plan(folder.first_attempt)
                 write_whole(path, json.dumps(self._plan.to_json(), indent=2) + "\n")
         if self._options.placed.one_voice and not meeting.hosts_store:
@@ -126,7 +126,7 @@ class Node:
         )
 
     def _warn_of_settings(self) -> None:
-        """Print what is known to go wrong with the environment of this node."""
+        """Print known problems with the environment of this node."""
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._context.console.say(_detail_warning().render())
         if not self._options.no_slurm:
@@ -135,7 +135,7 @@ class Node:
                 self._context.notices.warn(dropped)
 
     def _rank_env(self, meeting: Meeting, run_dir: RunDir) -> dict[str, str]:
-        """Return variables for every rank beside torchrun's."""
+        """Return variables for every rank, in addition to torchrun's."""
         values = {
             env.RUN_TOKEN: str(meeting.identity["token"]),
             env.RUN_DIR: str(run_dir.root.absolute()),
@@ -147,8 +147,8 @@ class Node:
         return values | self._gloo_interface(meeting.address) | self._nccl_debug()
 
     def _gloo_interface(self, address: str) -> dict[str, str]:
-        """Return the interface that gloo is to use, the one with this node's address."""
-        # A head without an address of its own does not know by which interface the others come.
+        """Return gloo's variable with the interface of this node's address; empty if unknown."""
+        # A head without a named address does not know which interface the other nodes use.
         is_known = self._options.one_node or self._options.head_named
         if not is_known or env.read(env.GLOO_INTERFACE) is not None:
             return {}

@@ -1,4 +1,4 @@
-"""Warnings and notices of this node: printed as they come, warnings kept for the final report."""
+"""Print warnings and notices of this node, and keep warnings for the final report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Notices:
     """Prints to the console of a run.
 
     Attributes:
-        warnings: Warnings of this node so far, which the final report repeats.
+        warnings: Warnings of this node so far, repeated in the final report.
     """
 
     def __init__(self, console: Console) -> None:

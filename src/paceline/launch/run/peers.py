@@ -1,4 +1,4 @@
-"""The other nodes of a run: a channel for each attempt, and what is known over all attempts."""
+"""Keep track of the other nodes: a control channel for each attempt, losses over all attempts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """The other nodes, as this node knows them; any thread may use it.
+    """The other nodes, as this node knows them. Any thread may use it.
 
     Attributes:
         node: Rank of this node; 0 until the nodes have met.
         num_nodes: Number of nodes; 1 until the nodes have met.
-        store_host: Host of the run's store, empty until this node has reached it.
-        board: The channel of this attempt; None between attempts, and where there is no other node.
+        store_host: Host of the run's store; empty until this node has reached it.
+        board: The control channel of this attempt; None between attempts and on a single node.
     """
 
     def __init__(self) -> None:
@@ -35,40 +35,40 @@ class Peers:
         self._store_loss: Loss | None = None
 
     def attach(self, board: ControlChannel) -> None:
-        """Use the channel of an attempt that begins."""
+        """Use the control channel of a new attempt."""
         self.board = board
 
     def detach(self) -> ControlChannel | None:
-        """Return the channel of the attempt that is over, None without one, to be closed."""
+        """Return the control channel of the ended attempt, to be closed; None without one."""
         board, self.board = self.board, None
         return board
 
     @property
     def remote(self) -> Remote:
-        """What is known of the other nodes in this attempt."""
-        board = self.board  # the node's thread may take it away
+        """The state of the other nodes in this attempt."""
+        board = self.board  # the node's thread may reset it
         return Remote() if board is None else board.remote
 
     @property
     def clock_offset_ns(self) -> int:
-        """How far the clock of this node is ahead of the head's."""
+        """How far this node's clock is ahead of the head's, in nanoseconds."""
         board = self.board
         return 0 if board is None else board.clock_offset_ns
 
     def fail(self) -> None:
-        """Tell all nodes that this one has failed."""
+        """Publish that this node has failed."""
         board = self.board
         if board is not None:
             board.fail()
 
     def stop(self, signum: signal.Signals) -> None:
-        """Tell all nodes that this one was told to end by a signal."""
+        """Publish that a signal has asked this node to end."""
         board = self.board
         if board is not None:
             board.stop(signum)
 
     def hurry(self) -> None:
-        """Tell all nodes to end at once what is left of their ranks."""
+        """Ask all nodes to end their remaining ranks at once."""
         board = self.board
         if board is not None:
             board.hurry()
@@ -86,18 +86,18 @@ class Peers:
     def exchange(
         self, content: dict[str, Any], *, until_s: float, linger: bool, give_up: Callable[[], bool]
     ) -> dict[int, dict[str, Any]]:
-        """Exchange accounts with the other nodes, see ``ControlChannel.exchange``; empty without them."""
+        """Exchange accounts as ``ControlChannel.exchange`` does; return {} on a single node."""
         board = self.board
         if board is None:
             return {}
         return board.exchange(content, until_s=until_s, linger=linger, give_up=give_up)
 
     def losses(self, nodes: Collection[int], *, store: bool = False) -> dict[str, Loss | None]:
-        """Return why nodes are lost, by their names; None where that is not known.
+        """Return why nodes are lost, by their names; None for an unknown reason.
 
         Args:
-            nodes: The nodes that are lost.
-            store: The host of the run's store is lost too; it comes first.
+            nodes: Ranks of the lost nodes.
+            store: Whether the host of the run's store is lost too; it comes first.
         """
         losses: dict[str, Loss | None] = {}
         if store:
@@ -107,14 +107,14 @@ class Peers:
         return losses
 
     def losses_at_end(self, heard: Collection[int]) -> dict[str, Loss | None]:
-        """Return why nodes are lost, silent ones too, but not those heard at the end."""
+        """Return why nodes are lost, including silent ones, except those heard at the end."""
         self._note_losses()
         remote = self.remote
         nodes = (remote.lost | set(remote.silent)) - set(heard)
         return self.losses(nodes, store=remote.store_lost or remote.store_silent)
 
     def _note_losses(self) -> None:
-        """Keep what the channel knows of silent and lost nodes: it lives for one attempt."""
+        """Keep the channel's silent and lost nodes: the channel lives for one attempt only."""
         remote = self.remote
         losses = dict(remote.losses)  # the channel's thread adds to it meanwhile
         self._losses.update(losses)

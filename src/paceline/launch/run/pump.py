@@ -1,4 +1,4 @@
-"""A thread that copies what ranks write into their pipes, to their log files and to the console."""
+"""Copy what ranks write into their pipes, in a thread: to their log files and to the console."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from paceline.launch.run.log_file import LogFile
 
 _CHUNK = 1 << 16
-# Of a rank that never stops printing, so much at a time: others want to be heard too.
+# Chunks to copy at once from a rank that never stops printing: other ranks must get their turn.
 _CHUNKS_AT_ONCE = 16
-# How long whoever wants to read the last lines waits for a console that does not take what it is given.
+# How long a reader of the last lines waits for a console that accepts no output.
 _LOCK_S = 0.5
 
 
 @dataclass
 class Copy:
-    """One descriptor that is copied: from a rank to its log file, and to the console if it is shown.
+    """One descriptor that is copied from a rank to its log file, and to the console if it is shown.
 
     Attributes:
         source: The reading end of the rank's pipe, or the master of its terminal.
         file: Its log file.
-        console: Descriptor of the console, -1 if this stream is not shown.
-        prefix: What stands before each line on the console.
-        filters: Lines that contain one of these go to ``filtered``, too.
+        console: Descriptor of the console; -1 if this stream is not shown.
+        prefix: Prefix of each line on the console.
+        filters: Lines that contain one of these also go to ``filtered``.
         filtered: File for those lines.
-        terminal: The source is a terminal.
+        terminal: Whether the source is a terminal.
     """
 
     source: int
@@ -54,7 +54,7 @@ class Copy:
             self._show(line + b"\n")
 
     def finish(self) -> None:
-        """Show a last line that was not ended, and close everything."""
+        """Show a last line without a line feed, and close everything."""
         if self._pending:
             self._show(self._pending + b"\n")
             self._pending = b""
@@ -69,12 +69,12 @@ class Copy:
             self.filtered.write(self.prefix.encode() + line)
 
 
-# Files and terminals, as pairs of device and inode, whose last line is not ended: that of a progress bar, for example.
+# Files and terminals whose last line is not ended, such as that of a progress bar; (device, inode).
 _unended: set[tuple[int, int]] = set()
 
 
 def begin_line(handle: int) -> None:
-    """End the line that a rank has left open on the console, so that a message is a line of its own."""
+    """End the open line of a rank on the console, so that a message starts on a new line."""
     if _place(handle) in _unended:
         write(handle, b"\n")
 
@@ -88,13 +88,13 @@ def _place(handle: int) -> tuple[int, int]:
 
 
 def write(handle: int, data: bytes) -> None:
-    """Write to the console, all of it; a console that was closed takes nothing more."""
+    """Write all data to the console; data for a closed console is dropped."""
     if data:
         (_unended.discard if data.endswith(b"\n") else _unended.add)(_place(handle))
     while data:
         try:
             data = data[os.write(handle, data) :]
-        except BlockingIOError:  # somebody has made the terminal non-blocking
+        except BlockingIOError:  # another process has made the terminal non-blocking
             select.select([], [handle], [])
         except OSError:
             return  # paceline run ... | head: the run continues
@@ -105,9 +105,9 @@ class Pump:
     """A copying thread and the descriptors that it serves; it starts with the first of them.
 
     Attributes:
-        name: Of the thread.
-        pause_s: How long to let output gather before it is copied. What nobody watches need not be copied at once,
-            and a thread that wakes for every line would take time from the ranks.
+        name: Name of the thread.
+        pause_s: How long output gathers before it is copied, in seconds. Hidden output need not be
+            copied at once, and a thread that wakes for every line would take time from the ranks.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Pump:
     _wake: tuple[int, int] | None = None
 
     def serve(self, copy: Copy) -> None:
-        """Copy from now on what comes out of a descriptor."""
+        """Start copying a descriptor."""
         self._add(copy)
         if self._thread is None:
             self._wake = os.pipe()
@@ -147,13 +147,13 @@ class Pump:
             self._lock.release()
 
     def drain(self, deadline_s: float) -> None:
-        """Copy until all writers have gone, at most until a moment of the monotonic clock."""
+        """Copy until all writers have gone, or until ``deadline_s`` of the monotonic clock."""
         while self.copies and time.monotonic() < deadline_s:
             self.catch_up()
             time.sleep(0.005)
 
     def release(self) -> list[Copy]:
-        """Return the descriptors that somebody still holds the other end of, and serve them no more."""
+        """Return the descriptors whose other end is still open, and stop serving them."""
         with self._lock:
             left = list(self.copies.values())
             for copy in left:
@@ -194,7 +194,7 @@ class Pump:
                 data = os.read(source, _CHUNK)
             except BlockingIOError:
                 return
-            except OSError:  # a terminal says EIO when the last writer has gone
+            except OSError:  # a terminal raises EIO when the last writer has gone
                 data = b""
             if not data:
                 self._selector.unregister(source)
@@ -216,7 +216,7 @@ def describe(copy: Copy) -> dict[str, object]:
 
 
 def restore(values: dict[str, object], source: int, console: int) -> Copy:
-    """Return the copy that ``describe`` described, in another process; nobody is told of logs that are lost."""
+    """Return the copy from ``describe``'s data, in another process; lost logs are not reported."""
 
     def on_loss(*_: str) -> None:
         pass

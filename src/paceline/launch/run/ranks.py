@@ -1,4 +1,4 @@
-"""The ranks of this node: started and reaped by the warm process, each end kept with all that is known of it."""
+"""The ranks of this node: start and reap them by the fork server, and record how each one ended."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from paceline.machine import system
 from paceline.rundir import files as rundir
 from paceline.rundir.files import RunDir
 
-# After the first failure: how long to wait for a likelier cause than a victim, how long ranks have between
-# SIGTERM and SIGKILL, and how long the kernel has to take them away. Together below the 2 s within which
-# all nodes have stopped.
+# After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
+# between SIGTERM and SIGKILL, and how long the kernel has to remove them. Together they stay below
+# the 2 s within which all nodes have stopped.
 _SETTLE_S = 0.6
 _TERM_S = 0.7
 _REAP_S = 5.0
-# Ctrl-C: a rank whose stack has not moved for so long since cannot take it, because it sits in a native wait.
+# Ctrl-C: a rank whose stack has not changed for this time cannot handle it, because it is in a
+# native wait.
 _INTERRUPT_S = 1.5
-# State D is normal for moments, as while a page is read. A rank that stays in it for so long is named.
+# State D is normal for moments, as while a page is read. A rank in it for this long is named.
 _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
 
 
 class RankGroup(PContext):
-    """torch's view of a group of processes, kept by the warm process."""
+    """torch's view of a group of processes, run by the fork server."""
 
     def __init__(
         self,
@@ -67,17 +68,17 @@ class RankGroup(PContext):
             envs=envs,
             logs_specs=logs,
         )
-        self._tail_logs = []  # the console copies by itself
+        self._tail_logs = []  # the console copies the logs
         self._left_at: float | None = None  # when the first rank left to be resumed
         self._context = context
         self._run_dir = run_dir
         self._rank_env = rank_env
         self.attempt = attempt
         self._closed = False
-        self._in_kernel: dict[int, float] = {}  # since when a local rank that is to end has been in state D
+        self._in_kernel: dict[int, float] = {}  # start of state D, of ranks that must end
 
     def start(self) -> None:
-        """Start the ranks; signals are the business of the launcher's main thread, not of this one."""
+        """Start the ranks. Signals are handled in the launcher's main thread, not here."""
         self._start()
 
     def _start(self) -> None:
@@ -89,7 +90,7 @@ class RankGroup(PContext):
         attempt.error_paths = {local: str(path) for local, path in self.error_files.items()}
         for local, rank in attempt.ranks.items():
             streams = self._streams(local, rank)
-            attempt.log_paths[local] = streams[1].path  # where the two differ, tracebacks go to stderr
+            attempt.log_paths[local] = streams[1].path  # if the two differ, tracebacks go to stderr
             out, err = context.console.open(streams)
             files = attempt.files[local] = RankFiles.create()
             try:
@@ -107,7 +108,7 @@ class RankGroup(PContext):
         default = str(self._run_dir.log(rank, number))
         template = context.options.log_line_prefix_template or self._rank_env.get(env.LOG_PREFIX, "")
         folder = Path(self.stdouts[local] or default).parent
-        kept = 0 if context.options.log_dir else number  # torch's layout has a folder for each attempt
+        kept = 0 if context.options.log_dir else number  # torch's layout has a folder per attempt
         return plan_streams(
             context.options,
             rank=rank,
@@ -143,8 +144,8 @@ class RankGroup(PContext):
         try:
             messages = self._context.starter.messages(timeout_s)
         except EOFError:
-            # The fork server has been killed, and the ranks with it. What they started is nobody's now: every rank
-            # leads a session.
+            # The fork server was killed, and the ranks with it. What they started has no parent
+            # now, but every rank leads a session.
             system.kill_sessions(set(self.attempt.pids.values()))
             raise
         for message in messages:
@@ -158,7 +159,7 @@ class RankGroup(PContext):
         return dict(self.attempt.pids)
 
     def listen(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for a rank to end; the whole of it if all have, and other nodes are awaited."""
+        """Wait ``timeout_s`` for a rank to end; if all have ended, wait in full for other nodes."""
         if self.attempt.living:
             self._listen(timeout_s)
         else:
@@ -166,7 +167,7 @@ class RankGroup(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         self._listen(0)
-        # Only of those that have ended: what is known of the others costs files read ten times a second.
+        # Only ended ranks: the evidence of the others costs reads of files ten times a second.
         ends = [self._end(local) for local in self.attempt.ended]
         if any(end.fell for end in ends):
             self._context.peers.fail()
@@ -188,7 +189,8 @@ class RankGroup(PContext):
                 local_rank=local,
                 pid=end.pid,
                 exitcode=self.attempt.ended[local].code,
-                # torch raises on a file that is cut off; the record of our own entry never is, a script's may be
+                # torch raises on a truncated file. The record of our entry is never truncated,
+                # but that of a script may be.
                 error_file=self.attempt.error_paths[local] if end.failure else "",
             )
             for local, end in ends.items()
@@ -202,18 +204,18 @@ class RankGroup(PContext):
         )
 
     def ends(self) -> list[RankExit]:
-        """Return how each rank of this node has ended so far, times by this node's clock."""
+        """Return the exits of this node's ranks so far, with times of this node's clock."""
         return [self._end(local) for local in self.attempt.ranks]
 
     def counted(self, local: int) -> counters.Counters:
-        """Return what a rank has counted; zeros without the probe."""
+        """Return the counters of a rank; zeros without the probe."""
         return self._context.pulses.read(local) if self._context.pulses else counters.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
-        """Ask the living ranks where they stand.
+        """Ask the living ranks where they are.
 
         Args:
-            quiet: Send no signal to those that do not answer.
+            quiet: Send no signal to ranks that do not answer.
         """
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
         return stacks.look(*self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else [])
@@ -225,7 +227,7 @@ class RankGroup(PContext):
         return pids, {local: attempt.files[local].stacks_path for local in pids}
 
     def position(self, local: int, look: Look | None) -> Position:
-        """Return where a rank stands, as far as the look at it tells."""
+        """Return where a rank is, as far as the look at it shows."""
         found, beat, ended = look or Look(), self.counted(local), self.attempt.ended.get(local)
         return Position(
             rank=self.attempt.ranks[local],
@@ -242,7 +244,7 @@ class RankGroup(PContext):
         )
 
     def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
-        """Return where a rank stood at its end, or when another had failed."""
+        """Return where a rank was at its end, or when another had failed."""
         if failure is not None:
             return self.position(local, stacks.at(failure.frames))
         if crashed:
@@ -281,7 +283,7 @@ class RankGroup(PContext):
         )
 
     def _failure(self, local: int) -> Failure | None:
-        """Return a rank's exception: from its report, or from its error file if it does not run in our entry."""
+        """Return a rank's exception, from its report; without our entry, from its error file."""
         reported = self._reported(local, rank_files.FAILURE)
         if reported:
             return evidence.failure_from(reported[-1])
@@ -297,28 +299,28 @@ class RankGroup(PContext):
             yield from self._reported(local, kind)
 
     def keep_files(self) -> None:
-        """Copy what ranks have left in memory into the run folder, as far as it can be written."""
+        """Copy the files that ranks keep in memory into the run folder, if it is writable."""
         for local, files in self.attempt.files.items():
             rank, number, folder = self.attempt.ranks[local], self.attempt.number, self._run_dir
             files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
 
     def figures(self) -> list[dict[str, Any]]:
-        """Return what each rank of this node has counted; zeros without the probe."""
+        """Return the counters of each rank of this node; zeros without the probe."""
         return [
             {"rank": rank, "host": socket.gethostname(), **asdict(self.counted(local))}
             for local, rank in self.attempt.ranks.items()
         ]
 
     def stop(self, why: str, *, settle: bool = False) -> None:
-        """End the ranks that are left, because one has failed: SIGTERM, and soon SIGKILL.
+        """End the remaining ranks because one has failed: SIGTERM, and SIGKILL soon after.
 
         Args:
             why: The reason, for the records.
-            settle: First give ranks that are failing by themselves a moment, if all that have failed so far
-                look like victims: the cause may be a step behind.
+            settle: First give other failing ranks a moment, if all failures so far look like
+                victims: the cause may follow.
         """
         if not self.attempt.looks and not self._cause_is_known():
-            self.attempt.looks = self.look()  # before they go: who was where tells why a collective broke
+            self.attempt.looks = self.look()  # their places explain a broken collective
         deadline = time.monotonic() + _SETTLE_S
         while settle and self.attempt.living and time.monotonic() < deadline:
             if self._cause_is_known():
@@ -331,13 +333,16 @@ class RankGroup(PContext):
         return any(outcome.weigh(end) == outcome.CAUSE for end in ends if end.fell and end.code)
 
     def _end_living(self, signum: int, why: str, *, wait_s: float) -> None:
-        """Signal the living ranks, wait, then kill whatever is left of all."""
+        """Signal the living ranks, wait, then kill all that remain."""
         self._signal_living(signum, why)
         self._wait_for_end(wait_s)
         self._kill()
 
     def _interrupt(self, why: str, *, wait_s: float) -> None:
-        """Hand SIGINT on; ranks that all sit in native waits, where Python cannot take it, are ended at once."""
+        """Pass on SIGINT.
+
+        Ranks that are all in native waits, where Python cannot handle it, are ended at once.
+        """
         before = self.attempt.looks = self.look()
         self._signal_living(signal.SIGINT, why)
         self._wait_for_end(_INTERRUPT_S)
@@ -347,7 +352,10 @@ class RankGroup(PContext):
         self._kill()
 
     def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
-        """It has been in the same place since before the signal, and has no handler of paceline's, which waits."""
+        """Return whether a rank cannot handle SIGINT.
+
+        It is in the same place as before the signal, and has no handler of paceline's, which waits.
+        """
         old, new = before.get(local), after.get(local)
         return (
             not self.counted(local).armed
@@ -361,7 +369,7 @@ class RankGroup(PContext):
 
     def _signal_living(self, signum: int, why: str) -> None:
         request = self._context.link.stop
-        # a second signal would interrupt the save that the first one began
+        # A second signal would interrupt the save that the first one has started.
         is_needed = request is None or not request.has_reached(self.attempt, signum)
         for local in self.attempt.living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
@@ -369,7 +377,7 @@ class RankGroup(PContext):
                 self._context.starter.signal(local, signum, group=self._context.task.method == "exec")
 
     def _kill(self) -> None:
-        """Kill whatever is left of the ranks and of what they started, and see them go."""
+        """Kill the remaining ranks and all that they started, and wait for their end."""
         self._context.starter.kill()
         deadline = time.monotonic() + _REAP_S
         while self.attempt.living and time.monotonic() < deadline:
@@ -379,13 +387,13 @@ class RankGroup(PContext):
     def _wait_for_end(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
         while self.attempt.living and (left := deadline - time.monotonic()) > 0:
-            if self._context.peers.remote.hurry:  # somebody wants all ranks of all nodes ended at once
+            if self._context.peers.remote.hurry:  # a repeated signal asks to end all ranks at once
                 return
             self._listen(min(left, 0.1))
             self._name_unkillable()
 
     def _name_unkillable(self) -> None:
-        """Say at once that a rank which was told to end sits in the kernel, where no signal reaches it."""
+        """Print a notice for a rank that must end but waits in the kernel, deaf to signals."""
         for local in self.attempt.living & set(self.attempt.pids):
             pid, rank = self.attempt.pids[local], self.attempt.ranks[local]
             since_s = self._in_kernel.get(local, 0.0)
@@ -399,7 +407,7 @@ class RankGroup(PContext):
                 self._context.console.say(unkillable(rank, pid, place).render())
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        wait_s = self._context.plan.grace_s  # the agents of older versions of torch have no timeout to hand on
+        wait_s = self._context.plan.grace_s  # agents of older versions of torch pass no timeout
         if not self._closed and self.attempt.living:
             why = f"{death_sig.name} to the launcher"
             if death_sig == signal.SIGINT:

@@ -1,7 +1,7 @@
-"""Signals to the launcher, taken one by one by its main thread.
+"""Receive signals to the launcher, one by one, in its main thread.
 
-Where the system has ``sigtimedwait`` they stay blocked and are fetched, with who sent them; elsewhere (macOS)
-handlers take them down, and the sender is not known.
+With ``sigtimedwait`` the signals stay blocked and are fetched together with their sender. Without
+it (macOS), handlers record them, and the sender is unknown.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Notices that come some time before the end (Slurm's --signal=USR1@120). They ask the launcher to stop the run
-# well; ranks get SIGTERM for them, because a script that has no handler for SIGUSR1 would be killed by it at once.
+# Notices that come some time before the end (Slurm's --signal=USR1@120). They ask the launcher to
+# stop the run in order. Ranks get SIGTERM instead: SIGUSR1 would kill a script without a handler.
 NOTICES = ("SIGUSR1", "SIGUSR2")
-# One event may come as several signals: `timeout` sends to the process and to its group.
+# One event may arrive as several signals: `timeout` signals the process and its group.
 _ECHO_S = 0.25
 
 
 def for_ranks(number: signal.Signals, handed_on: Sequence[str]) -> signal.Signals:
-    """Return what the ranks get for a signal to the launcher: the same if it is to be handed on, else SIGTERM."""
+    """Return the signal for the ranks: the same if the user wants it forwarded, else SIGTERM."""
     return number if number.name in handed_on else signal.SIGTERM
 
 
 class Insistence:
-    """Tells the signal that wants the ranks ended at once from those that say what is known already. Pure.
+    """Decides which signal ends the ranks at once, and which repeats what is already known. Pure.
 
-    A notice never wants it, and SIGTERM after a notice (or after ``--max-time``) is what it was about: ranks still
-    have their time. SIGINT comes from a person who does not want to wait.
+    A notice never ends them at once. SIGTERM after a notice, or after ``--max-time``, was expected:
+    ranks keep their grace period. SIGINT comes from a person who does not want to wait.
     """
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Insistence:
         self._in_earnest_s: float | None = None
 
     def hears(self, name: str, now_s: float) -> bool:
-        """Take down what asked for the end, the first time or again; True if ranks are to be ended at once.
+        """Record a request to end, the first or a repeated one; True if ranks must end at once.
 
         Args:
             name: Name of the signal; empty for the launcher's own clock.
-            now_s: When it came.
+            now_s: When it came, in seconds.
         """
         before = self._first_s if name == "SIGINT" else self._in_earnest_s
         self._first_s = now_s if self._first_s is None else self._first_s
@@ -54,8 +54,8 @@ class Caught(NamedTuple):
     """A signal that came.
 
     Attributes:
-        number: Which.
-        sender: Process that sent it, 0 for the terminal or the kernel, None where that is not known.
+        number: The signal.
+        sender: Process that sent it; 0 for the terminal or the kernel, None if unknown.
     """
 
     number: signal.Signals
@@ -63,10 +63,10 @@ class Caught(NamedTuple):
 
 
 class Signals:
-    """Takes signals from the moment it is made; in the main thread.
+    """Receives signals from its creation on; use it in the main thread.
 
     Args:
-        numbers: Those to take.
+        numbers: The signals to receive.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -80,10 +80,10 @@ class Signals:
                 signal.signal(number, lambda caught, _: self._noted.append(caught))
 
     def next(self, timeout_s: float) -> Caught | None:
-        """Return the next signal, None if none comes within ``timeout_s``."""
+        """Return the next signal; None if none comes within ``timeout_s``."""
         if self._fetch is not None:
             info = self._fetch(self._numbers, timeout_s)
-            # A process that was stopped and goes on (Ctrl-Z and fg) may be handed an answer that nobody has filled in.
+            # After a stop (Ctrl-Z and fg), the call may return a result that was never filled in.
             if not info or info.si_signo not in self._numbers:
                 return None
             return Caught(signal.Signals(info.si_signo), info.si_pid)

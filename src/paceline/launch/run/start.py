@@ -1,4 +1,4 @@
-"""From the command line to the fork: the plan is made, torch imported, the warm process split off."""
+"""Start a launch: make the plan, import torch, and fork the fork server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.text import terminal
 if TYPE_CHECKING:
     from paceline.launch.outcome.report import Report
 
-_SLOW_IMPORT_S = 2.0  # after so long a person wonders
+_SLOW_IMPORT_S = 2.0  # after this time, a person starts to wonder
 
 
 def run(options: Options) -> int:
     """Run ``paceline run`` to its end.
 
-    In a rank, which is a fork of this process, this does not return to the launcher's caller in any other
-    way than the script ends: it returns 0 or raises SystemExit.
+    In a rank, which is a fork of this process, this returns to the launcher's caller only as the
+    script ends: it returns 0 or raises SystemExit.
 
     Returns:
         The exit status of the command.
@@ -64,7 +64,7 @@ def run(options: Options) -> int:
 
 
 def _plan(options: Options, source: str) -> tuple[Options, Plan]:
-    """Decide; the options come back with what only torch could count."""
+    """Return the plan, and the options with counts that only torch could provide."""
     environ = env.snapshot()
     facts = host.gather(
         environ.get(env.CUDA_DEVICES),
@@ -92,21 +92,21 @@ def _kind(options: Options) -> str:
 
 
 def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[], None] | None = None) -> Report:
-    """Start the warm process, then everything else; in a rank, run its task.
+    """Start the fork server, then everything else; in a rank, run its task.
 
     Args:
-        options: What was asked for.
-        plan: What was decided.
-        task: What every rank runs.
-        function: What a ``function`` task runs.
+        options: The options of this launcher.
+        plan: The plan of the run.
+        task: The task of every rank.
+        function: The function that a ``function`` task runs.
     """
-    # Not at the top: a command that is refused is answered at once.
+    # Not at the top of the module: a refused command must answer at once.
     from paceline.launch.outcome.report import Report
     from paceline.launch.run.launcher import Launcher
 
     if plan.threads.value is not None:
         env.put(env.OMP_THREADS, str(plan.threads.value))
-    # Taken out of the environment, which ranks inherit.
+    # Removed from the environment, which ranks inherit.
     options = replace(options, secret=env.take(env.RUN_SECRET) or "")
     ports.require_free(options, plan)
     handle = -1 if options.no_probe or task.method == "exec" else counters.create(int(plan.nproc.value))
@@ -121,7 +121,10 @@ def conduct(options: Options, plan: Plan, task: RankTask, function: Callable[[],
 
 
 def _warm_up(modules: Sequence[str]) -> None:
-    """Import what every rank needs, once; then let the collector leave it alone, so its pages stay shared."""
+    """Import what every rank needs, once, and exclude it from garbage collection.
+
+    So the memory pages of the modules stay shared with the ranks.
+    """
     import atexit
     import gc
     from importlib import import_module
@@ -140,7 +143,7 @@ def _warm_up(modules: Sequence[str]) -> None:
     for name in modules:
         import_module(name)
     gc.freeze()
-    if "triton" in sys.modules:  # that of torch 2.15 is built with nanobind, which prints what is never collected
+    if "triton" in sys.modules:  # torch 2.15's uses nanobind, which prints uncollected objects
         atexit.register(gc.unfreeze)
 
 

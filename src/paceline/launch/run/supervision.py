@@ -1,4 +1,4 @@
-"""One attempt of a run on this node: its ranks are started, and watched as long as they run."""
+"""Start the ranks of one attempt on this node, and watch them while they run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.ranks import RankGroup
 from paceline.rundir.files import RunDir
 
-# How long ranks may go on at least after another one has ended to be resumed.
+# How long ranks may continue at least after another one has ended to be resumed.
 _LEFT_ALONE_S = 5.0
 
 
 class Supervision:
-    """The ranks of one attempt, and all that looks at them while they run.
+    """The ranks of one attempt, and all that watches them while they run.
 
     Args:
-        context: What all attempts have in common.
+        context: What all attempts share.
         ranks: The ranks of this node.
         run_dir: The run folder.
-        saves: Looks at checkpoints; None where another node does.
-        is_first: Nobody else has printed yet what all nodes and attempts would print alike.
+        saves: Watches the checkpoints; None if another node does.
+        is_first: Whether to print what all nodes and attempts would print alike.
 
     Attributes:
         ranks: The ranks of this node.
-        hang: What they hung in, if they were stopped for it.
+        hang: Why they hung, if they were stopped for a hang; else None.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Supervision:
 
     @property
     def noticed_hang(self) -> Finding | None:
-        """What a notice has named as the cause of a wait that still lasts."""
+        """The cause that a notice named for a wait that still lasts; None if there is none."""
         return self._watch.cause if self._watch is not None else None
 
     def begin(self) -> None:
-        """Start the ranks, and everything that watches them."""
+        """Start the ranks and everything that watches them."""
         context, ranks = self._context, self.ranks
         ranks.start()
         inform = context.notices.inform
@@ -95,12 +95,12 @@ class Supervision:
         return self.ranks.reported(rank_files.VARIABLE)
 
     def report_late_variables(self, *, at_once: bool) -> None:
-        """Print which variables ranks have set too late, if it is time to or ``at_once``."""
+        """Print which variables ranks have set too late, if that is due or ``at_once`` is True."""
         if self._late_variables is not None:
             self._late_variables.tick(at_once=at_once)
 
     def must_end(self) -> bool:
-        """Look at the ranks, none of which has failed; True if they had to be stopped."""
+        """Check the ranks, none of which has failed; return True if they had to be stopped."""
         if self._observer is not None:
             self._observer.tick()
         if self._saves is not None:
@@ -115,10 +115,10 @@ class Supervision:
         return False
 
     def all_done(self) -> bool:
-        """Tell that this node's ranks have succeeded; True once those of all nodes have.
+        """Publish that this node's ranks have succeeded; return True once those of all nodes have.
 
-        The head says so last, when it has judged what all ranks have shown: until then the others
-        answer it, and need to ask for nothing but its word.
+        The head publishes last, when it has judged the data of all ranks. Until then the others
+        answer it, and wait only for its message.
         """
         board, observer = self._context.peers.board, self._observer
         if board is not None and board.node == 0 and not board.all_have("done", but_head=True):
@@ -135,7 +135,7 @@ class Supervision:
         return True
 
     def _find_hang(self) -> Finding | None:
-        """Return what the run is to be stopped for because it hangs, None if it goes on."""
+        """Return the finding to stop the run for, because it hangs; None if it continues."""
         finding = self._forks.tick() if self._forks is not None else None
         if finding is None and self._watch is not None:
             finding = self._watch.tick()
@@ -149,11 +149,11 @@ class Supervision:
         self.ranks.stop(why)
 
     def _is_over(self) -> bool:
-        """Whether something has happened that is more urgent than a look at where ranks stand."""
+        """Return whether an event is more urgent than a look at where ranks are."""
         return self._context.link.stop is not None or self._context.peers.remote.failed
 
     def _ask_nccl(self) -> list[str]:
-        """Return the gist of NCCL's own report, which is kept whole in the run folder."""
+        """Return the gist of NCCL's own report, which the run folder keeps in full."""
         report = ras.ask(env.read(env.NCCL_RAS_ADDR) or ras.DEFAULT)
         if report:
             with contextlib.suppress(OSError):
@@ -161,9 +161,10 @@ class Supervision:
         return ras.notable(report)
 
     def _patience_s(self) -> float:
-        """How long ranks may go on after the first has left to be resumed: they leave together.
+        """Return how long ranks may continue after the first has left to be resumed, in seconds.
 
-        With several nodes a lost one must be noticed first: it is the better explanation.
+        They leave together. With several nodes, a lost node must be noticed first: it is the better
+        explanation.
         """
         patience_s = max(_LEFT_ALONE_S, self._context.plan.grace_s)
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
