@@ -1,1 +1,1 @@
-"""The training library: Session and Trainer, and what they stand on."""
+"""The training library: Session and Trainer, and the packages that they build on."""
