@@ -146,7 +146,7 @@ class Checkpoints:
             without: Folders of damaged checkpoints, which the search for the latest skips.
 
         Returns:
-            The checkpoint; None if there is no latest or best because there are no checkpoints.
+            The checkpoint; None if the latest or best is requested and the folder is empty.
 
         Raises:
             UsageError: The path does not exist or was not committed, or the best is requested and
@@ -201,8 +201,8 @@ class Checkpoints:
         others = [name for name in shares.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(lambda: loaded.append(read.read(saved, into, others, device=self._device)))
-        # Runs that start from the same checkpoint of another folder are separate runs, with
-        # separate bests.
+        # Runs that start from one checkpoint of another folder are different: each has its own
+        # best.
         if saved.path.resolve().parent == self._folder.resolve():
             self._run = saved.run
         return loaded[0]

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 22
 _MANIFEST_BYTES = 1 << 26  # limit on reading; a manifest names every file
 
 
-# Looking
+# Reading
 
 
 def list_paths(folder: Path) -> dict[int, Path]:
@@ -38,8 +38,8 @@ def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
 
     Args:
         folder: Folder of checkpoints.
-        is_strict: Whether an unreadable manifest raises an error; otherwise its checkpoint is
-            left out.
+        is_strict: Whether an unreadable manifest raises an error; otherwise its checkpoint is left
+            out.
 
     Raises:
         RunError: A manifest cannot be read.
@@ -114,8 +114,7 @@ def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
 
     Args:
         path: Folder of a run, of checkpoints, or of a checkpoint. None means the run in
-            ``paceline-runs/`` (or ``runs/``, where earlier versions put them) with the last
-            commit.
+            ``paceline-runs/`` (or ``runs/``, where earlier versions put them) with the last commit.
 
     Raises:
         UsageError: The folder does not exist, or no run has a checkpoint.

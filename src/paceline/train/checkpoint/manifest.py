@@ -77,8 +77,8 @@ class Committed:
 
     Attributes:
         path: Folder of the checkpoint.
-        serial: Number of the commit. The greatest is the latest, even if a resumed run has
-            counted fewer steps.
+        serial: Number of the commit. The greatest is the latest, even if a resumed run has counted
+            fewer steps.
         manifest: Content of its manifest.
     """
 

@@ -1,9 +1,9 @@
 """Decide what a rank gets if it has no row of a batch: another rank's row, an empty batch, or none.
 
 Each training step needs every rank, because gradients are averaged, and many models cannot compute
-zero rows. So the rank computes another rank's row, with weight 0. An evaluation does not need
-every rank, so the batch is left out there. The choice is a pure function, because ranks in the same
-situation must choose alike.
+zero rows. So the rank computes another rank's row, with weight 0. An evaluation does not need every
+rank, so it skips the batch. The choice is a pure function, because ranks in the same situation must
+choose alike.
 """
 
 from __future__ import annotations

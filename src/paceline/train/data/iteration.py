@@ -132,7 +132,7 @@ class Iteration:
         """
         if self.rows is None:
             return self.end
-        # After the first batch we cannot know whether a backward will follow. If none followed, later batches of the
-        # loop are not waiting for one either.
+        # After the first batch we cannot know whether a backward will follow. If none followed,
+        # later batches of the loop are not waiting for one either.
         waits_for_backward = self.num_batches > 0 and (self.trained or self.number == 0)
         return self.end if self.rows.ends_group and not waits_for_backward else self.group_start

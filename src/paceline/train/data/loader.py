@@ -24,7 +24,7 @@ from paceline.train.data.tune import settings
 
 
 class Loader:
-    """Batches of a dataset on this rank's device; every sample exactly once per epoch at any world size.
+    """Batches of a dataset on this rank's device; each sample once per epoch at any world size.
 
     Iterate it once for each epoch. It reshuffles automatically, in an order that depends on seed
     and epoch alone. If a global batch has fewer samples than ranks, some ranks have no row of it.

@@ -93,10 +93,10 @@ class Samples(Dataset[Any]):
 def takes_batches(dataset: Any) -> bool:
     """Return whether a dataset's own code loads many samples at once; torch's ``Subset`` delegates.
 
-    Of a subclass that overrides only one of ``__getitem__`` and ``__getitems__``, only that one may
-    be
-    called: the other would bypass it. If both are overridden, then because torch looks for
-    ``__getitems__`` too. It is usually a loop, and calling ``__getitem__`` seeds each sample.
+    If a subclass overrides only one of ``__getitem__`` and ``__getitems__``, only the overridden
+    one may be called, because the inherited one would bypass it. A subclass that overrides both
+    usually does so because torch looks for ``__getitems__`` too. That is usually a loop, so
+    ``__getitem__`` is called, and each sample is seeded.
     """
     if isinstance(dataset, Subset):
         own_item, own_items = (

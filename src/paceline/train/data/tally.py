@@ -125,8 +125,8 @@ class Tally:
         """Return the rows of the batch that a backward belongs to, and reset the count of batches.
 
         Args:
-            weighted: Whether the caller gives the weight. Several loops are possible then: the
-                rows are those of the first, and the group ends if it does for one of them.
+            weighted: Whether the caller gives the weight. Several loops are possible then: the rows
+                are those of the first, and the group ends if it does for one of them.
 
         Returns:
             The rows of the batch yielded since the last call. If there was no batch, the rows of

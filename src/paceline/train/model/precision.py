@@ -91,10 +91,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def attach(model: nn.Module, precision: Precision, device: torch.device) -> None:
     """Make a module compute in ``precision``.
 
-    Mixed: ``forward`` runs under autocast. Its floating-point outputs are float32, so that the loss
-        is
-    computed in full precision. True: parameters and floating-point inputs are converted; with
-    bfloat16 the outputs are float32, for the same reason. A module with an earlier ``attach``
+    Mixed: ``forward`` runs under autocast. Its floating-point outputs are float32, so that the
+    loss is computed in full precision. True: parameters and floating-point inputs are converted;
+    with bfloat16 the outputs are float32, for the same reason. A module with an earlier ``attach``
     computes in the new precision only; parameters that were converted are not converted back.
     """
     _detach(model)

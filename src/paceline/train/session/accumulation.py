@@ -34,8 +34,8 @@ class Part(NamedTuple):
     Attributes:
         factor: Factor of the loss's gradient.
         ends_group: Whether the optimizer steps after this backward.
-        rescale: Factor that the gradients of earlier batches of the group are multiplied by
-            before this backward; usually 1.
+        rescale: Factor of the gradients of the group's earlier batches, applied before this
+            backward; usually 1.
     """
 
     factor: float

@@ -17,7 +17,8 @@ from paceline.errors import Finding, UsageError
 from paceline.text import terminal
 from paceline.train.data import Rows, parts_of_batch, rebuilt
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not SyncBatchNorm
+# Lazy batch norms are subclasses of these; SyncBatchNorm is not.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _GATHERS = ("allgather", "_allgather_base")
 
 

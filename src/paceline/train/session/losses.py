@@ -87,7 +87,7 @@ def _summands(loss: torch.Tensor) -> Iterator[Any]:
 
 
 def _counted_by(node: Any, num_rows: int) -> str:
-    """Return what a cross entropy divides by; empty if by a multiple of the number of rows."""
+    """Return what a cross entropy divides by; empty if a multiple of the number of rows."""
     if LOSSES.get(node.name()) != "cross_entropy" or node._saved_reduction != MEAN:
         return ""
     weights, target = node._saved_weight, node._saved_target

@@ -221,8 +221,8 @@ class Session:
 
         Args:
             dataset: A dataset with ``__len__`` and ``__getitem__``; an ``IterableDataset`` of
-                samples, the same on all ranks unless ``sharded``; or a DataLoader (global batch
-                size).
+                samples, the same on all ranks unless ``sharded``; or a DataLoader of global
+                batches.
             batch_size: Samples in a batch, over all ranks. Required unless the next is given.
             per_rank_batch_size: Samples in a batch on each rank.
             shuffle: Whether each epoch has a new order (from seed and epoch) or the dataset's.
@@ -314,7 +314,7 @@ class Session:
         """Recompute activations in backward: less memory, about a third more time.
 
         Args:
-            model: The user's module, or the one that ``setup`` returned.
+            model: The user's module, or the result of ``setup``.
             layers: Classes of these layers; None means the entries of every ``nn.ModuleList``.
 
         Raises:
@@ -385,7 +385,7 @@ class Session:
     def once(self, fn: Callable[[], T], scope: str = "job") -> T:
         """Run ``fn`` on one rank while the others wait, and return its value on all ranks.
 
-        For downloads and preprocessing. There is no time limit: the others get heartbeats.
+        For downloads and preprocessing. There is no time limit: waiting ranks get heartbeats.
 
         Args:
             fn: Takes no argument; its return value must be picklable.
@@ -423,7 +423,7 @@ class Session:
         Args:
             metric: Quality of the model, the same on all ranks; for ``restore("best")``.
             mode: Whether the best metric is the greatest (``"max"``) or the least (``"min"``).
-            keep_last: Number of latest checkpoints to keep. The disk needs room for one more.
+            keep_last: Number of latest checkpoints to keep. The disk needs space for one more.
             keep_best: Number of best checkpoints to keep.
             wait: Whether to return only after the commit.
 
@@ -440,9 +440,8 @@ class Session:
 
         Args:
             which: ``"latest"`` or ``"best"`` of the run folder, or a path.
-            damaged: Whether to ``"refuse"`` a damaged latest checkpoint, or to ``"skip"`` to
-                the latest intact one with a warning. None: as ``PACELINE_DAMAGED`` says, or
-                refuse.
+            damaged: Whether to ``"refuse"`` a damaged latest checkpoint, or to ``"skip"`` to the
+                latest intact one with a warning. None: ``PACELINE_DAMAGED``, or else refuse.
 
         Returns:
             Whether there was a checkpoint.

@@ -342,7 +342,7 @@ class Fit:
                 wait=is_last,  # the script may end right after it
             )
 
-    # What is shown
+    # Display
 
     def _show(self, epoch: int, values: dict[str, float]) -> None:
         loss = self._display.progress.loss

@@ -36,7 +36,7 @@ def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> Place | None:
 def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
     """Return the object at a location, ready to compute without any rows.
 
-    torchmetrics gathers an empty list as one of floats, whatever type the other ranks have, so the
+    torchmetrics gathers an empty list as one of floats, regardless of the other ranks' type, so the
     collectives would not match.
     """
     meter = next(each for path, each in parts if path == place.path)

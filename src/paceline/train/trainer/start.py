@@ -37,7 +37,7 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
             where="Trainer(devices=...)",
             fix=f"put it into a function: paceline.launch(train, nproc_per_node={devices})",
         )
-    ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a Slurm job of several nodes
+    ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a larger Slurm job
     command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
     shown = " ".join(["paceline", *command[3:]])
     terminal.say(f"Trainer(devices={devices}) starts its ranks with: {shown}")

@@ -182,7 +182,7 @@ class Trainer:
         self.should_stop = False
         self.callback_metrics: dict[str, torch.Tensor] = {}
 
-    # What can be asked
+    # Properties
 
     @property
     def global_step(self) -> int:
@@ -225,7 +225,7 @@ class Trainer:
         steps = self._plan.steps(self.num_training_batches)
         return steps if math.isinf(steps) else int(steps)
 
-    # What can be done
+    # Methods
 
     def fit(
         self,
@@ -276,7 +276,7 @@ class Trainer:
         verbose: bool = True,
         datamodule: Any = None,
     ) -> list[dict[str, float]]:
-        """Return the exact means of what ``validation_step`` logs over all samples, in a list of one.
+        """Return the exact means of what ``validation_step`` logs over all samples, as a list of one.
 
         Args:
             model: The task. None means the last ``fit``'s, from its best checkpoint with a
@@ -351,7 +351,7 @@ class Trainer:
         """Store exact values for callbacks."""
         self.callback_metrics.update({name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})
 
-    # How
+    # Implementation
 
     def _take_up(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
         """Connect task and data to this trainer."""
