@@ -41,9 +41,8 @@ class Loader:
         reason: Why the number of workers was chosen; empty if the user has set it.
         iteration: The last loop over the loader.
         training_loops: Number of training loops over it that have begun.
-        takes_any: Whether the caller leaves batches with ``rows`` 0 out of its results. A rank
-            without a row then gets another rank's also in an evaluation whose forward is a
-            collective.
+        takes_any: Whether the caller leaves batches with ``rows`` 0 out of its results. In an
+            evaluation whose forward is a collective, a rank without a row then gets another rank's.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ class WorkerStart:
             stream: Any = info.dataset
             stream.worker = (info.id, info.num_workers)
             loading._worker_info = _changed(info, id=0, num_workers=1, dataset=stream.dataset)
-            worker = 0  # the user's function may divide by it, or seed with it
+            worker = 0  # the user's function may divide data by it, or seed with it
             _renew_locks()
         if self._user is not None:
             self._user(worker)

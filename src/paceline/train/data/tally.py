@@ -112,7 +112,7 @@ class Tally:
             each.meets |= each.live
 
     def is_beside(self, iteration: Iteration, *, trained: bool) -> bool:
-        """Return whether another loop is live, as in ``zip``, whose ``trained`` is the same."""
+        """Return whether another loop is live, as in ``zip``, and has ``trained`` as given."""
         others = [each for each in self._iterations if each is not iteration and each.live]
         return any(each.trained == trained for each in others)
 

@@ -40,7 +40,7 @@ class Progress:
 
     Attributes:
         has_restored: Whether the training run was resumed from a checkpoint.
-        stop: Requests and agreement to stop.
+        stop: Receives requests to stop, and lets all ranks agree on them.
     """
 
     def __init__(

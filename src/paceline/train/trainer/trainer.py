@@ -276,7 +276,7 @@ class Trainer:
         verbose: bool = True,
         datamodule: Any = None,
     ) -> list[dict[str, float]]:
-        """Return the exact means of what ``validation_step`` logs over all samples, as a list of one.
+        """Return the exact means over all samples of what ``validation_step`` logs, in a list.
 
         Args:
             model: The task. None means the last ``fit``'s, from its best checkpoint with a
@@ -299,7 +299,7 @@ class Trainer:
         verbose: bool = True,
         datamodule: Any = None,
     ) -> list[dict[str, float]]:
-        """Return the exact means of what ``test_step`` logs over all samples; as ``validate``."""
+        """Return the exact means over all samples of what ``test_step`` logs; as ``validate``."""
         return self._evaluate("test", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
 
     def log(
