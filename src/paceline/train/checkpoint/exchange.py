@@ -20,8 +20,8 @@ R = TypeVar("R")
 class Exchange:
     """The ranks that handle a checkpoint together.
 
-    Every method but ``where`` and ``close`` is a collective. An error on one rank is raised on all
-    ranks, so that no rank waits for another that has failed.
+    Every method but ``where`` is a collective. An error on one rank is raised on all ranks, so that
+    no rank waits for another that has failed.
     """
 
     def __init__(self, world: World) -> None:

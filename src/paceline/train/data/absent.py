@@ -20,7 +20,7 @@ BORROW, EMPTY, LEAVE_OUT = "borrow", "empty", "leave out"
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts of the choice.
+    """The facts that decide what a rank without a row gets.
 
     Attributes:
         with_grad: Whether autograd is enabled.
@@ -67,7 +67,7 @@ def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
 
     Args:
         batch: A batch of real samples.
-        situation: The facts of the choice.
+        situation: The facts that decided for an empty batch.
         num_rows: Number of samples in ``batch``.
 
     Raises:

@@ -83,7 +83,10 @@ def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
 
 
 def _is_of_all(sampler: Any, dataset: Any) -> bool:
-    """Return whether a sampler yields as many samples as the dataset has."""
+    """Return whether a sampler yields as many samples as the dataset has.
+
+    The sampler's ``data_source`` may be shorter than the dataset.
+    """
     source = sampler.data_source
     alike = source is dataset or (hasattr(dataset, "__len__") and len(source) == len(dataset))
     return alike and len(sampler) == len(source)

@@ -21,7 +21,7 @@ MOST_LABELS = 1 << 20  # labels of a batch to count; counting more would take no
 
 
 class Unit(NamedTuple):
-    """A thing that a loss may average over, if its number per sample is not one.
+    """Rows or labels that a loss averages over, if their number per sample is not one.
 
     Attributes:
         what: Rows or labels and their origin, for messages.
@@ -112,7 +112,7 @@ def _may_ignore(labels: torch.Tensor) -> bool:
 
 
 def unit_of(batch: Any, num_samples: int) -> Unit | None:
-    """Return what a batch has in another number than one per sample; None if there is nothing.
+    """Return the rows or labels whose number per sample is not one; None if there are none.
 
     Args:
         batch: Result of the collate function.
@@ -151,7 +151,7 @@ def _rows(batch: Any, num_samples: int) -> Unit | None:
 
 
 def _is_time_first(shapes: list[tuple[int, ...]], num_samples: int) -> bool:
-    """Return whether samples are the second dimension of all arrays, and not by chance of one."""
+    """Return whether samples are the second dimension of all arrays, not of one by chance."""
     is_telling = len(shapes) > 1 or any(len(shape) > 2 for shape in shapes)
     return is_telling and all(len(shape) > 1 and shape[1] == num_samples for shape in shapes)
 

@@ -126,7 +126,7 @@ class Iteration:
         return None
 
     def done(self) -> int:
-        """Return how many samples of the epoch a run that resumes from here must not repeat.
+        """Return how many samples of the epoch are done for a run that resumes from here.
 
         An incomplete group is repeated: the gradients of its first batches are in no checkpoint.
         """

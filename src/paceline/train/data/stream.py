@@ -33,7 +33,7 @@ class Piece(NamedTuple):
         batch: The samples, later collated.
         shown: Number of samples in ``batch``.
         mark: Digest of the whole batch; None for most batches, and for a sharded stream.
-        unit: What the collated batch has in another number than one per sample.
+        unit: Rows or labels of the collated batch whose number per sample is not one.
     """
 
     rows: int
