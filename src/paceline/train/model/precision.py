@@ -154,7 +154,7 @@ class LossScale:
 
     Whether a step overflows must not depend on the number of ranks. So each rank's loss is divided
     by the number of ranks: a sample's gradient is then the same as on one rank, and the mean over
-    ranks is multiplied again. A gradient whose sum over ranks exceeds float16 counts as an
+    ranks is multiplied by that number. A gradient whose sum over ranks exceeds float16 counts as an
     overflow, because it would overflow on one rank.
 
     Args:

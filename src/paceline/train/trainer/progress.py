@@ -149,7 +149,7 @@ class Display:
         left = "" if left_s is None else f"{clock(left_s)} left"
         width = max(10, min(30, self._console.width // 5))
         bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=width)
-        # If there is too little room, the last of the script's numbers are cut off.
+        # If there is too little space, the last of the script's numbers are cut off.
         details = " · ".join(filter(None, (progress.pace(), left, progress.numbers())))
         grid.add_row(Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis"))
         return grid

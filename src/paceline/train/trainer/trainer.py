@@ -63,7 +63,7 @@ class Trainer:
         log_every_n_steps: Steps between reports of ``on_step`` numbers; each is a collective.
         val_check_interval: Batches, or fraction of them, between validations within an epoch; there
             is always one after the epoch.
-        check_val_every_n_epoch: Epochs between validations.
+        check_val_every_n_epoch: Validation runs in every n-th epoch only.
         num_sanity_val_steps: Batches to validate with before training; the results are discarded.
         limit_train_batches: Batches, or fraction of them, to train on in each epoch.
         limit_val_batches: The same for validation; 0 disables it.
