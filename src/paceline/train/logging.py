@@ -1,7 +1,7 @@
-"""Loggers: where the numbers go that a script logs. Session calls them on rank 0 only.
+"""Loggers: write the numbers that a script logs. Session calls them on rank 0 only.
 
-Both write at the first number and not before, so that they can be made on every rank; both have it on its way to the
-disk when ``log`` returns.
+They open their files at the first number, so that they can be made on every rank. When ``log``
+returns, the numbers have been passed to the operating system.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ STEP = "step"  # name of the first column
 
 
 class Logger(Protocol):
-    """Anything with these two methods."""
+    """Interface of a logger: any object with these two methods."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take down numbers by name."""
+        """Record numbers by name."""
 
     def close(self) -> None:
-        """Write what is still to be written; nothing is logged afterwards."""
+        """Write all pending data; nothing is logged afterwards."""
 
 
 NAMES = ("csv", "tensorboard")
 
 
 def of_name(asked: Logger | str, run_dir: RunDir) -> Logger:
-    """Return the logger of a name, in a run folder; or the one that was given.
+    """Return the logger of a name, in a run folder, or a given logger unchanged.
 
     Raises:
-        UsageError: There is none of this name.
+        UsageError: The name is unknown.
         SetupError: TensorBoard is not installed.
     """
     if not isinstance(asked, str):
@@ -55,13 +55,13 @@ def of_name(asked: Logger | str, run_dir: RunDir) -> Logger:
 class CSVLogger:
     """A table: a row for each call of ``log``, a column for each name.
 
-    A new name makes a new column, for which the file is written anew, as a whole. Otherwise rows are appended, each
-    flushed, so that a crash loses at most the row that it interrupts. A run that goes on appends to its file. Rows
-    that it logged before, beyond the checkpoint from which it goes on, are kept, because they were measured: where a
-    step occurs twice, the last row belongs to the weights that were kept.
+    A new name adds a column, which rewrites the whole file. Otherwise rows are appended and
+    flushed, so that a crash loses at most the row that it interrupts. A resumed run appends to its
+    file. Earlier rows beyond the checkpoint are kept, because they were measured: if a step occurs
+    twice, the last row belongs to the weights that were kept.
 
     Args:
-        path: The file; its folder is made.
+        path: The file; its folder is created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -79,7 +79,7 @@ class CSVLogger:
         file.flush()
 
     def __del__(self) -> None:
-        self.close()  # nobody has to close it: a script may drop its session
+        self.close()  # closing is optional: a script may drop its session
 
     def close(self) -> None:
         """Close the file; a later ``log`` appends to it."""
@@ -88,7 +88,7 @@ class CSVLogger:
             self._file = None
 
     def _open(self) -> TextIO:
-        """Go on in the file that may be there, without a last line that was cut off."""
+        """Open the file for appending, and remove an incomplete last line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
@@ -120,7 +120,7 @@ class TensorBoardLogger:
     """TensorBoard's event files, one for each process that logged.
 
     Args:
-        folder: Where they are written; ``tensorboard --logdir FOLDER`` shows them.
+        folder: Folder of the files; ``tensorboard --logdir FOLDER`` shows them.
 
     Raises:
         SetupError: tensorboard is not installed.
@@ -150,7 +150,7 @@ class TensorBoardLogger:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file; a later ``log`` begins another."""
+        """Close the event file; a later ``log`` starts another."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,7 +1,7 @@
-"""The process group, the device, and the few collectives that the library needs.
+"""Open and close the process group, choose the device, and provide a few collectives.
 
-A pair of open and close around torch's default process group. In a world of one there is no group, and
-every collective is the identity.
+The group is torch's default process group. In a world of one there is no group, and every
+collective is the identity.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from paceline.machine import nodeaddr
 from paceline.text.quoting import bracketed
 from paceline.world import World
 
-_spared: list[bool] = []  # whether children are spared already
-_opened: list[dist.ProcessGroup | None] = []  # at most one: the group that is ours to close
+_spared: list[bool] = []  # whether _spare_children has run
+_opened: list[dist.ProcessGroup | None] = []  # at most one: the group that close_group destroys
 
 
 def actual_world(world: World) -> World:
-    """Return ``world``, or that of the default process group if the script has initialised one itself.
+    """Return ``world``, or that of the default process group if the script has initialized one.
 
-    ``local_rank`` is kept if ``world`` has the size of that group. Otherwise the group is taken to be on
-    one node, as after ``torch.multiprocessing.spawn``.
+    ``local_rank`` is kept if ``world`` has the size of that group. Otherwise the group is assumed
+    to be on one node, as after ``torch.multiprocessing.spawn``.
     """
     if not dist.is_initialized() or _is_ours():
         return world
@@ -46,7 +46,7 @@ def actual_world(world: World) -> World:
 
 
 def take_device(world: World) -> torch.device:
-    """Return this rank's device, and make it the current one: the GPU of its local rank, or the CPU.
+    """Return this rank's device, the GPU of its local rank or the CPU, and make it the current one.
 
     Raises:
         SetupError: There are GPUs, but fewer than ranks on this node.
@@ -54,7 +54,7 @@ def take_device(world: World) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     num_gpus = torch.cuda.device_count()
-    # Slurm can bind a GPU to each task; a task then sees its own only, as number 0.
+    # Slurm can bind a GPU to each task; a task then sees only its own, as number 0.
     index = 0 if world.launcher == "slurm" and num_gpus == 1 else world.local_rank
     if index >= num_gpus and world.launcher == "slurm":
         raise SetupError(
@@ -81,25 +81,26 @@ def take_device(world: World) -> torch.device:
 
 
 def open_group(world: World, device: torch.device, *, timeout_s: float | None = None) -> None:
-    """Initialise torch's default process group, and close it at the end of a script that succeeds.
+    """Initialize torch's default process group, and close it at the end of a script that succeeds.
 
-    Does nothing in a world of one, or if there is a default group already; a group that was found is left
-    open. On GPUs the group also reduces CPU tensors, over gloo.
+    Does nothing in a world of one, or if a default group exists; an existing group is left open. On
+    GPUs the group also reduces CPU tensors, over gloo.
 
     Args:
-        world: The ranks and where they meet.
+        world: The ranks and their rendezvous address.
         device: Device of this rank.
-        timeout_s: Seconds after which a collective fails; torch's default if None (gloo 1800, NCCL 600).
+        timeout_s: Seconds after which a collective fails; torch's default if None (gloo 1800, NCCL
+            600).
 
     Raises:
-        UsageError: ``timeout_s`` is not positive, or is given although the group already has its own.
+        UsageError: ``timeout_s`` is not positive, or is given although a group exists.
     """
     _check_timeout(timeout_s)
     _spare_children()
     if world.world_size == 1 or dist.is_initialized():
         return
     on_gpu = device.type == "cuda"
-    # a node's name in Slurm need not resolve; a job script may have set MASTER_ADDR and RANK itself
+    # A node's name in Slurm may not resolve; a job script may have set MASTER_ADDR and RANK itself.
     of_slurm = world.launcher == "slurm" or (world.launcher == "torchrun" and env.read(env.JOB_ID))
     head = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     dist.init_process_group(
@@ -115,10 +116,11 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
 
 
 def _spare_children() -> None:
-    """Let forked children, as loader workers are, never collect garbage that they inherit.
+    """Keep forked children, such as loader workers, from collecting inherited garbage.
 
-    A DDP that is garbage holds its process group, whose end waits for threads that a fork does not copy: the
-    worker would hang for good (seen with torch 2.13 and gloo). It also keeps inherited memory shared.
+    A DDP in the garbage holds its process group, whose destructor waits for threads that a fork
+    does not copy: the worker would hang forever (seen with torch 2.13 and gloo). This also keeps
+    inherited memory shared.
     """
     if not _spared and hasattr(os, "register_at_fork"):
         _spared.append(True)
@@ -133,17 +135,18 @@ def close_group() -> None:
 
 
 def sum_over_ranks(value: Any) -> Any:
-    """Return the sum of ``value`` over all ranks, of the same type.
+    """Return the sum of ``value`` over all ranks, in the same type.
 
     Every rank must call this with the same structure.
 
     Args:
-        value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on all ranks),
-            or a dict, list or tuple of them. A bool counts as the int 0 or 1. Tensors of booleans or of
-            narrow integers are summed and returned as int64, as by ``torch.sum``; others keep their dtype.
+        value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on all
+            ranks), or a dict, list or tuple of them. A bool counts as the int 0 or 1. Tensors of
+            booleans or narrow integers are summed and returned as int64, as by ``torch.sum``;
+            others keep their dtype.
 
     Raises:
-        UsageError: ``value`` is, or holds, something else.
+        UsageError: ``value`` is, or holds, another type.
     """
     if isinstance(value, torch.Tensor):
         return _sum_tensor(value)
@@ -169,12 +172,12 @@ def sum_over_ranks(value: Any) -> Any:
 
 
 def totals(values: list[int]) -> list[int]:
-    """Return the sums of each of a few small ints over all ranks, in one collective."""
+    """Return the element-wise sums of a few small ints over all ranks, in one collective."""
     return _reduced(values, dist.ReduceOp.SUM) if dist.is_initialized() else values
 
 
 def maxima(values: list[int]) -> list[int]:
-    """Return the greatest of each of a few small ints over all ranks, in one collective."""
+    """Return the element-wise maxima of a few small ints over all ranks, in one collective."""
     return _reduced(values, dist.ReduceOp.MAX) if dist.is_initialized() else values
 
 
@@ -185,13 +188,14 @@ def _reduced(values: list[int], how: Any) -> list[int]:
 
 
 def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """Return the rows of all ranks, one rank's behind the other's, and how many each has.
+    """Return the rows of all ranks, concatenated by rank, and the number of rows of each rank.
 
     Args:
-        tensor: Shape ``[rows, ...]``; the number of rows may differ between ranks, the rest only without rows.
+        tensor: Shape ``[rows, ...]``. The number of rows may differ between ranks; other dimensions
+            may differ only on ranks without rows.
 
     Raises:
-        UsageError: Ranks hold rows of another shape or type; on all of them.
+        UsageError: Ranks hold rows of different shape or type; raised on all ranks.
     """
     if not dist.is_initialized():
         return tensor.detach(), [len(tensor)]
@@ -206,7 +210,7 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     longest = max(sizes)
     padded = mine.new_zeros((longest, *mine.shape[1:]))
     padded[: len(mine)] = mine
-    # As bytes, because backends differ in the types that they move.
+    # As bytes, because backends support different types.
     flat = padded.view(-1).view(torch.uint8) if padded.numel() else padded.new_zeros(0, dtype=torch.uint8)
     parts = [torch.empty_like(flat) for _ in sizes]
     dist.all_gather(parts, flat)
@@ -219,7 +223,7 @@ def _kind(tensor: torch.Tensor) -> tuple[list[int], torch.dtype, str]:
 
 
 def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Return a tensor without rows in the shape and type of those that have some, and others as they are."""
+    """Return a tensor without rows in the shape and type of those with rows; others unchanged."""
     kinds: list[Any] = [None] * len(sizes)
     dist.all_gather_object(kinds, _kind(tensor))
     with_rows = [rank for rank, size in enumerate(sizes) if size] or [0]
@@ -248,7 +252,7 @@ def store() -> Any:
 
 @torch.no_grad()
 def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
-    """Overwrite ``tensors`` on all ranks with those of rank 0, in one broadcast for each dtype and device."""
+    """Overwrite ``tensors`` on all ranks by rank 0's, with a broadcast per dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -258,17 +262,17 @@ def copy_from_main(tensors: Sequence[torch.Tensor]) -> None:
         if dist.get_rank() == 0:
             continue
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
-            # Through .data, because a second backward may still hold the buffer: batch norm saves its
-            # running statistics, and autograd would refuse a version that is newer than the saved one.
+            # Through .data, because a second backward may still need the buffer: batch norm saves
+            # its running statistics, and autograd would refuse a newer version than the saved one.
             tensor.data.copy_(part.view_as(tensor))
 
 
 def bytes_of(rank: int, content: bytes) -> bytes:
-    """Return, on all ranks, the bytes that one of them has.
+    """Return the bytes of one rank, on all ranks.
 
     Args:
-        rank: Which one.
-        content: The bytes there; of no account on the others.
+        rank: Rank that has the bytes.
+        content: The bytes on that rank; ignored on other ranks.
     """
     box: list[Any] = [content]
     dist.broadcast_object_list(box, src=rank)
@@ -276,13 +280,13 @@ def bytes_of(rank: int, content: bytes) -> bytes:
 
 
 def barrier() -> None:
-    """Wait until all ranks are here."""
+    """Wait until all ranks have called this function."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def backends() -> dict[str, str]:
-    """Return the backend for each type of device, for example ``{"cpu": "gloo"}``; empty without a group."""
+    """Return the backend of each type of device, as ``{"cpu": "gloo"}``; empty without a group."""
     if not dist.is_initialized():
         return {}
     return dict(part.split(":", 1) for part in dist.get_backend_config().split(","))
@@ -312,13 +316,13 @@ def _check_timeout(timeout_s: float | None) -> None:
 
 
 def _is_ours() -> bool:
-    # Not by a flag: the script may have destroyed our group and initialised another.
+    # Not a flag: the script may have destroyed our group and initialized another.
     return dist.is_initialized() and dist.group.WORLD in _opened
 
 
 def _close_at_exit() -> None:
     # After an uncaught exception collectives may be in flight, and destroying the group would wait for
-    # ranks that never come. The interpreter, and paceline's worker entry, then set sys.last_type.
+    # ranks that never arrive. The interpreter, and paceline's worker entry, then set sys.last_type.
     if not hasattr(sys, "last_type"):
         close_group()
 
@@ -332,13 +336,13 @@ def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_int(value: int) -> int:
-    # Two halves of 32 bits, because a sum of int64 overflows early: five time stamps in nanoseconds.
+    # Two halves of 32 bits, because sums of int64 overflow early: with five time stamps in ns.
     high, low = _sum_tensor(torch.tensor([value >> 32, value & 0xFFFFFFFF])).tolist()
     return int((high << 32) + low)
 
 
 def _reducible(device: torch.device) -> torch.device:
-    """Return ``device``, or the current GPU if an adopted group cannot reduce tensors that are elsewhere."""
+    """Return ``device``, or the current GPU if an existing group cannot reduce on ``device``."""
     if not dist.is_initialized() or device.type in backends():
         return device
     return torch.device("cuda", torch.cuda.current_device())

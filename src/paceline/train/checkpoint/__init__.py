@@ -1,7 +1,7 @@
-"""Checkpoints: written by all ranks together, committed last, readable at any world size.
+"""Write checkpoints by all ranks together, commit them last, and read them at any world size.
 
-The names are loaded when they are asked for (PEP 562), because listing and verifying checkpoints needs no
-torch and must not wait for it.
+Names are loaded on first use (PEP 562), because listing and verifying checkpoints needs no torch
+and must not wait for its import.
 """
 
 from __future__ import annotations

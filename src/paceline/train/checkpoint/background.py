@@ -1,4 +1,4 @@
-"""One piece of work at a time, on a thread of its own."""
+"""Run one piece of work at a time on a separate thread, and raise its errors in the caller."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _NAME = "paceline-checkpoint"
 
 
 def await_all() -> None:
-    """Wait for all work of this process; what goes wrong is raised to its maker and not here."""
+    """Wait for all work of this process; errors are raised in the caller that started the work."""
     for thread in threading.enumerate():
         if thread.name == _NAME:
             thread.join()
 
 
 class Background:
-    """Does a piece of work while its maker goes on; what it raises is raised to whoever waits for it."""
+    """Runs work while its caller continues; ``wait`` raises the work's exception."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -24,18 +24,18 @@ class Background:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a piece of work is in progress."""
+        """Whether work is in progress."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin with a piece of work; there must be none in progress."""
+        """Start work; the previous work must have been waited for."""
         assert self._thread is None
-        # Not a daemon: the end of a script waits until its last checkpoint is committed.
+        # Not a daemon thread: a script ends only after its last checkpoint is committed.
         self._thread = threading.Thread(target=self._run, args=(work,), name=_NAME)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it is done, and raise what went wrong, once."""
+        """Wait until the work is done, and raise its exception, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

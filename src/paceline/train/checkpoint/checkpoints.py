@@ -1,4 +1,4 @@
-"""The checkpoints of one run folder, as one rank sees them."""
+"""Save, find and load the checkpoints of one run folder, as one rank."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from paceline.world import World
 if TYPE_CHECKING:
     from paceline.train.checkpoint.write import Draft
 
-_SEEN_S = 3.0  # how long a network file system may take to show a new file to another machine
+_SEEN_S = 3.0  # a network file system may need this long to show a new file to another machine
 
 
 class Checkpoints:
     """The checkpoints of one run folder, as one rank sees them.
 
-    Making one has no effect and is not a collective, nor does it import torch's checkpoints, which takes most of a
-    second; ``save``, ``find`` and ``load`` are collectives: all
-    ranks call them, in the same order. What fails on one rank is raised on all.
+    The constructor has no effects, is not a collective, and does not import torch's checkpoint
+    package, which takes most of a second. ``save``, ``find`` and ``load`` are collectives: all
+    ranks call them, in the same order. An error on one rank is raised on all ranks.
 
-    A state is a flat mapping of names to tensors, plain or sharded (DTensor), or to objects that can be
-    pickled. Everything is the same on all ranks, except what is sharded and what stands under
+    A state is a flat mapping from names to tensors, plain or sharded (DTensor), or to picklable
+    objects. Everything is the same on all ranks, except sharded tensors and the names under
     ``rank/<r>/``, which only rank r has.
 
     Args:
-        folder: Where they are, a folder each; made at the first save.
+        folder: Folder of the checkpoints, one subfolder each; created by the first save.
         world: The ranks.
         device: Device of this rank.
-        guard: Called on rank 0 before a checkpoint is committed; raises if the folder belongs to another run now.
+        guard: Called on rank 0 before a checkpoint is committed; raises if the folder now belongs
+            to another run.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Checkpoints:
         self._staging = Staging(device)
         self._background = Background()
         self._is_checked = False
-        self._run = secrets.token_hex(4)  # rank 0's is written; of what was loaded from this folder, its own
+        self._run = secrets.token_hex(4)  # rank 0's is written; load replaces it
 
     def save(
         self,
@@ -70,25 +71,25 @@ class Checkpoints:
     ) -> None:
         """Save a state; a collective.
 
-        Returns when the state has been copied and may change; the writing goes on in the background. A save
-        waits for the one before it, so there is one in flight at most.
+        Returns when the state has been copied and may change; writing continues in the background.
+        A save waits for the one before it, so at most one is in flight.
 
         Args:
             state: What to save. Each rank copies and writes its share of what all ranks have.
             step: Number of optimizer steps.
             epoch: Current epoch.
-            metric: What this checkpoint is judged by.
+            metric: Quality of the model, for choosing the best; None without a metric.
             mode: ``"max"`` if a greater metric is better, ``"min"`` if a smaller one is.
-            keep_last: How many of the latest of this training are kept, this one included. What another one left
-                in the folder is never deleted.
-            keep_best: How many of its best are kept beside them, of those with this mode and of those with the other.
-            wait: Return only when it is committed. Saves the memory of the copy on a CPU.
+            keep_last: Number of latest checkpoints of this training run to keep, including this
+                one. Checkpoints of other training runs in the folder are never deleted.
+            keep_best: Number of best checkpoints of each mode to keep beside them.
+            wait: Whether to return only after the commit. Saves the memory of the copy on a CPU.
 
         Raises:
-            UsageError: An option makes no sense, an object cannot be pickled, or ranks differ.
+            UsageError: An option is invalid, an object cannot be pickled, or ranks differ.
             SetupError: The folder cannot be written to, or is not the same for all ranks.
-            RunError: The disk is full. This, like all that goes wrong after the copying, is raised by the
-                next ``save``, ``wait``, ``find``, ``load`` or ``close``.
+            RunError: The disk is full. This, like every error after the copy, is raised by the next
+                ``save``, ``wait``, ``find``, ``load`` or ``close``.
         """
         from paceline.train.checkpoint import write
 
@@ -120,12 +121,12 @@ class Checkpoints:
         """Wait until the save in flight is committed.
 
         Raises:
-            PacelineError: It failed.
+            PacelineError: The save failed.
         """
         self._background.wait()
 
     def close(self) -> None:
-        """Wait for the save in flight, and give back what was taken; may be called twice.
+        """Wait for the save in flight, and release all resources; may be called twice.
 
         Raises:
             PacelineError: The save failed.
@@ -137,33 +138,33 @@ class Checkpoints:
             self._exchange.close()
 
     def find(self, which: str | os.PathLike[str], *, without: Collection[str] = ()) -> Saved | None:
-        """Return a checkpoint; a collective. Rank 0 looks and tells all.
+        """Return a checkpoint; a collective. Rank 0 searches and sends the result to all ranks.
 
         Args:
-            which: ``"latest"`` (the one that was committed last), ``"best"``, or a path: the folder of a
-                checkpoint, also by its name alone, or a run folder, meaning its latest.
-            without: Folders of checkpoints that are damaged: the latest is looked for among the others.
+            which: ``"latest"`` (last committed), ``"best"``, or a path: the folder of a checkpoint,
+                its name alone, or a run folder, meaning its latest.
+            without: Folders of damaged checkpoints, which the search for the latest skips.
 
         Returns:
-            The checkpoint; None if the latest or best is asked for and there is none at all.
+            The checkpoint; None if the latest or best is requested and the folder is empty.
 
         Raises:
-            UsageError: There is nothing at the path, or what is there was not committed; or the best is
-                asked for and none has a metric.
-            RunError: It is damaged.
+            UsageError: The path does not exist or was not committed, or the best is requested and
+                no checkpoint has a metric.
+            RunError: The checkpoint is damaged.
         """
-        # At the start of a script, where it waits anyway, and not in its first save.
-        from paceline.train.checkpoint import read, write  # noqa: F401  imported here to be there later
+        # Import now, at the start of a script, rather than in its first save.
+        from paceline.train.checkpoint import read, write  # noqa: F401  imported for later use
 
         self._prepare()
-        await_all()  # of a session before this one, whose latest would be missed
+        await_all()  # an earlier session of this process may still be writing its latest
         return self._exchange.ask_main(lambda: self._find(which, without))
 
     def find_whole_before(self, damaged: str) -> tuple[Path, int] | None:
-        """Return the latest checkpoint before a damaged one that is whole, and its steps; a collective.
+        """Return the latest intact checkpoint before a damaged one, and its step; a collective.
 
         Args:
-            damaged: The folder of the damaged one.
+            damaged: Folder of the damaged checkpoint.
         """
         self._prepare()
         return self._exchange.ask_main(lambda: verification.latest_whole(self._folder, before=Path(damaged)))
@@ -173,20 +174,20 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """Load a checkpoint; a collective.
 
-        Objects are unpickled: load only what you trust.
+        Objects are unpickled, so load only checkpoints that you trust.
 
         Args:
-            saved: What ``find`` has returned.
+            saved: A result of ``find``.
             into: Tensors to fill in place: plain or sharded, on any device, of any type.
-            beside: Names of what else the models have; None if that is not known.
+            beside: Names of the models' other entries; None if unknown.
 
         Returns:
-            Everything else in the checkpoint by its name: new tensors on the CPU, and objects, whose tensors are on
-            this rank's device if they were on a GPU. What belongs to other ranks is left out.
+            All other entries by name: new tensors on the CPU, and objects, whose tensors are on
+            this rank's device if they were on a GPU. Entries of other ranks are left out.
 
         Raises:
-            UsageError: It is of another model. Nothing was overwritten.
-            RunError: It is damaged. Nothing was overwritten.
+            UsageError: The checkpoint is of another model. Nothing was overwritten.
+            RunError: The checkpoint is damaged. Nothing was overwritten.
             SetupError: A rank does not see the folder.
         """
         from paceline.train.checkpoint import read
@@ -200,7 +201,8 @@ class Checkpoints:
         others = [name for name in shares.names_for(saved, rank) if name not in into]
         loaded: list[dict[str, Any]] = []
         self._exchange.gather(lambda: loaded.append(read.read(saved, into, others, device=self._device)))
-        # Trainings that begin with the same checkpoint of another folder are not one: each is judged by itself.
+        # Runs that start from one checkpoint of another folder are different: each has its own
+        # best.
         if saved.path.resolve().parent == self._folder.resolve():
             self._run = saved.run
         return loaded[0]
@@ -210,7 +212,7 @@ class Checkpoints:
         self._exchange.open()
 
     def _draft(self, state: Mapping[str, Any], *, copy: bool) -> Callable[[], Draft]:
-        """Copy this rank's share now; what goes wrong is kept until the others can hear of it."""
+        """Copy this rank's share now; raise an exception later, where all ranks learn of it."""
         from paceline.train.checkpoint import write
 
         try:
@@ -242,7 +244,7 @@ class Checkpoints:
         return read.describe(folder.resolve(by_name if by_name.is_dir() else Path(which)))
 
     def _check_folder(self) -> None:
-        """Make the folder, and see that all ranks mean the same one."""
+        """Create the folder, and check that all ranks see the same one."""
         probe = self._exchange.ask_main(self._make_probe)
         try:
             seen = self._exchange.gather(lambda: (_is_seen(self._folder / probe), self._exchange.where))
@@ -280,7 +282,7 @@ def _is_seen(path: Path) -> bool:
             return False
         time.sleep(0.05)
         with contextlib.suppress(OSError):
-            os.listdir(path.parent)  # network file systems look again at a folder that is opened
+            os.listdir(path.parent)  # makes a network file system refresh its view of the folder
     return True
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as a table, for people and for programs. Pure, and without torch."""
+"""Describe checkpoints as a table and as data for programs. Pure, and without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def describe(checkpoints: Sequence[Committed], *, now_ns: int) -> list[dict[str, Any]]:
-    """Return each checkpoint as plain data, as ``--json`` prints it, the latest last."""
+    """Return one dict for each checkpoint, as ``--json`` prints it, the latest last."""
     best = manifest.find_best(checkpoints)
     latest = checkpoints[-1] if checkpoints else None
     return [
@@ -37,7 +37,7 @@ def describe(checkpoints: Sequence[Committed], *, now_ns: int) -> list[dict[str,
 
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
-    """Return what ``describe`` told as a table."""
+    """Return the rows of ``describe`` as a table."""
     lines = [_COLUMNS, *(_cells(row) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
     return "\n".join(_align(line, widths) for line in lines)
@@ -70,7 +70,7 @@ def render_bytes(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     value, unit = float(count), "B"
-    for unit in ("kB", "MB", "GB", "TB", "PB"):  # noqa: B007 -- the last one is used below
+    for unit in ("kB", "MB", "GB", "TB", "PB"):  # noqa: B007 -- the last unit is used below
         value /= 1000
         if value < 999.5:
             break
@@ -78,7 +78,7 @@ def render_bytes(count: int) -> str:
 
 
 def render_age(age_s: float) -> str:
-    """Return an age in its greatest unit: ``3 min``."""
+    """Return an age in its largest unit: ``3 min``."""
     for unit, seconds in _UNITS:
         if age_s >= seconds:
             return f"{age_s // seconds:.0f} {unit}"

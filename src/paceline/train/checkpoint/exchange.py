@@ -1,4 +1,4 @@
-"""What ranks tell each other about a checkpoint: over a gloo group of its own, failures included."""
+"""Exchange values and failures between the ranks of a checkpoint, over a separate gloo group."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ R = TypeVar("R")
 class Exchange:
     """The ranks that handle a checkpoint together.
 
-    Every method but ``where`` is a collective. What fails on one rank is raised on all of them, so that none
-    waits for another that has given up.
+    Every method but ``where`` is a collective. An error on one rank is raised on all ranks, so that
+    no rank waits for another that has failed.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._group: dist.ProcessGroup | None = None
-        self._cause: Exception | None = None  # what went wrong here, for its traceback
+        self._cause: Exception | None = None  # this rank's exception, for its traceback
 
     @property
     def is_main(self) -> bool:
@@ -36,23 +36,24 @@ class Exchange:
 
     @property
     def where(self) -> str:
-        """This rank, in words."""
+        """This rank and its host, for messages."""
         return f"rank {self._world.rank} on {socket.gethostname()}"
 
     def open(self) -> None:
-        """Make the group, if that has not been done; in the main thread, as other groups are made there too."""
+        """Create the group if needed; in the main thread, like all other groups."""
         if self._world.world_size > 1 and self._group is None:
-            # Of its own, because the background talks while training does, and in no fixed order to it.
+            # Separate, because the background thread communicates during training, in no fixed
+            # order to it.
             self._group = dist.new_group(backend="gloo", timeout=_default_timeout())
 
     def close(self) -> None:
-        """Give the group back."""
+        """Destroy the group."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """Return what ``work`` returns on each rank."""
+        """Return the results of ``work`` on each rank, in the order of ranks."""
         mine = self._attempt(work)
         if self._world.world_size == 1:
             return self._raise_failures([mine])
@@ -61,19 +62,19 @@ class Exchange:
         return self._raise_failures(answers)
 
     def ask_main(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns on rank 0, where alone it is called."""
+        """Run ``work`` on rank 0 only, and return its result on all ranks."""
         answer = [self._attempt(work) if self.is_main else None]
         if self._world.world_size > 1:
             dist.broadcast_object_list(answer, src=0, group=self._group)
         return self._raise_failures(cast("list[T]", answer))[0]
 
     def decide(self, work: Callable[[], T], on_main: Callable[[list[T]], Sequence[R]]) -> R:
-        """Let rank 0 decide on what all ranks bring.
+        """Let rank 0 decide from the values of all ranks.
 
         Args:
-            work: Returns what this rank brings.
-            on_main: Takes what all bring, in the order of ranks, and returns an answer for each; it is not
-                called if a rank has failed.
+            work: Returns this rank's value.
+            on_main: Takes all values, in the order of ranks, and returns an answer for each rank.
+                It is not called if a rank has failed.
 
         Returns:
             The answer for this rank.
@@ -95,7 +96,7 @@ class Exchange:
     def _attempt(self, work: Callable[[], T]) -> T | Failure:
         try:
             return work()
-        except Exception as error:  # whatever it is, the others have to hear of it
+        except Exception as error:  # any exception must reach the other ranks
             if self._world.world_size == 1:
                 raise
             self._cause = error
@@ -110,7 +111,8 @@ class Exchange:
 
 
 def _default_timeout() -> Any:
-    # That of the default group, which torch tells in no other way; None is torch's own default.
+    # The timeout of the default group, which torch exposes in no other way; None is torch's
+    # default.
     try:
         group = cast(dist.ProcessGroup, dist.group.WORLD)
         return group._get_backend(torch.device("cpu")).options._timeout

@@ -1,4 +1,4 @@
-"""Files as DCP's writer sees them: everything written is counted, checksummed and on the disk when it is closed."""
+"""Write files for DCP with a size and checksum of each, synced to the disk when they are closed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from paceline.train.checkpoint.manifest import FileInfo
 
 _WRITEBACK_BYTES = 1 << 24
-_LARGE_BYTES = 1 << 20  # from here on summing takes longer than handing it to another thread
+_LARGE_BYTES = 1 << 20  # from here on, a checksum takes longer than passing it to another thread
 
 
 class CheckedFiles(FileSystem):
     """The file system, with a record of what was written to it.
 
     Attributes:
-        written: What each file is like, by name.
+        written: Size and checksum of each written file, by name.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class CheckedFiles(FileSystem):
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """Open a file; one that is written is on the disk when the context ends."""
+        """Open a file; a written file is synced to the disk when the context ends."""
         if mode != "wb":
             with Path(path).open(mode) as plain:
                 yield cast(io.IOBase, plain)
@@ -42,25 +42,26 @@ class CheckedFiles(FileSystem):
             try:
                 yield stream
             except Exception as error:
-                # torch.save ends its archive also after an error, and fails at that with one that says nothing.
+                # After an error torch.save still ends its archive, which fails with a meaningless
+                # error.
                 raise stream.error or error from None
             file.flush()
             os.fsync(file.fileno())
         self.written[Path(path).name] = FileInfo(stream.num_bytes, stream.crc)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file, in the record as well."""
+        """Rename a file, also in the record."""
         super().rename(path, new_path)
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
 
 
 class _Checked(io.IOBase):
-    """A file that is written from beginning to end; it can't seek, which would make the checksum wrong."""
+    """A file that is written sequentially; it cannot seek, which would invalidate the checksum."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
         self._file = file
-        self._pending = 0  # bytes at the end that the kernel still holds back
+        self._pending = 0  # bytes written since the last writeback was started
         self.num_bytes = 0
         self.crc = 0
         self.error: OSError | None = None
@@ -80,22 +81,24 @@ class _Checked(io.IOBase):
         return len(view)
 
     def _write_large(self, view: memoryview) -> None:
-        # Both let go of the interpreter's lock, so that the sum costs CPU and hardly any time. A plain thread: an
-        # executor takes no work while the interpreter ends, which waits for the last checkpoint of a script.
+        # Both calls release the GIL, so that the checksum takes CPU time but little wall time. A
+        # plain thread, because an executor accepts no work while the interpreter shuts down, and
+        # shutdown waits for the last checkpoint of a script.
         beside = threading.Thread(target=self._add, args=(view,), name="paceline-checksum")
         beside.start()
         try:
             self._file.write(view)
         finally:
-            beside.join()  # the memory is not ours after this
+            beside.join()  # the caller may reuse the memory afterwards
         self._start_writeback(len(view))
 
     def _add(self, view: memoryview) -> None:
         self.crc = zlib.crc32(view, self.crc)
 
     def _start_writeback(self, num_bytes: int) -> None:
-        # The kernel begins to write to the disk now and not when the file is synced, so that the disk works while
-        # the rest is copied and summed. The name is misleading: pages that are not on the disk yet are kept.
+        # Makes the kernel start writing now rather than at the sync, so that the disk works while
+        # the rest is copied and summed. Despite the name DONTNEED, pages not yet on the disk are
+        # kept.
         self._pending += num_bytes
         if self._pending >= _WRITEBACK_BYTES and hasattr(os, "posix_fadvise"):
             begin = self.num_bytes + num_bytes - self._pending
@@ -114,9 +117,9 @@ class _Checked(io.IOBase):
 
 @contextlib.contextmanager
 def without_inner_checksums() -> Iterator[None]:
-    """Let torch.save leave out the checksums in its archives: we sum the whole file, once.
+    """Make torch.save leave out checksums in its archives: the whole file is summed, once.
 
-    The setting is one of the thread (a context variable), so a user's own torch.save is not touched.
+    The setting is per thread (a context variable), so the user's torch.save is not affected.
     """
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)

@@ -1,4 +1,4 @@
-"""Bad news of checkpoints, worded. Pure, and without torch."""
+"""Findings about checkpoints, with their texts. Pure, and without torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong on a rank, as it travels to the others: an exception that carries a Finding may not.
+    """A rank's failure, as sent to the other ranks; its exception may not be picklable.
 
     Attributes:
-        kind: The exception to raise.
-        finding: What it carries.
+        kind: Class of the exception to raise.
+        finding: Finding of the exception.
     """
 
     kind: type[PacelineError]
@@ -34,7 +34,7 @@ class Failure:
 
 
 def merge(failures: Mapping[int, Failure]) -> Failure:
-    """Return the one thing to say when ranks fail: what the first of them says, and who else did."""
+    """Return the failure of the lowest failed rank, with the other failed ranks as evidence."""
     first = min(failures)
     others = [str(rank) for rank in sorted(failures) if rank != first]
     if not others:
@@ -45,7 +45,7 @@ def merge(failures: Mapping[int, Failure]) -> Failure:
 
 
 def of_exception(error: BaseException, *, where: str) -> Failure:
-    """Return what to tell the other ranks about an exception that is not one of ours."""
+    """Return the failure to send to the other ranks for any exception."""
     if isinstance(error, PacelineError):
         return Failure(type(error), error.finding)
     lines = [line.strip() for line in traceback.format_exception(error)[-2:]]
@@ -62,14 +62,14 @@ def of_exception(error: BaseException, *, where: str) -> Failure:
 
 
 def of_os_error(error: OSError, *, folder: Path, where: str, needed_bytes: int, free_bytes: int | None) -> Failure:
-    """Return what an error of the file system means while a checkpoint is written."""
+    """Return the failure for a file system error while a checkpoint is written."""
     if error.errno in _FULL:
         return disk_full(folder, where=where, needed_bytes=needed_bytes, free_bytes=free_bytes, error=str(error))
     return not_writable(folder, where=where, error=f"{type(error).__name__}: {error}")
 
 
 def disk_full(folder: Path, *, where: str, needed_bytes: int, free_bytes: int | None, error: str) -> Failure:
-    """Return that the disk has no space for a checkpoint."""
+    """Return the failure that the disk has no space for a checkpoint."""
     free = "unknown" if free_bytes is None else f"{free_bytes:,} bytes"
     return Failure(
         RunError,
@@ -85,7 +85,7 @@ def disk_full(folder: Path, *, where: str, needed_bytes: int, free_bytes: int | 
 
 
 def not_writable(folder: Path, *, where: str, error: str) -> Failure:
-    """Return that the folder takes no checkpoint."""
+    """Return the failure that the folder cannot be written to."""
     return Failure(
         SetupError,
         Finding(
@@ -100,11 +100,11 @@ def not_writable(folder: Path, *, where: str, error: str) -> Failure:
 
 
 def not_shared(folder: Path, *, blind: Sequence[str]) -> Failure:
-    """Return that some ranks do not see the folder of rank 0.
+    """Return the failure that some ranks do not see the folder of rank 0.
 
     Args:
-        folder: The folder.
-        blind: Those who do not see it, ``"rank 3 on node-b"``.
+        folder: The folder of checkpoints, or the checkpoint.
+        blind: The ranks that do not see it, as ``"rank 3 on node-b"``.
     """
     return Failure(
         SetupError,
@@ -120,7 +120,7 @@ def not_shared(folder: Path, *, blind: Sequence[str]) -> Failure:
 
 
 def damaged(path: Path, lines: Sequence[str]) -> Failure:
-    """Return that files of a checkpoint are not what was written."""
+    """Return the failure that files of a checkpoint differ from what was written."""
     return Failure(
         RunError,
         Finding(
@@ -135,7 +135,7 @@ def damaged(path: Path, lines: Sequence[str]) -> Failure:
 
 
 def other_model(saved: Saved, lines: Sequence[str]) -> Failure:
-    """Return that a checkpoint does not fit the model."""
+    """Return the failure that a checkpoint does not fit the model."""
     return Failure(
         UsageError,
         Finding(
@@ -151,7 +151,7 @@ def other_model(saved: Saved, lines: Sequence[str]) -> Failure:
 
 
 def missing(path: Path, what: str, *, fix: str = "") -> Failure:
-    """Return that there is no checkpoint where one was looked for."""
+    """Return the failure that no checkpoint exists at a path."""
     return Failure(
         UsageError,
         Finding("checkpoint-missing", what, where=str(path), fix=fix or f"paceline checkpoint list {path.parent}"),
@@ -159,7 +159,7 @@ def missing(path: Path, what: str, *, fix: str = "") -> Failure:
 
 
 def unfinished(path: Path) -> Failure:
-    """Return that a folder holds a checkpoint that was never committed."""
+    """Return the failure that a folder holds a checkpoint that was never committed."""
     return Failure(
         UsageError,
         Finding(
@@ -173,7 +173,7 @@ def unfinished(path: Path) -> Failure:
 
 
 def different_states(where: str, lines: Sequence[str]) -> Failure:
-    """Return that ranks want to save different things."""
+    """Return the failure that ranks save different states."""
     return Failure(
         UsageError,
         Finding(
@@ -188,7 +188,7 @@ def different_states(where: str, lines: Sequence[str]) -> Failure:
 
 
 def not_picklable(name: str, error: BaseException, *, where: str) -> Failure:
-    """Return that an object cannot be saved."""
+    """Return the failure that an object cannot be pickled."""
     return Failure(
         UsageError,
         Finding(
@@ -201,12 +201,12 @@ def not_picklable(name: str, error: BaseException, *, where: str) -> Failure:
 
 
 def bad_option(name: str, value: object, allowed: str, *, fix: str) -> UsageError:
-    """Return the exception for an option of ``save`` that makes no sense."""
+    """Return the exception for an invalid option of ``save``."""
     return UsageError(Finding("option-invalid", f"{name}={value!r} is not {allowed}", where=f"save({name}=)", fix=fix))
 
 
 def no_metric(path: Path, count: int) -> Failure:
-    """Return that there is no best checkpoint, as none has a metric."""
+    """Return the failure that no checkpoint has a metric, so there is no best one."""
     return Failure(
         UsageError,
         Finding(

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: what is committed in it, and how one is begun, committed and deleted. No torch."""
+"""List, begin, commit and delete checkpoints in their folder. No torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from paceline.train.checkpoint import findings, manifest
 from paceline.train.checkpoint.manifest import Committed, FileInfo, Manifest
 
 _CHUNK_BYTES = 1 << 22
-_MANIFEST_BYTES = 1 << 26  # it names every file
+_MANIFEST_BYTES = 1 << 26  # limit on reading; a manifest names every file
 
 
-# Looking
+# Reading
 
 
 def list_paths(folder: Path) -> dict[int, Path]:
-    """Return the folder of each committed checkpoint by its serial, the oldest first, without reading any."""
+    """Return the committed checkpoints by serial, the oldest first, without reading any."""
     if not folder.is_dir():
         return {}
     named = ((manifest.parse_committed(path.name), path) for path in folder.iterdir())
@@ -34,28 +34,29 @@ def list_paths(folder: Path) -> dict[int, Path]:
 
 
 def list_committed(folder: Path, *, is_strict: bool = True) -> list[Committed]:
-    """Return the committed checkpoints of a folder, the oldest first; none if there is no such folder.
+    """Return the committed checkpoints of a folder, the oldest first; none if there is no folder.
 
     Args:
         folder: Folder of checkpoints.
-        is_strict: Whether one whose manifest cannot be read is an error, or is left out.
+        is_strict: Whether an unreadable manifest raises an error; otherwise its checkpoint is left
+            out.
 
     Raises:
-        RunError: The manifest of one cannot be read.
+        RunError: A manifest cannot be read.
     """
     found = []
     for serial, path in list_paths(folder).items():
         try:
             found.append(Committed(path, serial, read_manifest(path)))
         except RunError:
-            # One that is gone was deleted since, by the run that it is of.
+            # A missing manifest means that its run deleted the checkpoint in the meantime.
             if is_strict and (path / MANIFEST).is_file():
                 raise
     return found
 
 
 def last_committed(folder: Path) -> Committed | None:
-    """Return the checkpoint that was committed last and can be read, None if there is none."""
+    """Return the last committed checkpoint that can be read, or None."""
     try:
         paths = list_paths(folder)
     except OSError:
@@ -70,7 +71,7 @@ def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint ``path``.
 
     Raises:
-        RunError: It cannot be read.
+        RunError: The manifest cannot be read.
     """
     try:
         return manifest.parse(read_bytes(path / MANIFEST, most_bytes=_MANIFEST_BYTES))
@@ -79,13 +80,13 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint that a path means: that folder, or the latest one in it.
+    """Return the checkpoint that a path refers to: the folder itself, or the latest one in it.
 
     Args:
         path: Folder of a checkpoint, of checkpoints, or of a run.
 
     Raises:
-        UsageError: There is none, or one that was not committed.
+        UsageError: The path holds no checkpoint, or one that was not committed.
     """
     if manifest.is_temporary(path.name) and path.is_dir():
         raise findings.unfinished(path).error()
@@ -101,7 +102,7 @@ def resolve(path: Path) -> Path:
 
 
 def checkpoints_of(path: Path) -> Path:
-    """Return the folder of checkpoints that a path means: of a run, of checkpoints, or of one of them."""
+    """Return the folder of checkpoints, given that of a run, of checkpoints or of one of them."""
     of_run = RunDir(path).checkpoints
     if of_run.is_dir():
         return of_run
@@ -109,14 +110,14 @@ def checkpoints_of(path: Path) -> Path:
 
 
 def list_of(path: Path | None) -> tuple[Path, list[Committed]]:
-    """Return a folder of checkpoints and what is committed in it and can be read, the oldest first.
+    """Return a folder of checkpoints and the committed, readable ones in it, the oldest first.
 
     Args:
-        path: Folder of a run, of checkpoints, or of one of them; None for the run in ``paceline-runs/`` (or
-            ``runs/``, where earlier versions put them) that was last committed to.
+        path: Folder of a run, of checkpoints, or of a checkpoint. None means the run in
+            ``paceline-runs/`` (or ``runs/``, where earlier versions put them) with the last commit.
 
     Raises:
-        UsageError: There is no such folder, or no checkpoint in any run.
+        UsageError: The folder does not exist, or no run has a checkpoint.
     """
     if path is None:
         return _newest(run_folders())
@@ -136,12 +137,12 @@ def _newest(places: Sequence[Path]) -> tuple[Path, list[Committed]]:
 
 
 def latest(paths: Mapping[int, Path]) -> Path:
-    """Return the checkpoint that was committed last."""
+    """Return the last committed checkpoint."""
     return paths[max(paths)]
 
 
 def file_sizes(path: Path, names: Iterable[str]) -> dict[str, int | None]:
-    """Return the size of each file; None for one that is missing."""
+    """Return the size of each file in bytes; None for a missing file."""
     sizes: dict[str, int | None] = {}
     for name in names:
         try:
@@ -152,7 +153,7 @@ def file_sizes(path: Path, names: Iterable[str]) -> dict[str, int | None]:
 
 
 def checksum(path: Path) -> FileInfo:
-    """Return what a file is like, by reading all of it."""
+    """Return the size and checksum of a file, by reading all of it."""
     crc, size, buffer = 0, 0, memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -165,7 +166,7 @@ def checksum(path: Path) -> FileInfo:
 
 
 def begin(folder: Path, *, step: int) -> Path:
-    """Make the folder that the next checkpoint is written to before it is committed."""
+    """Create the folder that the next checkpoint is written to before its commit."""
     serial = _next_serial(folder)
     token = secrets.token_hex(4)
     path = folder / manifest.temporary_name(serial, step, token=token, pid=os.getpid(), host=socket.gethostname())
@@ -174,16 +175,17 @@ def begin(folder: Path, *, step: int) -> Path:
 
 
 def _next_serial(folder: Path) -> int:
-    # Of all names and not of what is committed only: a folder whose manifest was deleted is still in the way.
+    # Counts all names, not only committed ones: a folder without its manifest still occupies its
+    # name.
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     return 1 + max((numbers[0] for name in names if (numbers := manifest.parse_committed(name))), default=0)
 
 
 def commit(path: Path, told: Manifest) -> Path:
-    """Make the checkpoint that was written to ``path`` visible, whole and for good; return its folder."""
+    """Commit the checkpoint written to ``path``, atomically and durably; return its new folder."""
     write_whole(path / MANIFEST, manifest.dump(told))
     sync_folder(path)
-    # Once more, as a run that was thought dead may have committed one in the meantime.
+    # Computed again, because a run that was believed dead may have committed one in the meantime.
     serial = _next_serial(path.parent)
     committed = path.parent / manifest.committed_name(serial, told.step)
     path.rename(committed)
@@ -192,9 +194,9 @@ def commit(path: Path, told: Manifest) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint, committed or not; what cannot be deleted is left to the next cleaning.
+    """Delete a checkpoint, committed or not; the next cleanup deletes what is left.
 
-    It is renamed first, so that a kill in the middle leaves no checkpoint that looks whole and is not.
+    It is renamed first, so that a kill in between leaves no checkpoint that only looks intact.
     """
     trash = path.parent / manifest.trash_name(path.name.lstrip("."), token=secrets.token_hex(4))
     with contextlib.suppress(OSError):
@@ -203,7 +205,7 @@ def remove(path: Path) -> None:
 
 
 def remove_stale(folder: Path) -> None:
-    """Delete what runs that are dead have left in a folder."""
+    """Delete what dead runs have left in a folder."""
     host, now_s = socket.gethostname(), time.time()
     for path in folder.iterdir():
         if not path.name.startswith(".") or not path.is_dir():
@@ -213,7 +215,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def last_change_s(path: Path) -> float:
-    """Return when something was last written in a folder, in seconds of the clock; 0 if it is gone."""
+    """Return the time of the last write in a folder, in Unix seconds; 0 if it is gone."""
     try:
         return max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
     except OSError:
@@ -221,7 +223,7 @@ def last_change_s(path: Path) -> float:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine is there."""
+    """Return whether a process of this machine exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -232,7 +234,7 @@ def is_alive(pid: int) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Make what a folder lists survive a crash of the machine."""
+    """Sync a folder's entries to the disk, so that they survive a crash of the machine."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -241,7 +243,7 @@ def sync_folder(path: Path) -> None:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return how much more can be written; None if that is not known."""
+    """Return the free space in bytes; None if it is unknown."""
     for place in (path, *path.parents):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free

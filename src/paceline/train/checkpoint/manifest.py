@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and what follows from it: names, the best, what to delete, what fits.
+"""Parse and write a checkpoint's manifest; choose the best, what to delete, and what fits a model.
 
 Pure, and without torch.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-MODES = ("max", "min")  # whether the greatest metric is the best, or the least
-MODEL = "model/"  # begins the names of what is in a model; of a second one "model.1/" does
-STALE_S = 600.0  # an unfinished folder that nobody has written to for so long is nobody's
+MODES = ("max", "min")  # the best metric is the greatest, or the least
+MODEL = "model/"  # prefix of the first model's entries; the second model's is "model.1/"
+STALE_S = 600.0  # age at which an unfinished folder is considered abandoned
 
 _OF_MODEL = re.compile(r"model(\.\d+)?/")
 _COMMITTED = re.compile(r"(\d{5,})-step-(\d+)")
@@ -25,11 +25,11 @@ _TEMPORARY = re.compile(r"\.\d{5,}-step-\d+\.[0-9a-f]+-(\d+)-(.+)")
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What a file of a checkpoint must be like.
+    """Size and checksum that a file of a checkpoint must have.
 
     Attributes:
-        num_bytes: Its size.
-        crc32: The checksum of what was written to it.
+        num_bytes: Size in bytes.
+        crc32: Checksum of the content.
     """
 
     num_bytes: int
@@ -38,19 +38,20 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What stands in ``manifest.json``, which is written last and vouches for the other files.
+    """The content of ``manifest.json``, which is written last and vouches for the other files.
 
     Attributes:
         step: Number of optimizer steps.
         epoch: Epoch in which it was saved.
-        metric: What it is judged by; None if it has none, or one that is not finite.
-        mode: ``"max"`` or ``"min"``: which metrics are better.
+        metric: Quality of the model; None if it has none or is not finite.
+        mode: ``"max"`` if greater metrics are better, ``"min"`` if smaller ones are.
         world_size: Number of ranks that wrote it.
-        time_ns: When it was saved.
+        time_ns: Time of the save, in nanoseconds since the epoch.
         torch: Version of torch that wrote it.
-        files: Every other file of the folder.
-        run: Which training it belongs to: one that began anew in this folder has another, one that went on the same.
-        seconds: How long it took from the call of ``save`` to the commit; 0 where that was not measured.
+        files: All other files of the folder, by name.
+        run: Id of the training run. A resumed run keeps it; a new one in the same folder has
+            another.
+        seconds: Seconds from the call of ``save`` to the commit; 0 if not measured.
     """
 
     step: int
@@ -66,7 +67,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files together."""
+        """Size of all files together, in bytes."""
         return sum(file.num_bytes for file in self.files.values())
 
 
@@ -75,9 +76,10 @@ class Committed:
     """A checkpoint that was committed.
 
     Attributes:
-        path: Its folder.
-        serial: Its number; the greatest is the latest, also where a resumed run has counted fewer steps.
-        manifest: What it says of itself.
+        path: Folder of the checkpoint.
+        serial: Number of the commit. The greatest is the latest, even if a resumed run has counted
+            fewer steps.
+        manifest: Content of its manifest.
     """
 
     path: Path
@@ -87,11 +89,11 @@ class Committed:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor, whole: the shape does not tell how it was sharded.
+    """Shape and type of a whole tensor, regardless of how it was sharded.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its type as torch calls it, ``"float32"``.
+        shape: Global shape.
+        dtype: Type in torch's notation, ``"float32"``.
     """
 
     shape: tuple[int, ...]
@@ -103,17 +105,17 @@ class Saved:
     """A checkpoint that can be loaded.
 
     Attributes:
-        path: Its folder.
+        path: Folder of the checkpoint.
         step: Number of optimizer steps.
         epoch: Epoch in which it was saved.
-        metric: What it is judged by, if anything.
-        mode: ``"max"`` or ``"min"``: which metrics are better.
+        metric: Quality of the model; None without a metric.
+        mode: ``"max"`` if greater metrics are better, ``"min"`` if smaller ones are.
         world_size: Number of ranks that wrote it.
-        time_ns: When it was saved.
-        tensors: Its tensors by name.
-        objects: Names of everything else in it.
-        files: Its files.
-        run: Which training it belongs to.
+        time_ns: Time of the save, in nanoseconds since the epoch.
+        tensors: Tensors by name.
+        objects: Names of all other entries.
+        files: Size and checksum of each file.
+        run: Id of the training run.
     """
 
     path: Path
@@ -138,39 +140,39 @@ def committed_name(serial: int, step: int) -> str:
 
 
 def temporary_name(serial: int, step: int, *, token: str, pid: int, host: str) -> str:
-    """Return the name of the folder before it is committed, which also tells who writes to it."""
+    """Return the name of the folder before the commit, which includes the writing process."""
     return f".{committed_name(serial, step)}.{token}-{pid}-{host}"
 
 
 def is_of_model(name: str) -> bool:
-    """Return whether an entry of a checkpoint belongs to a model."""
+    """Return whether a checkpoint's entry belongs to a model."""
     return _OF_MODEL.match(name) is not None
 
 
 def trash_name(name: str, *, token: str) -> str:
-    """Return the name that a folder gets before its files are deleted."""
+    """Return the name of a folder while its files are being deleted."""
     return f".trash-{name}.{token}"
 
 
 def parse_committed(name: str) -> tuple[int, int] | None:
-    """Return serial and step if ``name`` is that of a committed checkpoint."""
+    """Return serial and step if ``name`` is a committed checkpoint's; else None."""
     match = _COMMITTED.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether ``name`` is that of a checkpoint that was not committed."""
+    """Return whether ``name`` is an uncommitted checkpoint's."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def is_stale(name: str, *, host: str, is_alive: Callable[[int], bool], age_s: float) -> bool:
-    """Return whether a folder is left over from a run that is dead, and may be deleted.
+    """Return whether a folder was left by a dead run and may be deleted.
 
     Args:
         name: Name of the folder.
-        host: This machine; of another one's processes only the age tells.
-        is_alive: Whether a process of this machine is there.
-        age_s: Seconds since something was last written in it.
+        host: This machine; for folders of other machines only the age decides.
+        is_alive: Returns whether a process of this machine exists.
+        age_s: Seconds since the last write in it.
     """
     if name.startswith(".trash-"):
         return True
@@ -190,10 +192,10 @@ def dump(manifest: Manifest) -> str:
 
 
 def parse(text: str | bytes) -> Manifest:
-    """Return the manifest that a file's text describes.
+    """Return the manifest in a file's text.
 
     Raises:
-        ValueError: It is not a manifest, or of a version that is not known here.
+        ValueError: The text is not a manifest, or its version is unknown.
     """
     try:
         told = json.loads(text)
@@ -217,20 +219,21 @@ def parse(text: str | bytes) -> Manifest:
 
 
 def clean_metric(metric: Any) -> float | None:
-    """Return a metric as it is kept: a float, or None if it is not finite (JSON has no word for that)."""
+    """Return a metric as it is stored: a float, or None if it is not finite, as in JSON."""
     if metric is None:
         return None
     value = float(metric)
     return value if math.isfinite(value) else None
 
 
-# Judges
+# Decisions
 
 
 def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) -> list[Committed]:
     """Return the best ``count`` checkpoints by their metric, the best first.
 
-    Those without a metric are never among them. Of equals the later comes first: it was trained for longer.
+    Checkpoints without a metric are never included. Of equals the later one comes first, because it
+    was trained for longer.
     """
     sign = 1 if mode == "max" else -1
     judged = [each for each in checkpoints if each.manifest.metric is not None]
@@ -240,7 +243,7 @@ def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) 
 def choose_doomed(checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int) -> list[Committed]:
     """Return the checkpoints of a run to delete: all but the latest and the best, the oldest first.
 
-    The best are those of each direction by itself: a loss, of which less is better, is not compared with an accuracy.
+    The best of each mode are kept: a loss, where less is better, is not compared with an accuracy.
     """
     by_age = sorted((each for each in checkpoints if each.manifest.run == run), key=lambda each: each.serial)
     kept = {each.serial for each in by_age[-keep_last:]}
@@ -251,7 +254,7 @@ def choose_doomed(checkpoints: Iterable[Committed], *, run: str, keep_last: int,
 
 
 def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
-    """Return the best checkpoint of the run that saved last, of those judged in the direction of its last metric."""
+    """Return the latest run's best checkpoint, among those with the mode of its last metric."""
     by_age = sorted(checkpoints, key=lambda each: each.serial)
     judged = [
         each for each in by_age if each.manifest.metric is not None and each.manifest.run == by_age[-1].manifest.run
@@ -261,14 +264,14 @@ def find_best(checkpoints: Iterable[Committed]) -> Committed | None:
 
 
 def compare(saved: Saved, here: Mapping[str, TensorInfo], beside: Collection[str] | None = None) -> list[str]:
-    """Return in which ways a checkpoint does not fit what it is to be loaded into.
+    """Return the differences between a checkpoint and the state that it is loaded into.
 
-    The type may differ: values are converted.
+    Types may differ: values are converted.
 
     Args:
         saved: The checkpoint.
-        here: Tensors by name, of models and of anything else.
-        beside: Names of what else the models have, in any shape; None if that is not known.
+        here: Tensors by name, of models and of everything else.
+        beside: Names of the models' other entries, of any shape; None if unknown.
     """
     lines = []
     for name, tensor in here.items():
@@ -290,11 +293,11 @@ def _shape(tensor: TensorInfo) -> str:
 
 
 def check_sizes(files: Mapping[str, FileInfo], found: Mapping[str, int | None]) -> list[str]:
-    """Return what is wrong with the files that a folder has.
+    """Return what is wrong with the files in a folder.
 
     Args:
-        files: What the manifest says.
-        found: Size of each file; None if it is missing.
+        files: Files in the manifest.
+        found: Size of each file in the folder; None for a missing file.
     """
     lines = []
     for name, file in sorted(files.items()):

@@ -1,4 +1,4 @@
-"""Writes the model of a checkpoint as one file that needs nothing of ours to be read."""
+"""Export the model of a checkpoint as one file that can be read without paceline."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ SAFETENSORS = ".safetensors"
 
 
 def export(path: Path, outfile: Path) -> list[str]:
-    """Write the model of a checkpoint to one file, under the keys of its own ``state_dict``.
+    """Write the model of a checkpoint to one file, under the keys of its ``state_dict``.
 
     Args:
-        path: A checkpoint's folder, or a run's, meaning its latest.
-        outfile: The file; of safetensors if it is named so, else what ``torch.save`` writes.
+        path: Folder of a checkpoint, or of a run, meaning its latest.
+        outfile: The file. The suffix ``.safetensors`` selects that format, any other
+            ``torch.save``.
 
     Returns:
-        The keys that were written.
+        The written keys.
 
     Raises:
-        UsageError: There is no checkpoint, or no model in it, or one that safetensors cannot hold.
-        RunError: It is damaged.
+        UsageError: There is no checkpoint or no model in it, or safetensors cannot hold the model.
+        RunError: The checkpoint is damaged.
         SetupError: safetensors is not installed, or the file cannot be written.
     """
     saved = read.describe(folder.resolve(path))
@@ -55,7 +56,7 @@ def _read_model(saved: Saved) -> dict[str, Any]:
         raise UsageError(Finding("checkpoint-missing", what, where=str(saved.path), fix="paceline checkpoint list"))
     read.check_files(saved, rank=0, world_size=1, where="")
     values = read.read(saved, {}, names)
-    # Of several models the second keeps its number: model.1/weight.
+    # A second model's keys keep their prefix: model.1/weight.
     return {name.removeprefix(MODEL): values[name] for name in names}
 
 

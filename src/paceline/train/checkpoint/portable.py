@@ -1,12 +1,12 @@
-"""State that any number of ranks can go on from: a flat dict of names to tensors and plain objects.
+"""Convert state to a flat dict of tensors and plain objects that any number of ranks can load.
 
-Models keep the user's own keys. Optimizer state goes under the names of parameters rather than their numbers,
-so that one file serves ddp, fsdp and any world size.
+Models keep the user's keys. Optimizer state is stored under the names of parameters rather than
+their numbers, so that one file serves ddp, fsdp and any world size.
 
     model/<key>                         parameters and buffers; of a second model model.1/<key>
-    optimizer/<n>/<parameter>/<name>    a tensor of the state of a parameter
-    optimizer/<n>/groups                groups with their options, the names of their parameters, and plain state
-    <name>/<path>                       tensors out of any other nested state, see ``lift``
+    optimizer/<n>/<parameter>/<name>    a tensor of a parameter's state
+    optimizer/<n>/groups                groups: options, names of parameters, and plain state
+    <name>/<path>                       tensors from any other nested state, see ``lift``
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paceline.errors import Finding, UsageError
 
 
 class Tensor(NamedTuple):
-    """Stands in a nested state for a tensor that is kept under a name of its own."""
+    """Placeholder in a nested state for a tensor that is stored under its own name."""
 
     name: str
 
 
 def of_models(models: Sequence[nn.Module]) -> dict[str, Any]:
-    """Return the state of the user's own modules."""
+    """Return the state of the user's modules."""
     return {
         f"{_prefix(number)}/{key}": value
         for number, model in enumerate(models)
@@ -44,15 +44,15 @@ def of_models(models: Sequence[nn.Module]) -> dict[str, Any]:
 def targets_of_models(
     models: Sequence[nn.Module], state: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the tensors of ``of_models`` that are to be filled in place.
+    """Return the tensors of ``of_models`` to fill in place.
 
-    Parameters and buffers themselves need no more than that. The second part are copies of them, which a hook has
-    made: ``load_models`` hands these to the model. Everything else, which modules keep as they like, may change its
-    shape and its type, and is loaded anew.
+    The first part are the parameters and buffers themselves, which need nothing more. The second
+    part are copies that a hook has made; ``load_models`` passes these to the model. All other
+    entries, which modules define freely, may change shape and type, and are loaded as new objects.
 
     Args:
-        models: The user's own modules.
-        state: What ``of_models`` returned.
+        models: The user's modules.
+        state: Result of ``of_models``.
     """
     held = {
         f"{_prefix(number)}/{name}": value
@@ -72,28 +72,29 @@ def targets_of_models(
 
 
 def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
-    """Load what is not filled in place: a module's extra state.
+    """Load the entries that are not filled in place, such as a module's extra state.
 
     Raises:
-        UsageError: A module does not take back what it gave.
+        UsageError: A module does not accept an entry of its own ``state_dict``.
     """
     for number, model in enumerate(models):
         prefix = f"{_prefix(number)}/"
         extra = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
         if not extra:
             continue
-        whole = model.state_dict()  # changed and not built anew, as it carries the versions of modules
+        whole = model.state_dict()  # updated and not rebuilt, because it has module versions
         for key, value in extra.items():
             whole[key] = _moved(value, whole.get(key))
-        # Names were compared before; a model that leaves some out of its state_dict does not miss them here.
+        # Names were compared earlier; entries that a model leaves out of its state_dict are not
+        # missing.
         left = model.load_state_dict(whole, strict=False)
-        unexpected = getattr(left, "unexpected_keys", ())  # a load_state_dict of the model's own may return nothing
+        unexpected = getattr(left, "unexpected_keys", ())  # an override may return None
         if lost := [key for key in extra if key in unexpected]:
             raise _not_taken(model, lost)
 
 
 class Saved(Protocol):
-    """What a checkpoint says of itself."""
+    """The description of a checkpoint that is used here."""
 
     @property
     def tensors(self) -> Mapping[str, Any]: ...
@@ -102,7 +103,7 @@ class Saved(Protocol):
 
 
 class Source(Protocol):
-    """Where checkpoints come from."""
+    """An object that loads checkpoints."""
 
     def load(
         self, saved: Any, into: Mapping[str, torch.Tensor], beside: Collection[str] | None = None
@@ -112,14 +113,14 @@ class Source(Protocol):
 def snapshot(
     models: Sequence[nn.Module], optimizers: Sequence[Optimizer], own: Any, random: Any, *, rank: int
 ) -> dict[str, Any]:
-    """Return the state of a training.
+    """Return the state of a training run.
 
     Args:
-        models: The user's own modules.
-        optimizers: Their optimizers.
-        own: Everything else that is the same on all ranks, nested.
-        random: The random state of this rank.
-        rank: This rank.
+        models: The user's modules.
+        optimizers: Optimizers of the models.
+        own: All other state that is the same on all ranks, nested.
+        random: Random state of this rank.
+        rank: Global rank.
     """
     names = parameter_names(models)
     state = of_models(models)
@@ -131,7 +132,7 @@ def snapshot(
 
 
 def load(source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """Load a snapshot into models and optimizers; return ``session``, ``random`` (or None) and ``world_size``."""
+    """Load a snapshot; return its ``session``, ``random`` (or None) and ``world_size``."""
     names = parameter_names(models)
     present = of_models(models)
     own, copies = targets_of_models(models, present)
@@ -152,7 +153,7 @@ def load(source: Source, saved: Saved, models: Sequence[nn.Module], optimizers: 
 
 
 def parameter_names(models: Sequence[nn.Module]) -> dict[nn.Parameter, str]:
-    """Return a name for each parameter that is unique among all models."""
+    """Return a name for each parameter, unique over all models."""
     return {
         parameter: name if number == 0 else f"model.{number}.{name}"
         for number, model in enumerate(models)
@@ -161,11 +162,12 @@ def parameter_names(models: Sequence[nn.Module]) -> dict[nn.Parameter, str]:
 
 
 def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str]) -> dict[str, Any]:
-    """Return the state of an optimizer under the names of its parameters."""
+    """Return the state of an optimizer, keyed by the names of its parameters."""
     prefix = f"optimizer/{number}"
     found: dict[str, Any] = {}
     plain: dict[str, dict[str, Any]] = {}
-    # From its own state_dict, which an optimizer may change (hooks); the order of parameters is its numbering.
+    # From state_dict, which hooks of an optimizer may change; its numbers follow the parameters'
+    # order.
     state = optimizer.state_dict()
     order = [_name(names, parameter, optimizer) for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -184,10 +186,11 @@ def of_optimizer(optimizer: Optimizer, number: int, names: Mapping[nn.Parameter,
 def targets_of_optimizer(
     saved: Mapping[str, Any], number: int, names: Mapping[nn.Parameter, str]
 ) -> dict[str, torch.Tensor]:
-    """Return tensors to load sharded state into: shards where the parameter is one; none for the rest.
+    """Return tensors to load sharded state into: shards for sharded parameters, nothing for others.
 
     Args:
-        saved: Name to shape (``.shape``) and type (``.dtype``, as text) of all tensors of the checkpoint.
+        saved: Shape (``.shape``) and type (``.dtype``, as text) of the checkpoint's tensors, by
+            name.
         number: Number of the optimizer.
         names: Names of parameters.
     """
@@ -220,7 +223,7 @@ def _name(names: Mapping[nn.Parameter, str], parameter: nn.Parameter, optimizer:
 def load_optimizer(
     optimizer: Optimizer, number: int, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]
 ) -> None:
-    """Load what ``of_optimizer`` returned.
+    """Load the result of ``of_optimizer``.
 
     Raises:
         UsageError: The checkpoint has no such optimizer, or its groups hold other parameters.
@@ -253,17 +256,17 @@ def load_optimizer(
 
 
 def of_object(value: Any) -> Any:
-    """Return the state of a registered object; of a module with the keys that it has on one rank.
+    """Return the state of a registered object; of a module, with its keys on a single rank.
 
-    Around a model that ``setup`` returned, as an ``AveragedModel`` may be, keys have another ``module.`` where that
-    model is a ``DistributedDataParallel``, which it is on several ranks only.
+    On several ranks, a model that ``setup`` returned is a ``DistributedDataParallel``. A module
+    around it, such as an ``AveragedModel``, then has an additional ``module.`` in its keys.
     """
     state, prefixes = value.state_dict(), _parallel_prefixes(value)
     return _renamed(state, {key: _without(key, prefixes) for key in state}) if prefixes else state
 
 
 def load_object(value: Any, state: Any) -> None:
-    """Load what ``of_object`` returned on any number of ranks; also keys of parallel models as they are."""
+    """Load the result of ``of_object`` from any number of ranks, or the keys of parallel models."""
     prefixes = _parallel_prefixes(value)
     if prefixes:
         own = {_without(key, prefixes): key for key in value.state_dict()}
@@ -272,12 +275,12 @@ def load_object(value: Any, state: Any) -> None:
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> OrderedDict[str, Any]:
-    """Return the state of a module under other keys."""
+    """Return a module's state under other keys."""
     return OrderedDict((names[key], part) for key, part in state.items())
 
 
 def _parallel_prefixes(value: Any) -> list[str]:
-    """Return what the keys of parallel models inside a module begin with, outer ones last."""
+    """Return the key prefixes of parallel models inside a module, the outer ones last."""
     if not isinstance(value, nn.Module):
         return []
     parallel = [name for name, module in value.named_modules() if isinstance(module, DistributedDataParallel)]
@@ -294,7 +297,7 @@ def _without(key: str, prefixes: Sequence[str]) -> str:
 def lift(value: Any, name: str, tensors: dict[str, Any]) -> Any:
     """Return nested state with its tensors moved to ``tensors``, under ``name`` and their path."""
     if isinstance(value, torch.Tensor):
-        while name in tensors:  # as of {1: ..., "1": ...}
+        while name in tensors:  # keys such as {1: ..., "1": ...} collide
             name += "'"
         tensors[name] = value
         return Tensor(name)
@@ -302,29 +305,30 @@ def lift(value: Any, name: str, tensors: dict[str, Any]) -> Any:
 
 
 def lower(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Return nested state with its tensors back in their places."""
+    """Return nested state with its tensors back in place."""
     if isinstance(value, Tensor):
         return tensors[value.name]
     return _rebuilt(value, lambda part, _: lower(part, tensors))
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """Return a plain object as bytes in a tensor: what only one rank has is written by it as a tensor."""
+    """Pickle an object into a byte tensor, because a rank writes its own entries as tensors."""
     file = io.BytesIO()
     torch.save(value, file)
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
 
 
 def from_tensor(tensor: torch.Tensor) -> Any:
-    """Return the object of ``as_tensor``."""
+    """Return the object that ``as_tensor`` pickled."""
     whole = tensor.contiguous()
-    memory = ctypes.string_at(whole.data_ptr(), whole.nbytes)  # also where NumPy is not installed
+    memory = ctypes.string_at(whole.data_ptr(), whole.nbytes)  # works without NumPy
     return torch.load(io.BytesIO(memory), weights_only=False)
 
 
 def _rebuilt(value: Any, function: Callable[[Any, Any], Any]) -> Any:
     if type(value) in (dict, OrderedDict, defaultdict):
-        # A copy has its factory, and what hangs on it: the state_dict of a module has versions in _metadata.
+        # A copy keeps the default factory and attributes: a module's state_dict has versions in
+        # _metadata.
         new = copy.copy(value)
         new.update({key: function(part, key) for key, part in value.items()})
         return new
@@ -334,13 +338,13 @@ def _rebuilt(value: Any, function: Callable[[Any, Any], Any]) -> Any:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Return what is equal for tensors that share memory, also for two shards and where there are no values."""
+    """Return an id of a tensor's memory, also for shards and for tensors without values."""
     local = cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
     return int(local.untyped_storage()._cdata)
 
 
 def _moved(value: Any, present: Any) -> Any:
-    """Return a loaded value, on the device of the present one if both are tensors."""
+    """Return a loaded value, on the present value's device if both are tensors."""
     both = isinstance(value, torch.Tensor) and isinstance(present, torch.Tensor)
     return value.to(present.device) if both else value
 

@@ -1,4 +1,4 @@
-"""Reads a checkpoint: what is in it, whether it is as it was written, and its values."""
+"""Read a checkpoint: describe it, check its files, and load its values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CPU = torch.device("cpu")
 
 
 def describe(path: Path) -> Saved:
-    """Return what the checkpoint in the folder ``path`` holds.
+    """Return a description of the checkpoint in the folder ``path``.
 
     Raises:
-        RunError: It is damaged.
+        RunError: The checkpoint is damaged.
     """
     told = folder.read_manifest(path)
-    # It is a pickle, so it is not even opened if it is not the one that was written.
+    # The index is a pickle, so it is not opened unless its checksum is right.
     if lines := damages(path, told.files, [METADATA]):
         raise findings.damaged(path, lines).error()
     entries = FileSystemReader(path).read_metadata().state_dict_metadata
@@ -50,7 +50,7 @@ def describe(path: Path) -> Saved:
 
 
 def info(tensor: torch.Tensor) -> TensorInfo:
-    """Return what a tensor is like; of a sharded one the whole."""
+    """Return the shape and type of a tensor; of a sharded one, the global shape."""
     return TensorInfo(tuple(tensor.shape), _name(tensor.dtype))
 
 
@@ -70,11 +70,11 @@ def read(
     Args:
         saved: The checkpoint.
         into: Tensors to fill, plain or sharded, on any device.
-        others: Names of what else to return.
-        device: Where tensors inside of objects go that were on a GPU.
+        others: Names of the entries to return.
+        device: Target of those tensors inside objects that were on a GPU.
 
     Returns:
-        ``others``: tensors on the CPU, and objects.
+        The entries ``others``: tensors on the CPU, and objects.
     """
     fresh: dict[str, Any] = {name: _empty(saved.tensors.get(name)) for name in others}
     planner = _Planner({**into, **fresh}, device)
@@ -88,7 +88,7 @@ def read(
 
 
 class _Planner(DefaultLoadPlanner):
-    """Reads a flat state; objects replace what stands under their name."""
+    """Reads a flat state; loaded objects replace the placeholders under their names."""
 
     def __init__(self, state: dict[str, Any], device: torch.device) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -100,7 +100,7 @@ class _Planner(DefaultLoadPlanner):
         self.state_dict[read_item.dest_index.fqn] = loaded
 
     def _place(self, storage: Any, location: str) -> Any:
-        # By itself torch wants the GPU of the rank that saved, which this machine may not have.
+        # By default torch uses the GPU of the rank that saved, which this machine may not have.
         return storage if location == "cpu" else default_restore_location(storage, self._device)
 
 
@@ -109,20 +109,20 @@ def _empty(tensor: TensorInfo | None) -> torch.Tensor | None:
 
 
 def check(saved: Saved, into: Mapping[str, torch.Tensor], beside: Collection[str] | None) -> None:
-    """Compare a checkpoint with what it is to be loaded into, see ``manifest.compare``.
+    """Compare a checkpoint with the state to load it into, see ``manifest.compare``.
 
     Raises:
-        UsageError: It is of another model.
+        UsageError: The checkpoint is of another model.
     """
     if lines := manifest.compare(saved, {name: info(tensor) for name, tensor in into.items()}, beside):
         raise findings.other_model(saved, lines).error()
 
 
 def check_files(saved: Saved, *, rank: int, world_size: int, where: str) -> None:
-    """Check that all files are there, and that this rank's share of them is as it was written.
+    """Check that all files exist, and that this rank's share of them is unchanged.
 
     Raises:
-        RunError: They are not.
+        RunError: A file is missing or damaged.
         SetupError: This rank does not see the folder.
     """
     if not saved.path.is_dir():

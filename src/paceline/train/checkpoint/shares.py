@@ -1,4 +1,4 @@
-"""Who writes, reads and checks what: every rank comes to the same answer by itself. Pure, and without torch."""
+"""Decide which rank writes, reads and checks what, alike on every rank. Pure, and without torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _RANK = re.compile(r"rank/(\d+)/")
 
 
 def rank_of(name: str) -> int | None:
-    """Return the one rank that an entry of the state belongs to; None if it is the same on all."""
+    """Return the rank that alone has an entry of the state; None if it is the same on all ranks."""
     match = _RANK.match(name)
     return int(match[1]) if match else None
 
 
 def names_for(saved: Saved, rank: int) -> list[str]:
-    """Return the names that a rank loads: all but those that belong to other ranks."""
+    """Return the names that a rank loads: all except those of other ranks."""
     return [name for name in [*saved.tensors, *sorted(saved.objects)] if rank_of(name) in (None, rank)]
 
 
 def share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Return the rank that writes each entry, such that all write about the same number of bytes.
+    """Return the rank that writes each entry, so that all ranks write about as many bytes.
 
-    The largest is placed first, with the rank that has least. Every rank comes to the same answer.
+    The largest entries are assigned first, to the rank with the fewest bytes. Every rank computes
+    the same result.
     """
     loads = [0] * num_ranks
     owners = {}
@@ -35,16 +36,16 @@ def share_out(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
 
 
 def share_files(files: Mapping[str, FileInfo], rank: int, num_ranks: int) -> list[str]:
-    """Return the files that a rank reads to check them; together the ranks check all."""
+    """Return the files that a rank reads to check them; together the ranks check all files."""
     owners = share_out({name: file.num_bytes for name, file in files.items()}, num_ranks)
     return sorted(name for name, owner in owners.items() if owner == rank)
 
 
 def differences(names: Sequence[Sequence[str]]) -> list[str]:
-    """Return what ranks hold that others do not, or hold in another shape.
+    """Return the entries that only some ranks hold, or that differ in shape.
 
     Args:
-        names: What each rank holds.
+        names: Descriptions of each rank's entries.
     """
     everything = sorted({name for held in names for name in held})
     held_by = {name: [rank for rank, held in enumerate(names) if name in set(held)] for name in everything}

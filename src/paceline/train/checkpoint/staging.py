@@ -1,4 +1,4 @@
-"""Buffers that a state is copied into before it is written, so that training can change it meanwhile."""
+"""Copy a state into CPU buffers before it is written, so that training can change it meanwhile."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 class Staging:
-    """Copies of tensors on the CPU, in memory that is allocated once and used again.
+    """Copies of tensors on the CPU, in buffers that are reused.
 
     Args:
-        device: Where the tensors of this rank are; for a GPU the memory is pinned.
+        device: Device of this rank's tensors; for a GPU the buffers are pinned.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,8 +24,8 @@ class Staging:
         """Copy tensors.
 
         Returns:
-            The copies by name, and what to call before they are read: copies from a GPU are queued behind
-            the work that it already has, and before all that follows.
+            The copies by name, and a function to call before reading them. Copies from a GPU are
+            queued on its current stream.
         """
         self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
@@ -37,7 +37,7 @@ class Staging:
         return self._buffers, event.synchronize
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Release the buffers."""
         self._buffers = {}
 
     def _buffer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -48,4 +48,4 @@ class Staging:
 
 
 def _nothing() -> None:
-    """Copies on the CPU are there at once."""
+    """Do nothing: copies on the CPU are complete at once."""

@@ -1,4 +1,4 @@
-"""Reads all of a checkpoint and compares it with its manifest. No torch."""
+"""Verify a checkpoint: read all of it and compare it with its manifest. No torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.train.checkpoint.manifest import FileInfo, Manifest
 
 
 def verify(path: Path) -> Manifest:
-    """Read every file of the checkpoint in the folder ``path``.
+    """Read every file of the checkpoint in the folder ``path``, and compare it with the manifest.
 
     Returns:
-        What it says of itself, which is true.
+        The manifest.
 
     Raises:
-        RunError: A file is missing, cut off or changed.
+        RunError: A file is missing, truncated or changed.
     """
     told = folder.read_manifest(path)
     if lines := damages(path, told.files, sorted(told.files)):
@@ -26,11 +26,11 @@ def verify(path: Path) -> Manifest:
 
 
 def latest_whole(where: Path, *, before: Path) -> tuple[Path, int] | None:
-    """Return the latest checkpoint of a folder that is older than a damaged one and whole, and its steps.
+    """Return the latest intact checkpoint older than a damaged one, and its step; or None.
 
     Args:
-        where: The folder of checkpoints.
-        before: The damaged one.
+        where: Folder of checkpoints.
+        before: Folder of the damaged checkpoint.
     """
     paths = folder.list_paths(where)
     limit = next((serial for serial, path in paths.items() if path.name == before.name), 0)
@@ -43,12 +43,12 @@ def latest_whole(where: Path, *, before: Path) -> tuple[Path, int] | None:
 
 
 def damages(path: Path, files: Mapping[str, FileInfo], names: Iterable[str]) -> list[str]:
-    """Return what is wrong with some files of a checkpoint, by reading them.
+    """Read some files of a checkpoint, and return what is wrong with them.
 
     Args:
-        path: Its folder.
-        files: What its files must be like.
-        names: Those to read.
+        path: Folder of the checkpoint.
+        files: Files in the manifest.
+        names: Files to read.
     """
     lines = []
     for name in names:

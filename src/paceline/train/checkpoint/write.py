@@ -1,8 +1,9 @@
-"""Writes a checkpoint: what each rank brings, what rank 0 decides, who writes what, and the commit.
+"""Write a checkpoint: draft each rank's share, plan on rank 0, write the files, and commit.
 
-The parts of ``torch.distributed.checkpoint`` are called one by one and not through its ``save``: failures
-reach all ranks as findings, checksums travel with the results, and what is the same on all ranks is divided
-before it is copied, so that each rank copies its own share only.
+The parts of ``torch.distributed.checkpoint`` are called individually and not through its ``save``.
+This way failures reach all ranks as findings, checksums travel with the results, and entries that
+are the same on all ranks are divided before they are copied, so that each rank copies its share
+only.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Copy = Callable[[Mapping[str, torch.Tensor]], tuple[dict[str, torch.Tensor], Cal
 
 @dataclass(frozen=True)
 class Keep:
-    """Which checkpoints are kept after one is committed."""
+    """Numbers of latest and of best checkpoints to keep after a commit."""
 
     last: int
     best: int
@@ -42,13 +43,13 @@ class Keep:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a rank brings to a checkpoint.
+    """A rank's contribution to a checkpoint.
 
     Attributes:
-        names: Name, type and shape of all that has to be the same on all ranks.
-        planner: Knows the rank's share, and the memory that it is written from.
-        plan: The rank's share, as DCP describes it.
-        ready: To be called before that memory is read.
+        names: Name, type and shape of the entries that must be the same on all ranks.
+        planner: Holds the rank's share, and the memory to write it from.
+        plan: The rank's share, as DCP's plan.
+        ready: Must be called before that memory is read.
     """
 
     names: tuple[str, ...]
@@ -59,7 +60,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank tells rank 0 of its draft."""
+    """The part of a rank's draft that is sent to rank 0."""
 
     digest: bytes
     plan: SavePlan
@@ -67,7 +68,7 @@ class _Offer:
 
 @dataclass(frozen=True)
 class _Written:
-    """What a rank has written."""
+    """The results and files of one rank."""
 
     results: list[WriteResult]
     files: dict[str, FileInfo]
@@ -75,14 +76,14 @@ class _Written:
 
 @dataclass(frozen=True)
 class _Order:
-    """What rank 0 tells a rank to do."""
+    """The folder and plan that rank 0 sends to a rank."""
 
     path: Path
     plan: SavePlan
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans with the tensors themselves and writes from copies of them, which know nothing of shards."""
+    """Plans with the tensors themselves and writes from their copies, which are not sharded."""
 
     def __init__(self, copies: Mapping[str, Any]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -92,18 +93,18 @@ class _Planner(DefaultSavePlanner):
         return self._copies[index.fqn]
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        return object  # what is no tensor is bytes already
+        return object  # objects are pickled already
 
 
 def draft(state: Mapping[str, Any], *, rank: int, world_size: int, where: str, copy: Copy) -> Draft:
     """Return this rank's share of a state, copied.
 
     Args:
-        state: Name to tensor or picklable object.
-        rank: This rank.
+        state: Tensors and picklable objects, by name.
+        rank: Global rank.
         world_size: Number of ranks.
-        where: This rank, in words.
-        copy: Copies tensors, or hands them through.
+        where: This rank and its host, for messages.
+        copy: Copies tensors, or returns them unchanged.
     """
     share = _choose_share(state, rank, world_size)
     tensors = {name: _local(value) for name, value in share.items() if isinstance(value, torch.Tensor)}
@@ -112,7 +113,7 @@ def draft(state: Mapping[str, Any], *, rank: int, world_size: int, where: str, c
     planner = _Planner({**copies, **objects})
     planner.set_up_planner({**share, **objects}, is_coordinator=rank == 0)
     plan = planner.create_local_plan()
-    planner.state_dict = {}  # the live tensors are not to be held until the end of the writing
+    planner.state_dict = {}  # release the live tensors before the writing
     return Draft(_describe(state), planner, plan, ready)
 
 
@@ -123,7 +124,8 @@ def _choose_share(state: Mapping[str, Any], rank: int, world_size: int) -> dict[
         if not isinstance(value, DTensor) and shares.rank_of(name) is None
     }
     owners = shares.share_out(shared, world_size)
-    # A sharded tensor is at home on all ranks; DCP divides what several of them hold alike.
+    # Every rank holds a piece of a sharded tensor; DCP deduplicates pieces that several ranks
+    # share.
     return {
         name: value
         for name, value in state.items()
@@ -140,7 +142,7 @@ def _pickle(name: str, value: Any, where: str) -> io.BytesIO:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
-    except Exception as error:  # pickling calls whatever the object defines
+    except Exception as error:  # pickling runs code of the object
         raise findings.not_picklable(name, error, where=where).error() from error
     return buffer
 
@@ -162,15 +164,15 @@ def write(
     exchange: Exchange,
     guard: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a checkpoint, commit it, and delete those that are not to be kept; a collective.
+    """Write a checkpoint, commit it, and delete those that are not kept; a collective.
 
     Args:
-        make_draft: Returns what this rank brings, or raises what the others have to hear.
-        to: The folder of checkpoints.
-        told: What the manifest says, but for the files.
-        keep: Which checkpoints stay.
+        make_draft: Returns this rank's draft, or raises an error that all ranks must get.
+        to: Folder of checkpoints.
+        told: The manifest without files.
+        keep: Numbers of checkpoints to keep.
         exchange: The ranks.
-        guard: Called on rank 0 before the commit; raises if the folder belongs to another run now.
+        guard: Called on rank 0 before the commit; raises if the folder now belongs to another run.
     """
     work = _Work(to, told, exchange, guard)
     try:
@@ -189,7 +191,7 @@ def write(
 
 
 class _Work:
-    """The writing of one checkpoint; ``plan``, ``commit`` and ``clean`` are rank 0's."""
+    """The writing of one checkpoint; only rank 0 calls ``plan`` and ``commit``."""
 
     def __init__(self, to: Path, told: Manifest, exchange: Exchange, guard: Callable[[], None]) -> None:
         self._guard = guard
@@ -234,10 +236,10 @@ class _Work:
 
     def clean(self) -> None:
         if self._path is not None and self._path.exists():
-            folder.remove(self._path)  # was not committed
+            folder.remove(self._path)  # not committed
 
     def _writer(self, path: Path) -> FileSystemWriter:
-        # The files sync themselves when they are closed; what is to be written is on the CPU already.
+        # Files are synced when they are closed, and the data is on the CPU already.
         writer = FileSystemWriter(path, sync_files=False, per_thread_copy_ahead=0)
         writer.fs = self._files
         writer.set_up_storage_writer(self._exchange.is_main)
@@ -256,7 +258,7 @@ class _Work:
 
 
 def hash_names(names: tuple[str, ...]) -> bytes:
-    """Return what is equal on two ranks if their names are."""
+    """Return a digest that is equal on two ranks if their names are."""
     return hashlib.sha256("\n".join(names).encode()).digest()
 
 

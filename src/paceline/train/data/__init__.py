@@ -1,4 +1,4 @@
-"""Data: the order of an epoch, each rank's share of a batch, and the loader."""
+"""The loader, and what it builds on: an epoch's order, each rank's share, and batches' weights."""
 
 from paceline.train.data.arguments import adopted
 from paceline.train.data.batch import parts_of_batch, rebuilt

@@ -1,8 +1,9 @@
-"""What a rank gets of a batch in which it has no row: another rank's row, an empty batch, or nothing.
+"""Decide what a rank gets if it has no row of a batch: another rank's row, an empty batch, or none.
 
-Each step of training needs every rank, since gradients are averaged, and many models cannot compute with zero rows. So
-the rank computes a row of another rank, and its gradient counts zero times. An evaluation needs no other rank, so the
-batch is left out there. The choice is a pure function, because it must not differ between ranks in the same position.
+Each training step needs every rank, because gradients are averaged, and many models cannot compute
+zero rows. So the rank computes another rank's row, with weight 0. An evaluation does not need every
+rank, so it skips the batch. The choice is a pure function, because ranks in the same situation must
+choose alike.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ BORROW, EMPTY, LEAVE_OUT = "borrow", "empty", "leave out"
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known where a rank has no row of a batch.
+    """The facts that decide what a rank without a row gets.
 
     Attributes:
         with_grad: Whether autograd is enabled.
         is_first: Whether this is the first batch of the loop.
         has_trained: Whether a backward was called in this loop.
-        may_train: Whether this loop could be one of training, as far as other loops and the optimizers say.
+        may_train: Whether other loops and the optimizers allow this loop to be a training loop.
         in_training_mode: Whether a model of the session is in training mode; None without a model.
-        body_meets: Whether the loop's body calls other ranks (``session.gather`` and the like).
-        forward_meets: Whether every forward needs all ranks, as with fsdp.
-        is_beside: Whether another loop of the same kind continues, as in a loop over ``zip``.
-        takes_any: Whether the caller takes another rank's row in an evaluation too, and leaves it out of its results.
+        body_meets: Whether the loop's body runs collectives (``session.gather`` and similar).
+        forward_meets: Whether every forward is a collective, as with fsdp.
+        is_beside: Whether another loop of the same kind is live, as in a loop over ``zip``.
+        takes_any: Whether the caller accepts borrowed rows in an evaluation too, and leaves them
+            out of its results.
     """
 
     with_grad: bool
@@ -45,31 +47,31 @@ class Situation:
 
 
 def choose(situation: Situation) -> str:
-    """Return what a rank without a row gets: ``BORROW``, ``EMPTY`` or ``LEAVE_OUT``."""
+    """Return ``BORROW``, ``EMPTY`` or ``LEAVE_OUT`` for a rank without a row."""
     begins_training = situation.is_first and situation.may_train and situation.in_training_mode is True
     if situation.has_trained or (situation.with_grad and begins_training):
-        # A loss over batches of two loaders is a sum in most cases, to which zero rows add nothing.
+        # A loss over batches of two loaders is usually a sum, to which zero rows add nothing.
         return EMPTY if situation.is_beside else BORROW
     if situation.forward_meets and situation.takes_any:
         return BORROW
     evaluates = not situation.with_grad or situation.in_training_mode is False
     if not evaluates:
-        return EMPTY  # with autograd and without a sign of training: nobody knows, and no row may count twice
+        return EMPTY  # autograd, but no sign of training: the row must not count twice
     is_needed = situation.body_meets or situation.forward_meets
-    # Rows are often concatenated after the loop, and an empty list cannot be.
+    # Scripts often concatenate rows after the loop, which fails for an empty list.
     return EMPTY if is_needed or situation.is_first or situation.is_beside else LEAVE_OUT
 
 
 def emptied(batch: Any, situation: Situation, *, num_rows: int) -> Any:
-    """Return a batch with zero rows; None where its type is unknown, so that the batch is to be left out.
+    """Return a batch with zero rows; None if its type is unknown, so that it must be left out.
 
     Args:
         batch: A batch of real samples.
-        situation: Where the rank stands.
-        num_rows: How many samples those are.
+        situation: The facts that decided for an empty batch.
+        num_rows: Number of samples in ``batch``.
 
     Raises:
-        UsageError: Its type is unknown, and the other ranks wait for this one in the loop's body.
+        UsageError: The type is unknown, and other ranks wait for this one in the loop's body.
     """
     if can_be_emptied(batch, num_rows=num_rows):
         return without_rows(batch, num_rows=num_rows)
@@ -91,16 +93,16 @@ def _cannot_take_part(batch: Any) -> UsageError:
 
 
 def batch_size_for(length: int, batch_size: int, world_size: int, *, least: int = 2) -> int | None:
-    """Return the batch size nearest to ``batch_size`` at which every rank has ``least`` rows of every batch.
+    """Return the closest batch size that gives every rank ``least`` rows of every batch.
 
     Args:
-        length: Samples of the epoch.
-        batch_size: Samples of a global batch now.
+        length: Samples in the epoch.
+        batch_size: Current samples in a global batch.
         world_size: Number of ranks.
-        least: Rows that a rank needs.
+        least: Minimum rows per rank.
 
     Returns:
-        None if there are too few samples for that.
+        The batch size; None if there are too few samples.
     """
     needed = least * world_size
     most = min(length, max(needed, 2 * batch_size) + needed)
@@ -109,11 +111,11 @@ def batch_size_for(length: int, batch_size: int, world_size: int, *, least: int 
 
 
 def advice(length: int | None, batch_size: int, world: World) -> str:
-    """Return the batch size with which every rank has two rows of every batch, as a line to paste.
+    """Return a fix to paste: a batch size that gives every rank two rows of every batch.
 
     Args:
-        length: Samples of the epoch; None if it is not known, or the last batch is dropped already.
-        batch_size: Samples of a global batch now.
+        length: Samples in the epoch; None if unknown, or if the last batch is dropped already.
+        batch_size: Current samples in a global batch.
         world: The ranks.
     """
     better = None if length is None else batch_size_for(length, batch_size, world.world_size)

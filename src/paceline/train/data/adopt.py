@@ -1,4 +1,4 @@
-"""What can be shared out among ranks: a dataset, a user's sampler, or the parts of a user's own DataLoader."""
+"""Decide what data can be divided among ranks: datasets, streams, samplers and DataLoaders."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from torch.utils.data import (
 from paceline.errors import Finding, UsageError
 from paceline.train.data.likeness import MOST_SAMPLES, mark_of, shared_twice
 
-# What a stream asks for when it shares itself out among ranks; of workers it is told that there is one.
+# Words in the source of a stream that divides itself among ranks; its workers see only one worker.
 _OWN_SHARES = ("get_rank", "RANK", "world_size", "num_replicas")
 
 
 def parts_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return a user's DataLoader as arguments for ours.
+    """Return a user's DataLoader as arguments for ``Loader``.
 
-    Its batches are made again from its own dataset, sampler and collation: those parts decide what it yields.
+    Its batches are rebuilt from its dataset, sampler and collate function, which determine what it
+    yields.
 
     Raises:
-        UsageError: It does something else, or shares out its samples already.
+        UsageError: The DataLoader overrides ``__iter__`` or has no batch size.
     """
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise _refusal(
@@ -77,22 +78,25 @@ def _order_of(sampler: Any, dataset: Any) -> dict[str, Any]:
         if type(sampler) is SequentialSampler:
             return {"shuffle": False}
         if not sampler.replacement and sampler.generator is None:
-            return {"shuffle": True}  # in our order, which any world size and a resume can repeat
+            return {"shuffle": True}  # in our order, which does not depend on the world size
     return {"sampler": sampler}
 
 
 def _is_of_all(sampler: Any, dataset: Any) -> bool:
-    """Return whether a sampler yields as many as the dataset has; its own source may be shorter."""
+    """Return whether a sampler yields as many samples as the dataset has.
+
+    The sampler's ``data_source`` may be shorter than the dataset.
+    """
     source = sampler.data_source
     alike = source is dataset or (hasattr(dataset, "__len__") and len(source) == len(dataset))
     return alike and len(sampler) == len(source)
 
 
 def check_sampler(sampler: Any) -> None:
-    """Refuse a sampler that shares out by itself.
+    """Refuse a sampler that divides samples among ranks.
 
     Raises:
-        UsageError: It is a ``DistributedSampler``, or one like it.
+        UsageError: The sampler has no length, or it is like a ``DistributedSampler``.
     """
     if sampler is not None and not hasattr(sampler, "__len__"):
         raise _refusal(
@@ -109,10 +113,10 @@ def check_sampler(sampler: Any) -> None:
 
 
 def check_dataset(dataset: Any) -> None:
-    """Refuse what is neither a dataset of samples by number nor a stream.
+    """Refuse data that is neither indexable by number nor a stream.
 
     Raises:
-        UsageError: It cannot be shared out.
+        UsageError: The dataset cannot be divided.
     """
     if isinstance(dataset, IterableDataset):
         return
@@ -128,7 +132,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
-    """Return the refusal of a dict by names, such as that of the splits of a dataset."""
+    """Return the error for a dict with other keys than numbers, such as the splits of a dataset."""
     names = [repr(name) for name in dataset]
     first = names[0] if names else "'train'"
     return UsageError(
@@ -144,15 +148,15 @@ def _refusal_of_mapping(dataset: Mapping[Any, Any]) -> UsageError:
 
 
 def check_stream(stream: Any) -> None:
-    """Refuse a stream that seems to share itself out, as long as nobody has said so.
+    """Refuse a stream that seems to divide itself among ranks; skipped if ``sharded`` was given.
 
     Raises:
-        UsageError: Its ``__iter__`` asks for the rank.
+        UsageError: The source of its ``__iter__`` mentions the rank.
     """
     try:
         source = inspect.getsource(type(stream).__iter__)
     except (OSError, TypeError):
-        return  # a class of a notebook or of C: taken at its word, as a whole stream
+        return  # defined in a notebook or in C: assumed to be a whole stream
     asked = [word for word in _OWN_SHARES if word in source]
     if asked:
         name = type(stream).__name__
@@ -164,12 +168,12 @@ def check_stream(stream: Any) -> None:
 
 
 def check_library(stream: Any, *, world_size: int) -> None:
-    """Refuse a stream that a library has shared out already, as long as nobody has said so.
+    """Refuse a stream that a library divided among ranks; skipped if ``sharded`` was given.
 
-    Known are ``datasets.distributed.split_dataset_by_node`` and webdataset's ``split_by_node``.
+    Detects ``datasets.distributed.split_dataset_by_node`` and webdataset's ``split_by_node``.
 
     Raises:
-        UsageError: Each rank would get its part of a part.
+        UsageError: Each rank would get a part of its part.
     """
     by = _shared_by(stream) if world_size > 1 else None
     if by is not None:
@@ -194,7 +198,7 @@ def _shared_by(stream: Any) -> str | None:
 
 
 def fingerprint(dataset: Any) -> tuple[Any, ...]:
-    """Return what can be told of a dataset without reading it: equal for equal ones, and mostly not for others."""
+    """Return a value that is equal for equal datasets, and usually differs for others."""
     if isinstance(dataset, Subset):
         indices = hashlib.blake2b(array("q", map(int, dataset.indices)).tobytes(), digest_size=8).hexdigest()
         return (len(dataset), indices, fingerprint(dataset.dataset))
@@ -208,7 +212,7 @@ def fingerprint(dataset: Any) -> tuple[Any, ...]:
 
 
 def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
-    """Return some entries of what a dataset holds for each sample: names of files, columns of a table."""
+    """Return some of a dataset's entries for its samples: file names, columns of a table."""
     if length <= 0:
         return []
     if type(dataset) in (list, tuple):
@@ -222,7 +226,7 @@ def _entries_of(dataset: Any, length: int) -> list[list[Any]]:
 
 
 def _rows_of_table(dataset: Any, places: list[int]) -> list[Any]:
-    """Return rows of a Hugging Face dataset as they are stored, without its transforms, which may draw."""
+    """Return rows of a Hugging Face dataset as stored; its transforms may draw random numbers."""
     indices = dataset._indices
     stored = places if indices is None else [indices.column(0)[place].as_py() for place in places]
     return [dataset._data.slice(place, 1).to_pydict() for place in stored]

@@ -1,4 +1,4 @@
-"""What a loader is asked for: batch sizes, options that exclude each other, a user's own DataLoader taken apart."""
+"""Validate a loader's arguments: batch sizes, conflicting options, and DataLoaders to adopt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.train.data.shard import LAST
 
 @dataclass(frozen=True)
 class Division:
-    """How the samples of an epoch are divided into global batches.
+    """The division of an epoch's samples into global batches.
 
     Attributes:
-        batch_size: Samples of a batch; 0 if the sampler yields batches.
-        last: What becomes of a last batch that is shorter, ``"exact"`` or ``"drop"``.
-        shuffle: Whether each epoch has another order of ours.
+        batch_size: Samples in a global batch; 0 if the sampler yields batches.
+        last: ``"exact"`` keeps a shorter last batch, ``"drop"`` leaves it out.
+        shuffle: Whether paceline shuffles each epoch.
         sampler: The user's sampler or batch sampler; None without one.
     """
 
@@ -40,11 +40,11 @@ def division(
     batch_sampler: Any,
     last: str,
 ) -> Division:
-    """Return how samples are divided, as the arguments of ``Session.loader`` ask for it.
+    """Return the division that the arguments of ``Session.loader`` describe.
 
     Raises:
-        UsageError: Options exclude each other, a batch size is bad, or the sampler shares out
-            by itself.
+        UsageError: Options exclude each other, a batch size is invalid, or the sampler divides
+            samples among ranks.
     """
     if batch_sampler is None:
         size = global_batch_size(batch_size, per_rank_batch_size, world_size)
@@ -60,10 +60,10 @@ def division(
 def check_options(
     is_stream: bool, *, shuffle: bool, sampler: Any, batch_sampler: Any, last: str, sharded: bool | None
 ) -> None:
-    """Refuse options that are bad or exclude each other.
+    """Refuse options that are invalid or exclude each other.
 
     Raises:
-        UsageError: An option is bad, or two exclude each other.
+        UsageError: An option is invalid, or two options exclude each other.
     """
     if last not in LAST:
         near = closest(str(last), LAST) or "exact"
@@ -80,15 +80,15 @@ def check_options(
 
 
 def contradiction(what: str) -> UsageError:
-    """Return what is raised where options exclude each other."""
+    """Return the error for options that exclude each other."""
     return UsageError(Finding("option-contradicted", what, where="session.loader(...)"))
 
 
 def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: int) -> int:
-    """Return the samples of a batch, all ranks together.
+    """Return the number of samples in a batch, over all ranks.
 
     Raises:
-        UsageError: Neither or both are given, or one is bad.
+        UsageError: Neither or both sizes are given, or the size is not a positive int.
     """
     if (batch_size is None) == (per_rank is None):
         raise UsageError(
@@ -115,12 +115,15 @@ def global_batch_size(batch_size: int | None, per_rank: int | None, world_size: 
 
 
 def adopted(given: Any, arguments: dict[str, Any], *, per_rank: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the dataset and arguments of a loader, of a user's own DataLoader if one is given.
+    """Return the dataset and arguments of a loader, taken from a user's DataLoader if given.
 
     Args:
         given: A dataset or a DataLoader.
-        arguments: Those that were given to ``Session.loader`` and are not None.
-        per_rank: Whether the DataLoader's batch size counts for each rank.
+        arguments: Arguments of ``Session.loader`` that are not None.
+        per_rank: Whether the DataLoader's batch size is per rank.
+
+    Raises:
+        UsageError: An argument conflicts with the DataLoader, or the DataLoader cannot be divided.
     """
     if not isinstance(given, DataLoader):
         if per_rank:

@@ -1,4 +1,4 @@
-"""What a batch is made of: moved to the device, emptied, rebuilt; the next one copied while this one computes."""
+"""Move batches to the device, empty and rebuild them, and copy the next one during computation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = (str, bytes, int, float)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch with all that can be moved on ``device``; nested dicts, lists, tuples and dataclasses are kept."""
+    """Return a batch moved to ``device``; nested dicts, lists, tuples and dataclasses are kept."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if callable(getattr(batch, "to", None)):  # a packed sequence, a tokenizer's encoding
@@ -25,12 +25,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def without_rows(batch: Any, *, num_rows: int = 1) -> Any:
     """Return a batch of the same structure with zero rows.
 
-    A list is one of fields, each a stack of rows, or it has an entry for each sample, as ``tuple(zip(*samples))``
-    makes them of pictures of many sizes. Its length tells, and what is in it; see ``_has_entries``.
+    A list holds either fields, each a stack of rows, or an entry for each sample, as
+    ``tuple(zip(*samples))`` makes of pictures of many sizes. ``_has_entries`` decides from its
+    length and content.
 
     Args:
         batch: A batch of real samples, for its structure.
-        num_rows: How many samples those are.
+        num_rows: Number of samples in ``batch``.
     """
     return _emptied(batch, num_rows if _has_entries(batch, num_rows) else None)
 
@@ -44,11 +45,12 @@ def _emptied(batch: Any, num_entries: int | None) -> Any:
 
 
 def _has_entries(batch: Any, num_rows: int) -> bool:
-    """Return whether the lists that are as long as the batch has rows hold an entry for each sample.
+    """Return whether the batch's lists of length ``num_rows`` hold an entry for each sample.
 
-    They do if anything in one of them is no stack of rows itself: a picture, a number, an object. That never happens
-    with torch's default collation, which stacks all but strings. One of them speaks for all, since those who do not
-    stack pictures do not stack labels either, and a label of one number looks like a stack of one row.
+    They do if an element of such a list is not a stack of rows itself: a picture, a number, an
+    object. Torch's default collation never makes such lists, because it stacks all but strings. One
+    list decides for all of them: code that does not stack pictures does not stack labels either,
+    and a label of one number looks like a stack of one row.
     """
     parts = list(_parts(batch))
     unlike = [part for part in parts if not isinstance(part, str | bytes) and not _is_stack(part, num_rows)]
@@ -60,11 +62,11 @@ def _has_entries(batch: Any, num_rows: int) -> bool:
 def _may_be_entries(batch: Any, num_rows: int | None) -> bool:
     if not _is_list(batch) or len(batch) != num_rows:
         return False
-    return not all(_is_list(part) and len(part) == num_rows for part in batch)  # fields that are lists of entries
+    return not all(_is_list(part) and len(part) == num_rows for part in batch)  # fields of entries
 
 
 def _is_stack(part: Any, num_rows: int) -> bool:
-    """Return whether something could hold ``num_rows`` rows, or those of a batch that was emptied before."""
+    """Return whether a part can hold ``num_rows`` rows, or the zero rows of an emptied batch."""
     if _is_array(part):
         return len(part.shape) > 0 and part.shape[0] in (0, num_rows)
     if _is_list(part) and all(isinstance(each, _PLAIN) for each in part):
@@ -74,7 +76,7 @@ def _is_stack(part: Any, num_rows: int) -> bool:
 
 
 def can_be_emptied(batch: Any, *, num_rows: int = 1) -> bool:
-    """Return whether ``without_rows`` can take all rows of a batch away: it holds no object of an unknown type."""
+    """Return whether ``without_rows`` can remove all rows: the batch has only known types."""
     return _is_known(without_rows(batch, num_rows=num_rows))
 
 
@@ -83,14 +85,14 @@ def _is_known(part: Any) -> bool:
         return True
     if isinstance(part, Mapping):
         return all(map(_is_known, part.values()))
-    if callable(getattr(part, "to", None)):  # a batch of graphs, a packed sequence, a list with more to it
+    if callable(getattr(part, "to", None)):  # a batch of graphs, a packed sequence, a list subclass
         return False
     is_open = isinstance(part, list | tuple) or bool(_fields_of(part))
     return is_open and all(map(_is_known, _parts(part)))
 
 
 def parts_of_batch(batch: Any) -> Iterable[Any]:
-    """Return the parts of a dict, list, tuple or dataclass; nothing of anything else."""
+    """Return the parts of a dict, list, tuple or dataclass; nothing for other types."""
     return _parts(batch)
 
 
@@ -112,7 +114,7 @@ def _parts(batch: Any) -> Iterable[Any]:
 
 
 def _fields_of(batch: Any) -> dict[str, Any]:
-    """Return the fields of an instance of a dataclass; nothing of anything else."""
+    """Return the fields of an instance of a dataclass; nothing for other types."""
     if not dataclasses.is_dataclass(batch) or isinstance(batch, type):
         return {}
     names = [field.name for field in dataclasses.fields(batch)]
@@ -120,11 +122,11 @@ def _fields_of(batch: Any) -> dict[str, Any]:
 
 
 def rebuilt(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container with ``function`` applied to its parts; anything else as it is."""
+    """Return a container with ``function`` applied to its parts, or another object unchanged."""
     if isinstance(batch, MutableMapping):
-        clone = copy.copy(batch)  # keeps the type and what else it holds
+        clone = copy.copy(batch)  # keeps the type and other attributes
         for key, part in list(batch.items()):
-            clone[key] = function(part)  # not update, which the outputs of transformers' models refuse
+            clone[key] = function(part)  # not update, which model outputs of transformers refuse
         return clone
     if isinstance(batch, Mapping):
         return {key: function(part) for key, part in batch.items()}
@@ -135,8 +137,8 @@ def rebuilt(batch: Any, function: Callable[[Any], Any]) -> Any:
     if fields := _fields_of(batch):
         clone = copy.copy(batch)
         for name, part in fields.items():
-            # Not dataclasses.replace: __post_init__ would do its work, a normalisation say, a second time. And past
-            # __setattr__, which frozen ones refuse.
+            # Not dataclasses.replace: it would run __post_init__, for example a normalization, a
+            # second time. object.__setattr__, because frozen dataclasses refuse their own.
             object.__setattr__(clone, name, function(part))
         return clone
     return batch
@@ -145,21 +147,22 @@ def rebuilt(batch: Any, function: Callable[[Any], Any]) -> Any:
 def moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yield batches on a device."""
     if device.type == "cpu":
-        return batches  # as the workers made them
+        return batches  # unchanged
     if device.type == "cuda":
         return moved_ahead(batches, device)
     return (to_device(batch, device) for batch in batches)
 
 
 def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Yield batches on a GPU; each is copied on a stream of its own while the one before is computed with."""
+    """Yield batches on a GPU; copy the next on a separate stream during the computation."""
     stream = torch.cuda.Stream(device)
 
     def start(batch: Any) -> Any:
-        # The memory of a batch that is gone belongs to this stream, which would fill it again at once, while kernels
-        # that read it may still wait on the other one. That holds for what was moved by its own ``to`` too, in which
-        # no tensor is found to tell the allocator of. So a copy waits for all that was started before: those are the
-        # steps up to the one before the batch that is yielded now, with whose step it overlaps.
+        # The memory of a freed batch belongs to this stream, which would reuse it at once, while
+        # kernels that read it may still be queued on the other stream. This includes batches that
+        # were moved by their own ``to``, whose tensors cannot be found to inform the allocator. So
+        # a copy waits for all work queued before it: the steps up to the one before the batch that
+        # is yielded now. It overlaps with the step of that batch.
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             return to_device(batch, device)
@@ -182,9 +185,9 @@ def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
 
 
 def _use_on(batch: Any, stream: torch.cuda.Stream) -> Any:
-    """Tell the allocator that a stream uses memory that another one allocated, so that it is not reused early."""
+    """Keep the allocator from reusing a batch's memory before ``stream`` has used it."""
     if isinstance(batch, torch.Tensor):
-        if batch.is_cuda:  # parts of some stay on the CPU, as the batch_sizes of a packed sequence
+        if batch.is_cuda:  # some parts stay on the CPU, such as batch_sizes of a packed sequence
             batch.record_stream(stream)
         return batch
     return rebuilt(batch, lambda part: _use_on(part, stream))

@@ -1,4 +1,4 @@
-"""What can be seen of a dataset without reading it, so that workers with a copy of it hear of changes."""
+"""Detect changes of a dataset without reading it, so that workers with a copy can be restarted."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import torch
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
-_MOST = 1000  # objects that are looked into, and parts of each; a container with more is told by its length
-_WHOLE_BYTES = 1 << 20  # of a NumPy array up to this size every byte is seen, of a larger one some thousand places
+_MOST = 1000  # objects inspected, and parts of each; of a larger container only its length
+_WHOLE_BYTES = 1 << 20  # smaller NumPy arrays are summed whole, larger ones at some thousand places
 _PLACES = 1 << 14
 
 
 def state_of(dataset: Any) -> Any:
-    """Return what compares equal as long as nobody has changed a dataset, as far as that can be seen.
+    """Return a value that compares equal as long as no change of a dataset is detected.
 
-    Attributes are followed through objects, dicts, lists and tuples, each once; tensors are seen by their version,
-    NumPy arrays by a checksum. Not seen are changes of a few places of arrays above 1 MiB, of members of containers
-    with more than 1,000, and beyond 1,000 objects. Arrays mapped from a file are shared with the workers anyway.
+    Attributes are followed through objects, dicts, lists and tuples, each once. Tensors are
+    compared by their version, NumPy arrays by a checksum. Undetected are changes of a few elements
+    in arrays above 1 MiB, of members of containers with more than 1,000, and beyond 1,000 objects.
+    Arrays mapped from a file are shared with the workers anyway.
     """
     return _seen(dataset, set())
 
 
 def _seen(value: Any, before: set[int]) -> Any:
-    """Return what is seen of a part.
+    """Return the comparable value of a part.
 
     Args:
         value: The part.
-        before: Identities of the objects that were looked into, so that what is shared is not walked through again
-            from each of its owners.
+        before: Ids of the objects inspected so far, so that shared objects are inspected once.
     """
     if isinstance(value, _SIMPLE):
         return value

@@ -1,7 +1,8 @@
-"""Whether the rows of a batch are its samples: what ``collate_fn`` and ignored labels do to a loss's weight.
+"""Decide whether the rows of a batch are its samples, after ``collate_fn`` and ignored labels.
 
-A loss is weighted by samples. That is right as long as it is a mean over samples, or over something of which every
-sample has as many: crops, or tokens without padding. Where it is not, only the user knows the weight.
+A loss is weighted by samples. That is right if it is a mean over samples, or over something of
+which every sample has equally many, such as crops, or tokens without padding. Otherwise only the
+user knows the weight.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch.utils.data import default_collate
 from paceline.train.data.batch import parts_of_batch
 
 IGNORED = -100  # ignore_index of torch's losses, and of transformers' labels
-MOST_LABELS = 1 << 20  # of a batch that are counted; beyond it, counting would show
+MOST_LABELS = 1 << 20  # labels of a batch to count; counting more would take noticeable time
 
 
 class Unit(NamedTuple):
-    """Something of which a sample has another number than one.
+    """Rows or labels that a loss averages over, if their number per sample is not one.
 
     Attributes:
-        what: Rows, or labels, with where they come from; to be printed.
-        per_sample: How many a sample has; None if samples of one batch differ.
+        what: Rows or labels and their origin, for messages.
+        per_sample: Number per sample; None if samples of one batch differ.
     """
 
     what: str
@@ -32,16 +33,16 @@ class Unit(NamedTuple):
 
 
 class Counted:
-    """A collate function that says beside each batch what of it is not one a sample.
+    """A collate function that returns each batch with its unit, see ``unit_of``.
 
     Args:
-        collate: The user's own function, or torch's.
-        of_rows: Whether it may change the number of rows, as torch's does not.
+        collate: The user's function, or torch's.
+        of_rows: Whether it may change the number of rows, which torch's does not.
     """
 
     def __init__(self, collate: Callable[[Any], Any], *, of_rows: bool) -> None:
         self._collate, self._of_rows = collate, of_rows
-        self._num_fields = 0  # of a batch that is a list, once it is known not to be a list of samples
+        self._num_fields = 0  # length of a batch that is a list of fields, once that is certain
 
     def __call__(self, samples: Any) -> tuple[Any, Unit | None]:
         batch = self._collate(samples)
@@ -56,21 +57,25 @@ class Units:
     """The units of a loader's batches so far, over all ranks.
 
     Args:
-        first_of: Returns the value under a key that a rank has set first.
+        first_of: Sets a store key if it is unset, and returns its value.
         matter: Whether weights can matter: with several ranks, or with accumulation.
+
+    Attributes:
+        is_counted: Whether the collate function returns units beside batches.
     """
 
     def __init__(self, first_of: Callable[[str, str], str], *, matter: bool) -> None:
         self._first_of, self._matter = first_of, matter
         self._usual: dict[str, int] = {}
-        self.is_counted = False  # whether the collate function says units beside batches
+        self.is_counted = False
 
     def counted(self, collate: Callable[[Any], Any] | None, *, only_labels: Sequence[torch.Tensor] = ()) -> Any:
-        """Return a collate function that says units, if they can matter.
+        """Return a collate function that returns units too, if they can matter.
 
         Args:
-            collate: The user's own; None for torch's.
-            only_labels: Tensors of a dataset whose batches are looked up in one piece, and so need no collation.
+            collate: The user's function; None for torch's.
+            only_labels: Tensors of a dataset whose batches are indexed at once and need no
+                collation.
         """
         if not self._matter or (only_labels and not any(map(_may_ignore, only_labels))):
             return collate
@@ -78,11 +83,11 @@ class Units:
         return Counted(as_it_is if only_labels else collate or default_collate, of_rows=collate is not None)
 
     def see(self, unit: Unit | None, num_rows: int) -> str:
-        """Return what is wrong with weighting by samples; nothing as long as every sample has as many.
+        """Return why weighting by samples is wrong; empty while every sample has equally many.
 
         Args:
-            unit: Of a batch.
-            num_rows: Samples of this rank in it; what was borrowed has no weight.
+            unit: Unit of a batch.
+            num_rows: This rank's samples in the batch; borrowed rows have no weight.
         """
         if unit is None or not num_rows:
             return ""
@@ -97,30 +102,31 @@ class Units:
 
 
 def as_it_is(batch: Any) -> Any:
-    """Return a batch that was made in one piece."""
+    """Return a batch unchanged."""
     return batch
 
 
 def _may_ignore(labels: torch.Tensor) -> bool:
-    """Return whether a tensor holds labels of which a loss ignores some."""
+    """Return whether a tensor holds labels that a loss ignores."""
     return labels.dtype == torch.int64 and labels.numel() > 0 and int(labels.min()) == IGNORED
 
 
 def unit_of(batch: Any, num_samples: int) -> Unit | None:
-    """Return what of a batch is not one a sample; None if nothing is.
+    """Return the rows or labels whose number per sample is not one; None if there are none.
 
     Args:
-        batch: What the collate function made.
-        num_samples: Of how many samples; 0 where the number of rows cannot differ.
+        batch: Result of the collate function.
+        num_samples: Number of its samples; 0 if the number of rows cannot differ.
     """
     rows = _rows(batch, num_samples) if num_samples else None
     return rows or _labels(batch)
 
 
 def _num_fields(batch: Any, num_samples: int) -> int:
-    """Return how many fields a batch has that is a list, as default_collate makes them; 0 if that is not certain.
+    """Return the number of fields of a batch that is a list of them; 0 if that is not certain.
 
-    Two fields of two samples look like a list of two samples; two fields of one sample do not.
+    ``default_collate`` makes such lists. Two fields of two samples look like a list of two samples;
+    two fields of one sample do not.
     """
     if not isinstance(batch, list) or len(batch) == num_samples or not all(map(_is_array, batch)):
         return 0
@@ -130,7 +136,7 @@ def _num_fields(batch: Any, num_samples: int) -> int:
 def _rows(batch: Any, num_samples: int) -> Unit | None:
     shapes = list(_shapes(batch))
     if None in shapes:
-        return None  # an object that nobody can look into
+        return None  # an object of unknown structure
     known = [shape for shape in shapes if shape is not None]
     lengths = {shape[0] for shape in known}
     if num_samples in lengths or _is_time_first(known, num_samples):
@@ -145,15 +151,15 @@ def _rows(batch: Any, num_samples: int) -> Unit | None:
 
 
 def _is_time_first(shapes: list[tuple[int, ...]], num_samples: int) -> bool:
-    """Return whether samples are the second size of all arrays, and not of one by chance."""
+    """Return whether samples are the second dimension of all arrays, not of one by chance."""
     is_telling = len(shapes) > 1 or any(len(shape) > 2 for shape in shapes)
     return is_telling and all(len(shape) > 1 and shape[1] == num_samples for shape in shapes)
 
 
 def _shapes(part: Any, *, is_batch: bool = True) -> Iterator[tuple[int, ...] | None]:
-    """Yield where rows may be: sizes of arrays, lengths of lists; None for an unknown object.
+    """Yield possible numbers of rows: shapes of arrays, lengths of lists; None for unknown objects.
 
-    The length of a tuple that is the batch itself is the number of its fields.
+    The length of a tuple that is the batch itself is skipped: it is the number of fields.
     """
     if part is None or isinstance(part, str | bytes | int | float):
         return
@@ -171,7 +177,7 @@ def _shapes(part: Any, *, is_batch: bool = True) -> Iterator[tuple[int, ...] | N
 
 
 def _labels(batch: Any, name: str = "") -> Unit | None:
-    """Return the labels that a loss counts, if some are ignored or they are those of tokens."""
+    """Return the labels that a loss counts, if some are ignored or they belong to tokens."""
     if isinstance(batch, torch.Tensor):
         return _counted(batch, of_tokens=name == "labels" and batch.dim() > 1)
     named = batch.items() if isinstance(batch, Mapping) else (("", part) for part in parts_of_batch(batch))

@@ -1,4 +1,4 @@
-"""What a user's sampler yields in an epoch: the same on all ranks, and in a run that was resumed."""
+"""Draw the order of a user's sampler in an epoch, the same on all ranks and after a resume."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from paceline.train.data.samples import seeded
 
 
 class Draws:
-    """Asks a sampler, with its random state a function of the seed and the epoch.
+    """Draws from a sampler, with a random state that is a function of seed and epoch.
 
     Args:
-        sampler: The user's sampler or batch sampler; None if there is none.
+        sampler: The user's sampler or batch sampler; None without one.
         seed: Seed of the run.
     """
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self._sampler, self._seed = sampler, seed
         self._generators = _generators_of(sampler)
-        self._num_drawn = 0  # epochs for which the sampler was asked
+        self._num_drawn = 0  # epochs drawn so far
 
     def of_epoch(self, epoch: int) -> list[Any]:
-        """Return what it yields in an epoch."""
+        """Return the samples or batches of an epoch."""
         if not _is_torchs(self._sampler):
-            # It may continue from the epoch before, as one that shuffles its list in place.
+            # A sampler may depend on the epoch before, for example if it shuffles its list in
+            # place.
             for missed in range(self._num_drawn, epoch):
                 self._draw(missed)
             self._num_drawn = epoch + 1
@@ -36,14 +37,15 @@ class Draws:
         if callable(getattr(self._sampler, "set_epoch", None)):
             self._sampler.set_epoch(epoch)
         for generator, first in self._generators:
-            # As the user seeded it in the first epoch; then by the epoch's number, which a resumed run knows too.
+            # The user's seed in the first epoch; then derived from the epoch, which a resumed run
+            # knows.
             generator.manual_seed(derive("sampler", first, epoch) if epoch else first)
         with seeded("sampler", self._seed, epoch):
             return list(self._sampler)
 
 
 def _is_torchs(sampler: Any) -> bool:
-    """Return whether a sampler, and the one inside a batch sampler, keeps nothing from one epoch to the next."""
+    """Return whether a sampler, and a batch sampler's inner one, keeps no state between epochs."""
     inner = getattr(sampler, "sampler", None)
     parts = [sampler] if inner is None else [sampler, inner]
     return all(
@@ -53,7 +55,7 @@ def _is_torchs(sampler: Any) -> bool:
 
 
 def _generators_of(sampler: Any) -> list[tuple[torch.Generator, int]]:
-    """Return the generators of a sampler and of the one inside a batch sampler, each with its seed."""
+    """Return the generators of a sampler, and of a batch sampler's inner one, with their seeds."""
     parts = (sampler, getattr(sampler, "sampler", None))
     found = (getattr(part, "generator", None) for part in parts)
     return [(each, each.initial_seed()) for each in found if isinstance(each, torch.Generator)]

@@ -1,4 +1,4 @@
-"""One loop over a loader: what it has yielded, what became of that, and what it is doing."""
+"""The record of one loop over a loader: its state, position, and the rows it has yielded."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from paceline.train.data.shard import Rows, Shard
 class LoopState(Enum):
     """What a loop over a loader is doing.
 
-    People evaluate without ``torch.no_grad()`` too, so autograd alone does not make a loop one of
-    training. It is one if it, an earlier loop over the same loader, or no loop at all so far had a
-    backward.
+    Scripts also evaluate without ``torch.no_grad()``, so autograd alone does not make a loop a
+    training loop. It is one if it had a backward, an earlier loop over the same loader had one, or
+    no loop at all had one so far.
 
     Attributes:
         IDLE: The loop has ended.
-        EVALUATING: No backward is expected of it. Nobody stops in it, and it holds no position of a
+        EVALUATING: No backward is expected. Ranks do not stop in it, and it holds no position of a
             checkpoint.
-        RESUMING: It continues an epoch from a checkpoint, and nothing but its first batch was looked
-            at. If it ends like this, the position stays that of the checkpoint.
-        TRAINING: Its batches are trained on.
-        trains: Whether a checkpoint that is made now is one in the middle of this loop.
+        RESUMING: It resumes an epoch from a checkpoint, and only its first batch was fetched. If it
+            ends in this state, the position remains the checkpoint's.
+        TRAINING: The loop trains on its batches.
+        trains: Whether a checkpoint saved now is in the middle of this loop.
     """
 
     IDLE = ("idle", False)
@@ -40,8 +40,8 @@ class Position(NamedTuple):
     """Where the next loop begins.
 
     Attributes:
-        epoch: Number of the epoch.
-        done: Samples of it that were served before.
+        epoch: Number of the epoch, from 0.
+        done: Samples of the epoch that were served before.
     """
 
     epoch: int
@@ -50,27 +50,27 @@ class Position(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Iteration:
-    """One run through a loader, as the tally knows it.
+    """One run through a loader, as the tally tracks it.
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        resumes: Whether it continues an epoch, and has not been asked for a second batch yet.
+        resumes: Whether it resumes an epoch, and its second batch was not requested yet.
         trained_before: Whether an earlier loop over the same loader had a backward.
-        shard: Returns the batches that it runs through, given how many samples it has served up to now; None for a
-            stream whose ranks each read something else.
-        rows: Those of the batch yielded last.
+        shard: Returns the batches of the loop, given the samples served so far; None for a stream
+            that differs between ranks.
+        rows: Rows of the last batch.
         num_batches: Batches yielded since the last backward.
-        with_grad: Whether the last one was fetched with autograd enabled.
-        live: Whether the loop over the loader has not ended.
+        with_grad: Whether the last batch was fetched with autograd enabled.
+        live: Whether the loop has not ended.
         trained: Whether a backward was called in it.
-        group_start: Samples of the epoch that were served before the group of the last batch.
-        end: Samples of the epoch that were served up to the last batch.
+        group_start: Samples of the epoch served before the last batch's group.
+        end: Samples of the epoch served up to the last batch.
         number: Number of the last batch, from 0.
-        own: Rows of this rank, of all batches up to now.
-        borrowed: Where this rank got rows of other ranks: their place behind the rows before them, and their number.
-        has_borrowed: Whether the last batch is such a one.
-        meets: Whether the loop's body has called other ranks.
-        odd: Why the rows of the last batch are not its weight; empty where they are.
+        own: Rows of this rank in all batches so far.
+        borrowed: For each borrowed batch, the number of rows before it and its number of rows.
+        has_borrowed: Whether the last batch is borrowed.
+        meets: Whether the loop's body has run collectives.
+        odd: Why the rows of the last batch are not its weight; empty if they are.
     """
 
     epoch: int = 0
@@ -92,15 +92,15 @@ class Iteration:
     odd: str = ""
 
     def borrow(self, num_rows: int) -> None:
-        """Record that the last batch is of another rank's rows."""
+        """Record that the last batch consists of another rank's rows."""
         self.has_borrowed = True
         self.borrowed.append((self.own + sum(number for _, number in self.borrowed), num_rows))
 
     def own_of(self, num_rows: int) -> list[int] | None:
-        """Return which of the rows that a rank has collected are its own; None if all are.
+        """Return which of a rank's collected rows are its own; None if all are.
 
         Args:
-            num_rows: How many it has collected: of the last batch, or of all batches up to it.
+            num_rows: Number of collected rows: of the last batch, or of all batches so far.
         """
         if self.has_borrowed and num_rows == self.borrowed[-1][1]:
             return []
@@ -110,10 +110,10 @@ class Iteration:
         return [place for place in range(num_rows) if place not in others]
 
     def spans_of(self, sizes: list[int]) -> list[list[range]] | None:
-        """Return the positions of rows that ranks hold, if they are those of the last batch, or of all up to it.
+        """Return the positions of the ranks' rows; None if not of the last batch or of all.
 
         Args:
-            sizes: How many rows each rank holds.
+            sizes: Number of rows that each rank holds.
         """
         if self.shard is None or self.number < 0:
             return None
@@ -126,13 +126,13 @@ class Iteration:
         return None
 
     def done(self) -> int:
-        """Return how many samples of the epoch need not be served again if the run continued from here.
+        """Return how many samples of the epoch are done for a run that resumes from here.
 
-        A group that is not complete starts again: the gradients of its first batches are in no checkpoint.
+        An incomplete group is repeated: the gradients of its first batches are in no checkpoint.
         """
         if self.rows is None:
             return self.end
-        # After the first batch we cannot know whether a backward will follow. If none followed, later batches of the
-        # loop are not waiting for one either.
+        # After the first batch we cannot know whether a backward will follow. If none followed,
+        # later batches of the loop are not waiting for one either.
         waits_for_backward = self.num_batches > 0 and (self.trained or self.number == 0)
         return self.end if self.rows.ends_group and not waits_for_backward else self.group_start

@@ -1,4 +1,4 @@
-"""Workers that wait for another epoch, at the end of a process: they are let go before torch waits for them."""
+"""Release persistent workers at the end of a process, before torch waits for them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Protocol
 
 
 class Holder(Protocol):
-    """Who holds workers."""
+    """An object that holds workers."""
 
     def release(self) -> None:
-        """Let them go."""
+        """Release the workers."""
 
 
 _with_workers: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 def release_at_exit(loader: Holder) -> None:
-    """Let a loader's workers go at the end of the process, if it is still there."""
-    # Registered anew each time, so that it runs before torch's own exit handlers, which are as young as the workers:
-    # those wait five seconds for each, and then send a SIGTERM that our workers outlive for a while.
+    """Release a loader's workers at the end of the process, if the loader still exists."""
+    # Registered again each time, so that it runs before torch's own exit handlers, which are
+    # registered when workers start. Those wait five seconds for each worker, and then send SIGTERM,
+    # which our workers survive for a while.
     _with_workers.add(loader)
     atexit.unregister(_release_all)
     atexit.register(_release_all)

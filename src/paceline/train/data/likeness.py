@@ -1,7 +1,7 @@
-"""Whether ranks read the same: marks of what was read, compared without waiting for each other.
+"""Check that ranks read the same data: compare digests of samples without waiting for each other.
 
-The first rank that gets somewhere leaves its mark in the store, and the others compare theirs with it. So nobody
-waits, and a loop that only some ranks run does no harm.
+The first rank at a place stores its digest, and the other ranks compare theirs with it. So no rank
+waits for another, and a loop that only some ranks run is harmless.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from paceline.errors import Finding, UsageError
 from paceline.train.data.order import derive
 from paceline.world import World
 
-EVERY = 1024  # batches between two looks, after the first ones
-MOST_SAMPLES = 64  # of a batch
-MOST_ELEMENTS = 256  # of an array, or of a list
-_PLACES = ("__url__", "__local_path__", "__worker__", "__rank__", "__nodeid__")  # nodes may hold copies elsewhere
+EVERY = 1024  # batches between two checks, after the first ones
+MOST_SAMPLES = 64  # samples of a batch to digest
+MOST_ELEMENTS = 256  # elements of an array or list to digest
+_PLACES = ("__url__", "__local_path__", "__worker__", "__rank__", "__nodeid__")  # differ by node
 
 
 class Mark(NamedTuple):
-    """What was read, in short.
+    """A digest of samples.
 
     Attributes:
         labels: Digest of names, classes and other single values.
-        differ: Whether the samples have different ones.
+        differ: Whether the samples have different labels.
         contents: Digest of numbers: images, features, tokens.
     """
 
@@ -43,21 +43,21 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Mark:
-        """Return a mark of its text."""
+        """Return the mark that ``str`` wrote."""
         labels, differ, contents = text.split(" ")
         return cls(labels, differ == "1", contents)
 
 
 def is_due(number: int) -> bool:
-    """Return whether a batch is marked: early ones, and now and then."""
+    """Return whether a batch is checked: batches 0, 1, 2, 4, 8 and so on, and every 1024th."""
     return number & (number - 1) == 0 or number % EVERY == 0
 
 
 def is_other(mark: Mark, first: Mark) -> bool:
     """Return whether two ranks have read different samples.
 
-    An augmentation with a generator of its own makes different numbers of the same sample on each rank. So where
-    samples have different labels, the labels decide.
+    An augmentation with a separate generator makes different numbers of the same sample on each
+    rank. So if samples have different labels, only the labels are compared.
     """
     if mark.labels != first.labels:
         return True
@@ -65,7 +65,7 @@ def is_other(mark: Mark, first: Mark) -> bool:
 
 
 def mark_of(samples: Iterable[Any]) -> Mark:
-    """Return the mark of some samples."""
+    """Return the mark of the first samples."""
     labels, contents = hashlib.blake2b(digest_size=8), hashlib.blake2b(digest_size=8)
     seen = set()
     for sample in islice(samples, MOST_SAMPLES):
@@ -120,14 +120,14 @@ def _add_array(value: Any, labels: Any, contents: Any) -> None:
 
 
 class Likeness:
-    """Compares what the ranks read through one loader.
+    """Compares the data that ranks read through one loader.
 
     Args:
-        first_of: Returns the value under a key that a rank has set first.
-        total: Returns the sums of ints over all ranks.
+        first_of: Sets a store key if it is unset, and returns its value.
+        total: Returns the sums of ints over all ranks; a collective.
         world: The ranks.
-        name: The dataset's type.
-        alike: Whether ranks are to read the same.
+        name: Type of the dataset.
+        alike: Whether ranks must read the same data.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class Likeness:
         self._is_checked = self._is_seen = world.world_size == 1 or not alike
 
     def check(self, mark: Callable[[], object]) -> None:
-        """See once, where all ranks are, that they have the same data, as far as can be seen without reading it.
+        """Check once, in a collective, that all ranks have the same data, without reading it.
 
         Raises:
-            UsageError: They do not; on all ranks.
+            UsageError: The datasets differ; raised on all ranks.
         """
         if not self._is_checked:
             self._is_checked = True
@@ -154,7 +154,7 @@ class Likeness:
                 raise _not_alike(f"{self._name} is not the same dataset on all ranks")
 
     def see_dataset(self, mark: Callable[[], object]) -> None:
-        """See the same in an evaluation, where ranks do not meet."""
+        """Check the same in an evaluation, without a collective."""
         if not self._is_checked and not self._is_seen:
             self._is_seen = True
             own = f"{derive(mark())}"
@@ -162,23 +162,23 @@ class Likeness:
                 raise _not_alike(f"{self._name} is not the same dataset on all ranks")
 
     def check_drawn(self, drawn: list[Any], sampler: Any) -> None:
-        """See that a sampler has drawn the same on all ranks, which are all here.
+        """Check that a sampler drew the same on all ranks; a collective.
 
         Raises:
-            UsageError: It has not; on all ranks.
+            UsageError: The orders differ; raised on all ranks.
         """
         if not self._are_alike(drawn):
             raise _not_alike(f"{type(sampler).__name__} yields another order on each rank")
 
     def see_stream(self, key: str, mark: Mark) -> None:
-        """Compare what a stream yields.
+        """Compare samples of a stream.
 
         Args:
-            key: Where in the stream that is.
-            mark: What was read there.
+            key: Place in the stream.
+            mark: Digest of the samples there.
 
         Raises:
-            UsageError: Another rank has read something else.
+            UsageError: Another rank has read other samples.
         """
         first = Mark.parse(self._first_of(f"stream/{key}", str(mark)))
         if is_other(mark, first):
@@ -208,7 +208,7 @@ def _not_alike(what: str) -> UsageError:
 
 
 def shared_twice(what: str, *, fix: str) -> UsageError:
-    """Return what is raised for a stream of which each rank reads a part already."""
+    """Return the error for a stream that was divided among ranks already."""
     return UsageError(
         Finding(
             "data-shared-twice",

@@ -1,4 +1,4 @@
-"""The loader: batches on the device, shared out exactly among the ranks."""
+"""The loader: yields batches on the device, divided exactly among the ranks."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ from paceline.train.data.tune import settings
 
 
 class Loader:
-    """Batches of a dataset on this rank's device; every sample exactly once per epoch at any world size.
+    """Batches of a dataset on this rank's device; each sample once per epoch at any world size.
 
-    Iterate it once for each epoch: it reshuffles by itself, in an order that depends on seed and epoch alone.
-    Where a global batch has fewer samples than ranks, some ranks have no row of it. In training such a rank gets a
-    row of another rank, and ``rows`` is 0: ``Session.backward`` counts it zero times, ``Session.gather`` leaves it out.
-    An evaluation leaves the batch out on that rank, or hands it over with zero rows where the body of the loop calls
-    other ranks; see docs/guides/data.md.
+    Iterate it once for each epoch. It reshuffles automatically, in an order that depends on seed
+    and epoch alone. If a global batch has fewer samples than ranks, some ranks have no row of it.
+    In training such a rank gets a row of another rank, and ``rows`` is 0: ``Session.backward``
+    gives it no weight, ``Session.gather`` leaves it out. An evaluation skips the batch on that
+    rank, or yields it with zero rows if the body of the loop runs collectives; see
+    docs/guides/data.md.
 
     ``Session.loader`` makes it and documents the arguments.
 
     Attributes:
         dataset: The user's dataset.
-        batch_size: Samples of a global batch; 0 if a batch sampler decides.
-        reason: Why as many workers as there are; empty if the user has decided.
-        iteration: The last loop over it.
-        training_loops: Training loops over it that have begun.
-        takes_any: Whether the caller leaves out of its results what has no ``rows``. A rank without a row then gets
-            one of another rank in an evaluation too, where every forward needs all ranks.
+        batch_size: Samples in a global batch; 0 if a batch sampler decides.
+        reason: Why the number of workers was chosen; empty if the user has set it.
+        iteration: The last loop over the loader.
+        training_loops: Number of training loops over it that have begun.
+        takes_any: Whether the caller leaves batches with ``rows`` 0 out of its results. In an
+            evaluation whose forward is a collective, a rank without a row then gets another rank's.
     """
 
     def __init__(
@@ -93,20 +94,20 @@ class Loader:
         self.iteration: Iteration | None = None
         self.training_loops = 0
         self._position = Position(0, 0)
-        self._with_grad: Iteration | None = None  # the last loop that began with autograd
-        self._is_few = False  # whether the last batch had one row or none here
-        self._meets = False  # whether the body of a loop over it has called other ranks
+        self._with_grad: Iteration | None = None  # the last loop that began with autograd enabled
+        self._is_few = False  # whether this rank has one row or none of the last batch
+        self._meets = False  # whether the body of a loop over it has run collectives
 
     def __len__(self) -> int:
-        """Number of batches of a whole epoch, the same on all ranks.
+        """Number of batches in a whole epoch, the same on all ranks.
 
         Raises:
-            TypeError: The data is a stream, whose length is not known.
+            TypeError: The data is a stream, whose length is unknown.
         """
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the next epoch, or what is left of one that a checkpoint was in."""
+        """Yield the batches of the next epoch, or the rest of the checkpoint's epoch."""
         iteration, batches = self._begin()
         began_at = self._position
         try:
@@ -130,8 +131,8 @@ class Loader:
         """Begin a loop: return its record and its batches."""
         self._refuse_two_loops()
         epoch, done = self._position
-        # An evaluation of data that a training run is to resume with sees all of it, and leaves the
-        # position alone.
+        # An evaluation of data that a training run will resume with sees all of it, and does not
+        # change the position.
         resumes = done > 0 and torch.is_grad_enabled()
         start = done if resumes else 0
         previous = self._with_grad
@@ -158,7 +159,7 @@ class Loader:
         elif iteration.rows is None or iteration.rows.ends_group:
             self._around.at_boundary(begins, state.trains)
             self._likeness.check(self._source.mark)
-        # The position moves on after the boundary and not before, as the run may end there.
+        # The position advances after the boundary, because the run may end in the boundary.
         if begins and (iteration.resumes or not self._position.done):
             self._position = Position(iteration.epoch + 1, 0)
             self.training_loops += state.trains
@@ -177,7 +178,7 @@ class Loader:
             self._tally.is_uneven |= not can_be_emptied(batch, num_rows=rows.of_rank or rows.borrowed)
 
     def _end(self, iteration: Iteration, began_at: Position) -> None:
-        """End a loop; if it only looked at an epoch to resume, the position is what it was."""
+        """End a loop; restore the position if the loop only fetched its first batch to resume."""
         has_only_looked = self._tally.state_of(iteration) is LoopState.RESUMING
         self._tally.close(iteration)
         self._note_few(None)
@@ -186,12 +187,12 @@ class Loader:
 
     @property
     def rows(self) -> int:
-        """Samples of this rank in the batch that was yielded last; 0 where the rank computes another rank's row."""
+        """Samples of this rank in the last batch; 0 if the rank computes another rank's row."""
         iteration = self.iteration
         return 0 if iteration is None or iteration.rows is None else iteration.rows.of_rank
 
     def _without_rows(self, iteration: Iteration, batch: Any, with_grad: bool) -> Any:
-        """Return what this rank gets of a batch in which it has no row; None for nothing."""
+        """Return what this rank gets of a batch in which it has no row; None to skip the batch."""
         tally, around = self._tally, self._around
         situation = absent.Situation(
             with_grad=with_grad,
@@ -217,7 +218,7 @@ class Loader:
         return empty
 
     def _note_few(self, rows: Rows | None) -> None:
-        """Say that a batch has so few rows here that a layer may be unable to compute it, or that it is over."""
+        """Begin or end the watch of a batch with one row or none on this rank."""
         watch, was_few = self._around.few_rows, self._is_few
         self._is_few = rows is not None and rows.of_rank < 2 and self._around.world.world_size > 1
         if watch is not None and (self._is_few or was_few):
@@ -227,12 +228,12 @@ class Loader:
         return absent.advice(self._source.num_even_samples, self.batch_size, self._around.world)
 
     def release(self) -> None:
-        """Let workers that wait for another epoch go."""
+        """Release workers that wait for another epoch."""
         self._source.release()
 
     @property
     def shuffles(self) -> bool:
-        """Whether each epoch has another order of ours."""
+        """Whether paceline shuffles each epoch."""
         return self._shuffle
 
     def _refuse_two_loops(self) -> None:
@@ -247,13 +248,13 @@ class Loader:
             )
 
     def describe(self) -> str:
-        """Return what was decided that the script does not say, one line to print; empty if there is nothing."""
+        """Return the choices that the script did not make, one line to print; empty without any."""
         ranks, size, groups = self._around.world.world_size, self.batch_size, self._around.accumulate
         per_rank = f"{size // ranks}" + (f" to {size // ranks + 1}" if size % ranks else "")
         parts = []
         if ranks > 1 and size:
             parts.append(f"batches of {size}, {per_rank} a rank")
-        if groups > 1 and self._shuffle:  # in no order of its own it may be for evaluation, which has no steps
+        if groups > 1 and self._shuffle:  # unshuffled may mean evaluation, without steps
             parts.append(f"{groups} of its batches are one training step")
         num_samples = self._source.num_even_samples
         rest = 0 if num_samples is None else num_samples % size
@@ -267,11 +268,11 @@ class Loader:
 
     @property
     def under_way(self) -> bool:
-        """Whether a training loop over it is live, so that a checkpoint is amid an epoch."""
+        """Whether a training loop over it is live, so a checkpoint would be inside an epoch."""
         return self._with_grad is not None and self._tally.state_of(self._with_grad).trains
 
     def state_dict(self) -> dict[str, int]:
-        """Return how far it has come, at any world size: the epoch, its samples that are done, and of how many."""
+        """Return the position, for any world size: epoch, samples done, and samples in total."""
         epoch, done = self._position
         if self._with_grad is not None and self.under_way:
             epoch = self._with_grad.epoch
@@ -279,10 +280,10 @@ class Loader:
         return {"epoch": epoch, "done": done, "length": self._source.num_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where another one stood.
+        """Continue from the position of a checkpoint.
 
         Raises:
-            UsageError: It stood in the middle of an epoch of another number of samples.
+            UsageError: The position is in the middle of an epoch with another number of samples.
         """
         if state["done"] and state["length"] != self._source.num_samples:
             raise UsageError(

@@ -1,7 +1,8 @@
 """The order of the samples in an epoch: a function of seed and epoch alone.
 
-Small orders are stored. From ``COUNTED_FROM`` samples on nothing is stored: a position is turned into a sample
-by a keyed bijection, in blocks, so that the start costs nothing and memory does not grow with the dataset.
+Small orders are stored. From ``COUNTED_FROM`` samples on, nothing is stored: a keyed bijection maps
+positions to samples, in blocks, so that the start costs nothing and memory does not grow with the
+dataset.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Protocol
 
 import torch
 
-COUNTED_FROM = 1 << 20  # stored it would take 8 MB and some 20 ms an epoch, and both grow
-BLOCK = 1 << 16  # positions worked out at once: enough to make torch's cost for a call small
+COUNTED_FROM = 1 << 20  # stored, it would take 8 MB and some 20 ms an epoch, both growing
+BLOCK = 1 << 16  # positions computed at once: enough to make torch's cost per call small
 MAX_SPANS = 1 << 11
 _ROUNDS = 4
 
 
 def derive(*parts: object) -> int:
-    """Return 64 bits that depend on ``parts``, as a seed; neighbouring parts give unrelated seeds."""
-    # Hashed, because sums repeat: seed 1 of epoch 0 would be seed 0 of epoch 1.
+    """Return a 64-bit seed that depends on ``parts``; similar parts give unrelated seeds."""
+    # Hashed, because sums collide: seed 1 in epoch 0 would equal seed 0 in epoch 1.
     digest = hashlib.blake2b(" ".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
@@ -34,11 +35,11 @@ class Order(Protocol):
         """Number of samples."""
 
     def take(self, spans: Sequence[range]) -> Iterable[list[int]]:
-        """Return the samples at the positions of each span; the spans have step 1."""
+        """Return the samples at the positions of each span; spans have step 1."""
 
 
 class StoredOrder:
-    """An order that is held in memory: a range, an array, or a list."""
+    """An order in memory: a range, an array, or a list."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = order
@@ -52,12 +53,12 @@ class StoredOrder:
 
 
 class CountedOrder:
-    """A permutation that is computed where it is asked for.
+    """A permutation that is computed on demand.
 
-    The positions go through an xor with a key and rounds of multiplying by an odd key and xor with a shift of
-    themselves, modulo the next power of two; each is a bijection, so all of them together are. What falls outside
-    of the length goes through again until it falls inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary
-    finite domains", 2002).
+    Positions pass through an xor with a key, and then through rounds of a multiplication by an odd
+    key and an xor with their own shift, modulo the next power of two. Each step is a bijection, so
+    the whole is one. A result outside of the length passes through again until it is inside (cycle
+    walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
 
     Args:
         length: Number of samples, at least 1.
@@ -68,8 +69,8 @@ class CountedOrder:
     def __init__(self, length: int, *, seed: int, epoch: int) -> None:
         self._length = length
         bits = max(2, (length - 1).bit_length())
-        # 32 bits where they do: processors multiply eight of them at once. Products may wrap, as the low bits are
-        # right all the same, and only those are kept.
+        # 32 bits if sufficient: processors multiply eight of them at once. Products may wrap,
+        # because only their low bits are kept, and those are right.
         self._dtype = torch.int32 if bits < 32 else torch.int64
         self._mask, self._shift = (1 << bits) - 1, (bits + 1) // 2
         keys = [derive("order", seed, epoch, each) for each in range(_ROUNDS + 1)]
@@ -82,12 +83,12 @@ class CountedOrder:
     def take(self, spans: Sequence[range]) -> Iterable[list[int]]:
         """Return the samples at the positions of each span."""
         samples = self._walk(self._positions(spans))
-        # One by one, as they are asked for: a block of Python's ints would not stay in the cache.
+        # Converted one by one, on demand: a block of Python ints would not stay in the cache.
         return map(torch.Tensor.tolist, samples.split([len(span) for span in spans]))
 
     def _positions(self, spans: Sequence[range]) -> torch.Tensor:
         sizes = {len(span) for span in spans}
-        if len(sizes) == 1:  # all but the last of an epoch: in one piece
+        if len(sizes) == 1:  # all batches except the last of an epoch: computed at once
             starts = torch.tensor([span.start for span in spans], dtype=self._dtype)
             return (starts[:, None] + torch.arange(sizes.pop(), dtype=self._dtype)).view(-1)
         return torch.cat([torch.arange(span.start, span.stop, dtype=self._dtype) for span in spans])
@@ -119,17 +120,18 @@ def shuffled(length: int, *, seed: int, epoch: int) -> Order:
 def epoch_order(length: int, *, seed: int, epoch: int) -> array[int]:
     """Return a stored permutation of ``0 .. length - 1``, 8 bytes a sample.
 
-    Not a tensor: slices of it become lists of indices at every step, which costs a tensor ten times as much.
+    Not a tensor, because slices become lists of indices at every step, which is ten times as slow
+    for a tensor.
     """
     generator = torch.Generator().manual_seed(derive("order", seed, epoch))
     order = array("q", [0]) * length
-    if length:  # torch writes into the array's memory, and takes no empty one
+    if length:  # torch writes into the array's memory, and refuses an empty one
         torch.randperm(length, generator=generator, out=torch.frombuffer(order, dtype=torch.int64))
     return order
 
 
 def blocks(order: Order, spans: Iterator[range]) -> Iterator[list[int]]:
-    """Yield the samples of each span, worked out for many spans at once.
+    """Yield the samples of each span, computed for many spans at once.
 
     Args:
         order: The order of the epoch.

@@ -1,4 +1,4 @@
-"""Each sample's own randomness: a function of seed, epoch and index, wherever it is loaded."""
+"""Seed the random numbers of each sample: a function of seed, epoch and index, in any worker."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, get_
 
 from paceline.train.data.order import derive
 
-WORKER_GRACE_S = 20.0  # for which a worker goes on after SIGTERM
+WORKER_GRACE_S = 20.0  # how long a worker continues after SIGTERM
 
-_MT19937_BYTES = 624 * 4 + 4  # its words, and the place in them
-_spare: list[Any] = []  # the generator that NumPy has while somebody else's state is kept
+_MT19937_BYTES = 624 * 4 + 4  # words of its state, and the position in them
+_spare: list[Any] = []  # NumPy's generator inside ``kept_state``, at most one
 
 Request = tuple[int, list[int]]  # number of the epoch, indices of samples
 
 
 def in_memory(dataset: Any) -> bool:
-    """Return whether reading a sample is only looking it up: nothing is drawn, decoded or waited for."""
-    if type(dataset) is Subset:  # a class derived from it may transform what it looks up
+    """Return whether reading a sample is only a lookup: no random numbers, decoding or waiting."""
+    if type(dataset) is Subset:  # a subclass may transform the samples
         return in_memory(dataset.dataset)
     if type(dataset) is ConcatDataset:
         return all(map(in_memory, dataset.datasets))
@@ -34,18 +34,20 @@ def in_memory(dataset: Any) -> bool:
 
 
 class Samples(Dataset[Any]):
-    """The dataset that is handed to torch: the user's, with the random state set before each sample.
+    """The dataset passed to torch: the user's, with the random state set before each sample.
 
-    It takes a whole batch's request at a time (``__getitems__``), because that is the only thing that reaches a
-    worker which outlives an epoch, and so the only way to tell it which epoch it is.
+    It takes a whole batch's request at a time (``__getitems__``). Only requests reach a worker that
+    outlives an epoch, so they also carry the epoch's number.
 
-    Most datasets draw nothing, and seeding costs some 20 µs a sample. So samples are loaded without at first, and
-    once more if that has moved a global generator; from then on each is seeded.
+    Most datasets draw no random numbers, and seeding takes some 20 µs a sample. So samples are
+    loaded without seeding at first, and loaded again if that has changed a global generator. From
+    then on each sample is seeded.
 
     Args:
         dataset: The user's dataset.
         seed: Seed of the run.
-        stacked: Whether to return the batch of a ``TensorDataset`` in one piece, as the default collation makes it.
+        stacked: Whether to return the batch of a ``TensorDataset`` at once, as the default collate
+            function makes it.
     """
 
     def __init__(self, dataset: Any, *, seed: int, stacked: bool) -> None:
@@ -89,11 +91,12 @@ class Samples(Dataset[Any]):
 
 
 def takes_batches(dataset: Any) -> bool:
-    """Return whether a dataset loads many samples at once by its own code; torch's ``Subset`` only hands on.
+    """Return whether a dataset's own code loads many samples at once; torch's ``Subset`` delegates.
 
-    Of a class derived from it, only the methods of its own may be called: the other one of the two would pass them by.
-    If it has both, then because torch asks for ``__getitems__`` beside ``__getitem__``. That is mostly a loop, and one
-    by one each sample draws for itself.
+    If a subclass overrides only one of ``__getitem__`` and ``__getitems__``, only the overridden
+    one may be called, because the inherited one would bypass it. A subclass that overrides both
+    usually does so because torch looks for ``__getitems__`` too. That is usually a loop, so
+    ``__getitem__`` is called, and each sample is seeded.
     """
     if isinstance(dataset, Subset):
         own_item, own_items = (
@@ -104,7 +107,7 @@ def takes_batches(dataset: Any) -> bool:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's (if it is in use) and torch's global generators; of torch's, that of the CPU."""
+    """Seed the global generators of Python, NumPy (if imported) and torch (the CPU's)."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     numpy = sys.modules.get("numpy")
@@ -113,7 +116,7 @@ def seed_all(seed: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of the global generators, those that ``seed_all`` seeds."""
+    """Return the state of the global generators that ``seed_all`` seeds."""
     numpy: Any = sys.modules.get("numpy.random")
     state = {"python": random.getstate(), "torch": torch.default_generator.get_state()}
     return {**state, "numpy": numpy.get_state()} if numpy else state
@@ -129,7 +132,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 class Fingerprint(NamedTuple):
-    """States of the global generators, to see whether somebody has drawn."""
+    """States of the global generators, to detect draws."""
 
     python: Any
     torch: bytes
@@ -138,10 +141,11 @@ class Fingerprint(NamedTuple):
 
 @contextmanager
 def kept_state() -> Iterator[Fingerprint]:
-    """Put the global random states back at the end, as if nothing had been drawn.
+    """Restore the global random states at the end, as if nothing had been drawn.
 
-    NumPy gets another generator meanwhile, because reading its state takes 40 to 80 µs. What that costs is the
-    second of a pair of Gaussian numbers, which it keeps for the next call and then draws anew.
+    NumPy gets another generator meanwhile, because reading its state takes 40 to 80 µs. The only
+    loss is the second of a pair of Gaussian numbers, which NumPy stores for the next call and then
+    draws again.
     """
     numpy: Any = sys.modules.get("numpy.random")
     users = numpy.get_bit_generator() if numpy else None
@@ -161,36 +165,36 @@ def kept_state() -> Iterator[Fingerprint]:
 
 
 def has_drawn(before: Fingerprint) -> bool:
-    """Return whether anybody has drawn since ``kept_state`` was entered."""
+    """Return whether random numbers were drawn since ``kept_state`` was entered."""
     if _numpy_memory() != before.numpy or random.getstate() != before.python:
         return True
     return _torch_memory(torch.default_generator.get_state()) != before.torch
 
 
 def _torch_memory(state: torch.Tensor) -> bytes:
-    """Return the state of a generator of torch's as memory; also where NumPy is not installed."""
+    """Return the state of a torch generator as bytes, without NumPy."""
     return ctypes.string_at(state.data_ptr(), state.nbytes)
 
 
 def _numpy_memory() -> bytes:
-    """Return the state of NumPy's generator as memory; empty as long as nothing has loaded it."""
+    """Return the state of NumPy's generator as bytes; empty if NumPy is not imported."""
     numpy: Any = sys.modules.get("numpy.random")
     return ctypes.string_at(numpy.get_bit_generator().ctypes.state_address, _MT19937_BYTES) if numpy else b""
 
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """Seed the global generators for a while; afterwards they are as before."""
+    """Seed the global generators inside the context; afterwards they are as before."""
     with kept_state():
         seed_all(derive(*parts))
         yield
 
 
 def _outlive_signals() -> None:
-    """Let a worker go on where a signal is sent to all processes: its rank stops at the end of a step, with its help.
+    """Let a worker continue after a signal to all processes: its rank needs it to complete a step.
 
-    Schedulers, ``timeout`` and terminals do so. SIGTERM ends it after a while, as torch ends workers by it that do
-    not go by themselves.
+    Schedulers, ``timeout`` and terminals send such signals. SIGTERM ends the worker after a while,
+    because torch uses it for workers that do not exit.
     """
     for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT"):
         if hasattr(signal, name):
@@ -201,18 +205,18 @@ def _outlive_signals() -> None:
 
 
 def _renew_locks() -> None:
-    """Give fsspec a new lock, which Hugging Face's streams do where they see their worker: a forked one may be held."""
+    """Give fsspec a new lock, as Hugging Face does in a worker: a forked one may be locked."""
     fsspec: Any = sys.modules.get("fsspec.asyn")
     if fsspec is not None and hasattr(fsspec, "reset_lock"):
         fsspec.reset_lock()
 
 
 class WorkerStart:
-    """What a worker does first: show the user's own dataset in ``get_worker_info``, and run their function.
+    """Starts a worker: shows the user's dataset in ``get_worker_info``, and calls their function.
 
-    The user's function is told that a stream's worker is the only one: we share out what it yields, and one that
-    shared itself out among workers too, as torch's documentation writes them, would lose the other workers' part. While
-    a stream is read it sees no worker at all; see ``stream.py``.
+    The user's function sees a stream's worker as the only one. We divide what the stream yields; a
+    stream that divided itself among workers too, as in torch's documentation, would lose the other
+    workers' part. While a stream is read it sees no worker at all; see ``stream.py``.
     """
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
@@ -229,7 +233,7 @@ class WorkerStart:
             stream: Any = info.dataset
             stream.worker = (info.id, info.num_workers)
             loading._worker_info = _changed(info, id=0, num_workers=1, dataset=stream.dataset)
-            worker = 0  # whose function may divide by it, or seed what all of them have to draw alike
+            worker = 0  # the user's function may divide data by it, or seed with it
             _renew_locks()
         if self._user is not None:
             self._user(worker)
@@ -238,7 +242,7 @@ class WorkerStart:
 def _changed(info: Any, **values: Any) -> Any:
     """Return a copy of torch's worker info with other values.
 
-    No version of torch lets them be assigned, and it is a dataclass in the newer ones only.
+    All versions of torch refuse assignment to them, and only newer ones make it a dataclass.
     """
     new = copy.copy(info)
     for name, value in values.items():

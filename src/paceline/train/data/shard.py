@@ -1,8 +1,8 @@
-"""Who gets which sample: pure functions of length, batch size, rank and world size.
+"""Decide which rank gets which sample: pure functions of length, batch size, rank and world size.
 
-An epoch is an order of samples, a global batch is a span of that order, and a rank's share is a span of the
-batch, so that the number of ranks never changes what a step sees. Several batches make a group if gradients are
-accumulated.
+An epoch is an order of samples, a global batch is a span of that order, and a rank's share is a
+span of the batch. So the number of ranks never changes what a step sees. With gradient
+accumulation, several batches make a group.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Rows(NamedTuple):
 
     Attributes:
         of_rank: Samples of this rank; may be 0.
-        of_batch: Samples of the global batch.
-        of_group: Samples of the whole group of accumulated batches; None where only its end can tell.
+        of_batch: Samples in the global batch.
+        of_group: Samples in the whole group of accumulated batches; None if only known at its end.
         ends_group: Whether the optimizer steps after this batch.
-        borrowed: Samples of other ranks that were read where this rank has none.
+        borrowed: Samples of other ranks that were read because this rank has none.
     """
 
     of_rank: int
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 def share(num_rows: int, *, rank: int, world_size: int) -> range:
     """Return which rows of a batch a rank gets.
 
-    The shares are contiguous and in the order of ranks; their sizes differ by at most one, larger ones first.
+    Shares are contiguous and in the order of ranks; sizes differ by at most one, larger ones first.
     """
     size, extra = divmod(num_rows, world_size)
     start = rank * size + min(rank, extra)
@@ -45,12 +45,12 @@ def share(num_rows: int, *, rank: int, world_size: int) -> range:
 
 @dataclass(frozen=True)
 class EvenBatches:
-    """Batches of one size, up to the last.
+    """Batches of one size, except the last.
 
     Attributes:
-        length: Number of samples of the epoch.
-        batch_size: Samples of a global batch.
-        last: What becomes of a last batch that is shorter: ``"exact"`` keeps it, ``"drop"`` leaves it out.
+        length: Number of samples in the epoch.
+        batch_size: Samples in a global batch.
+        last: ``"exact"`` keeps a shorter last batch, ``"drop"`` leaves it out.
         start: Samples of the epoch that were served before, at any batch size.
     """
 
@@ -71,10 +71,10 @@ class EvenBatches:
 
 @dataclass(frozen=True)
 class GivenBatches:
-    """Batches of any sizes, one after the other.
+    """Consecutive batches of any sizes.
 
     Attributes:
-        bounds: Where each batch begins, and at last where the last one ends.
+        bounds: First position of each batch, and then the end of the last batch.
     """
 
     bounds: Sequence[int]
@@ -89,13 +89,13 @@ class GivenBatches:
 
 @dataclass(frozen=True)
 class Shard:
-    """How one rank takes part in the batches of an epoch.
+    """One rank's part in the batches of an epoch.
 
     Attributes:
         batches: The global batches.
-        rank: Rank.
+        rank: Global rank.
         world_size: Number of ranks.
-        accumulate: Batches of a group; the last group may have fewer.
+        accumulate: Batches in a group; the last group may have fewer.
     """
 
     batches: EvenBatches | GivenBatches
@@ -109,23 +109,23 @@ class Shard:
         return len(self.batches)
 
     def positions(self, batch: int) -> range:
-        """Return the positions in the epoch's order that are this rank's share of a batch; may be empty."""
+        """Return the positions of this rank's share of a batch; may be empty."""
         return self.positions_of(batch, self.rank)
 
     def positions_of(self, batch: int, rank: int) -> range:
-        """Return those of any rank."""
+        """Return the positions of any rank's share of a batch."""
         span = self.batches.span(batch)
         rows = share(len(span), rank=rank, world_size=self.world_size)
         return range(span.start + rows.start, span.start + rows.stop)
 
     def read(self) -> Iterator[range]:
-        """Yield the positions to read for each batch: the share, or the first of the batch if that is empty.
+        """Yield the positions to read for each batch: the share, or the first row if that is empty.
 
-        A rank without a sample needs one to know what its empty batch looks like.
+        A rank without a sample needs one to derive the structure of its empty batch.
         """
         batches, number = self.batches, self.num_batches
         num_alike = max(0, number - 1) if isinstance(batches, EvenBatches) else 0
-        if num_alike and isinstance(batches, EvenBatches):  # a step only adds, as it does so for every rank
+        if num_alike and isinstance(batches, EvenBatches):  # iterators, so that a step only adds
             mine = self.positions(0) or batches.span(0)[:1]
             first, stop, size = mine.start, mine.stop, batches.batch_size
             yield from map(range, range(first, first + num_alike * size, size), itertools.count(stop, size))
@@ -151,7 +151,7 @@ class Shard:
 
 
 def in_order(spans: Sequence[Sequence[range]]) -> list[int]:
-    """Return where to find each row after all ranks' rows were put one behind the other.
+    """Return the indices that sort concatenated rows of all ranks by position.
 
     Args:
         spans: For each rank, the positions of its shares in the order in which it collected them.

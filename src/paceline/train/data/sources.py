@@ -1,6 +1,6 @@
-"""Where a loader's batches come from: a dataset that is read by index, or a stream.
+"""Produce a loader's batches from an indexed dataset or from a stream.
 
-Both are built on torch's DataLoader. ``MapBatches`` gives it a list of indices for each batch,
+Both are built on torch's DataLoader. ``MapBatches`` passes it a list of indices for each batch,
 ``StreamBatches`` a stream that is already in batches.
 """
 
@@ -28,7 +28,7 @@ from paceline.train.data.surroundings import Surroundings
 
 Collate = Callable[[list[Any]], Any]
 
-# Rows of a batch, the batch, and why its rows are not its weight (empty where they are).
+# Rows of a batch, the batch, and why its rows are not its weight (empty if they are).
 Served = tuple[Rows, Any, str]
 
 # Returns the batches of an epoch, given how many samples have been served.
@@ -37,13 +37,13 @@ ShardOf = Callable[[int], Shard] | None
 
 
 class Source:
-    """What both kinds have in common: torch's DataLoader, whose workers may outlive an epoch.
+    """The common part of both sources: torch's DataLoader, whose workers may outlive an epoch.
 
     Args:
         dataset: The user's dataset.
         around: The loader's surroundings.
         divided: How samples are divided into batches.
-        likeness: Compares what ranks read.
+        likeness: Checks that ranks read the same data.
         collate: Makes a batch of a list of samples; None for torch's default.
 
     Attributes:
@@ -66,23 +66,23 @@ class Source:
         self._collate = None if collate is default_collate else collate
         self._units = Units(around.first_of, matter=around.world.world_size > 1 or around.accumulate > 1)
         self._torch_loader: DataLoader[Any]
-        self._state_of_dataset: Any = None  # when the workers got it
+        self._state_of_dataset: Any = None  # when the workers were started
 
     def __len__(self) -> int:
-        """Number of batches of a whole epoch."""
+        """Number of batches in a whole epoch."""
         raise NotImplementedError
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch; -1 if that is not known before it is read."""
+        """Samples in an epoch; -1 if that is unknown before it is read."""
         raise NotImplementedError
 
     def begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         """Begin to read an epoch.
 
         Args:
-            epoch: Its number.
-            start: Samples of it that were served before.
+            epoch: Number of the epoch, from 0.
+            start: Samples of the epoch that were served before.
         """
         if callable(getattr(self._dataset, "set_epoch", None)):
             self._dataset.set_epoch(epoch)
@@ -94,31 +94,31 @@ class Source:
 
     @property
     def num_even_samples(self) -> int | None:
-        """Samples of an epoch if all batches but the last have one size; None if not, or unknown."""
+        """Samples in an epoch if all batches except the last have one size; else None."""
         is_even = self._divided.batch_size > 0 and self._divided.last == "exact"
         return self.num_samples if is_even and self.num_samples >= 0 else None
 
     @property
     def has_workers(self) -> bool:
-        """Whether other processes read."""
+        """Whether worker processes read the data."""
         return self._torch_loader.num_workers > 0
 
     @property
     def serves_one_loop(self) -> bool:
-        """Whether two loops at a time would take each other's batches."""
+        """Whether two concurrent loops would take each other's batches."""
         return self._torch_loader.persistent_workers
 
     def mark(self) -> tuple[Any, ...]:
-        """Return what is to be the same on all ranks."""
+        """Return the values that must be equal on all ranks."""
         divided = self._divided
         return fingerprint(self._dataset), divided.batch_size, divided.shuffle, divided.last
 
     def release(self) -> None:
-        """Let workers that wait for another epoch go."""
+        """Release workers that wait for another epoch."""
         self._torch_loader._iterator = None
 
     def _restart_workers_if_changed(self) -> None:
-        """Let workers see what the script has changed in the dataset since they were started."""
+        """Release workers whose copy of the dataset is outdated, so that new ones are started."""
         if not self.serves_one_loop:
             return
         state = state_of(self._dataset)
@@ -127,12 +127,13 @@ class Source:
         self._state_of_dataset = state
 
     def _fetch(self, dataset: Any, settings: dict[str, Any], **options: Any) -> DataLoader[Any]:
-        """Return torch's DataLoader of what reads the user's dataset.
+        """Return torch's DataLoader of the dataset that reads the user's.
 
         Raises:
-            UsageError: Its options exclude each other.
+            UsageError: The settings exclude each other.
         """
-        # Its own generator: torch would draw a seed for the workers from the global one each epoch.
+        # A separate generator, because torch would draw the workers' seed from the global one each
+        # epoch.
         generator = torch.Generator().manual_seed(derive("workers", self._around.seed))
         try:
             return DataLoader(dataset, generator=generator, **options, **settings)
@@ -141,7 +142,7 @@ class Source:
 
 
 class MapBatches(Source):
-    """Batches of a dataset that is read by index; ``settings`` are those of torch's DataLoader."""
+    """Batches of an indexed dataset; ``settings`` are those of torch's DataLoader."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class MapBatches(Source):
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch, or batches if the sampler yields batches."""
+        """Samples in an epoch, or batches if the sampler yields batches."""
         return len(self._dataset if self._divided.sampler is None else self._divided.sampler)
 
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
@@ -179,7 +180,8 @@ class MapBatches(Source):
         order, batches = self._order(epoch, start)
         shard = Shard(batches, world.rank, world.world_size, self._around.accumulate)
         self._requests.begin(epoch, order, shard)
-        # The batches first, so that torch's iterator sees its end and lets its workers go.
+        # The DataLoader comes first in zip, so that its iterator sees its end and releases its
+        # workers.
         pairs = zip(self._torch_loader, shard.rows(), strict=False)
         if self._units.is_counted:
             see = self._units.see
@@ -204,7 +206,7 @@ class MapBatches(Source):
 
 
 class _Requests:
-    """The batch sampler handed to torch: for each batch the epoch and the indices of this rank's share."""
+    """The batch sampler passed to torch: yields epoch and this rank's indices of each batch."""
 
     def __init__(self) -> None:
         self._requests: Iterator[Request] = iter(())
@@ -218,19 +220,19 @@ class _Requests:
 
 
 class StreamBatches(Source):
-    """Batches of a stream, which all ranks read alike, or each its own.
+    """Batches of a stream that is the same on all ranks, or different on each.
 
     Args:
         dataset: The user's stream of samples.
         around: The loader's surroundings.
         divided: How samples are divided into batches.
-        settings: Those of torch's DataLoader.
-        sharded: Whether each rank's stream is another one; None if the user has not said so.
+        settings: Settings of torch's DataLoader.
+        sharded: Whether each rank has a different stream; None if the user has not set it.
         **common: As for ``Source``.
 
     Raises:
-        UsageError: The stream seems to share itself out, or the batch size does not divide by the
-            ranks.
+        UsageError: The stream seems to divide itself among ranks, or the batch size is not
+            divisible by the number of ranks.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class StreamBatches(Source):
 
     @property
     def num_samples(self) -> int:
-        """Unknown."""
+        """Always -1: unknown."""
         return -1
 
     def _whole_stream(self) -> Stream:
@@ -292,7 +294,7 @@ class StreamBatches(Source):
             return None, self._met(pieces)
         world, size = self._around.world, self._divided.batch_size
 
-        def served(end: int) -> Shard:  # all batches up to there but the last are whole
+        def served(end: int) -> Shard:  # all batches up to ``end`` except the last are full
             return Shard(EvenBatches(end, size, start=start), world.rank, world.world_size)
 
         return served, self._whole(pieces, f"{epoch}/{start}")

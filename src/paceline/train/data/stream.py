@@ -1,8 +1,8 @@
-"""Streams: datasets that can only be read in sequence, shared out by (rank, worker).
+"""Divide streams, which can only be read in sequence, by rank and worker.
 
-A whole stream is the same on all ranks: each reader goes through all of it and keeps the rows that are its own,
-so that batches are those of a single rank. A sharded stream is another one on each rank, and may end earlier
-there than elsewhere; its ranks tell each other at each batch what they have left.
+A whole stream is the same on all ranks: each reader reads all of it and keeps its own rows, so that
+batches equal those of a single rank. A sharded stream differs between ranks, and may end earlier on
+some. For each batch its ranks exchange whether they have more.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Piece(NamedTuple):
     """This rank's part of a batch.
 
     Attributes:
-        rows: Samples of it that are this rank's; 0 if ``batch`` only shows the structure.
-        of_batch: Samples of the global batch, or of this rank's own if the stream is sharded.
+        rows: Samples of this rank; 0 if ``batch`` only shows the structure.
+        of_batch: Samples in the global batch; in this rank's if the stream is sharded.
         is_last: Whether the stream ends with it.
-        batch: The samples, collated in the end.
-        shown: How many samples ``batch`` is made of.
-        mark: What was read of the whole batch, in short; None for most batches, and of a sharded stream.
-        unit: What of the collated batch is not one a sample.
+        batch: The samples, later collated.
+        shown: Number of samples in ``batch``.
+        mark: Digest of the whole batch; None for most batches, and for a sharded stream.
+        unit: Rows or labels of the collated batch whose number per sample is not one.
     """
 
     rows: int
@@ -51,17 +51,17 @@ class Stream(IterableDataset[Piece]):
     Args:
         dataset: The user's stream of samples.
         seed: Seed of the run.
-        batch_size: Samples of a global batch, or of a rank's if the stream is sharded.
+        batch_size: Samples in a global batch; in a rank's if the stream is sharded.
         last: ``"exact"`` or ``"drop"``.
         collate: Makes a batch of a list of samples.
-        is_counted: Whether ``collate`` returns what is not one a sample, too.
+        is_counted: Whether ``collate`` also returns the batch's unit.
         is_compared: Whether ranks compare what they read.
-        rank: This rank; 0 of 1 if the stream is sharded.
-        world_size: Number of ranks.
-        share_of_seed: The rank, where each rank reads something else and so draws something else.
+        rank: Global rank; 0 if the stream is sharded.
+        world_size: Number of ranks; 1 if the stream is sharded.
+        share_of_seed: The rank if the stream is sharded, so that ranks draw different numbers.
 
     Attributes:
-        worker: Number of the worker that reads it, and of how many.
+        worker: Number of the worker that reads the stream, and the number of workers.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Stream(IterableDataset[Piece]):
     ) -> None:
         self.dataset = dataset
         self._is_counted, self._is_compared = is_counted, is_compared
-        # Shared memory, because workers may outlive an epoch: its number, and the samples to skip.
+        # Shared memory, because workers may outlive an epoch: the epoch's number, and samples to
+        # skip.
         self.at = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
         self._rank, self._world_size = rank, world_size
@@ -93,19 +94,20 @@ class Stream(IterableDataset[Piece]):
         pieces = self._pieces(epoch, skip)
         if get_worker_info() is None:
             pieces = _undisturbed(pieces, seed)
-        else:  # a worker's random state is nobody else's
+        else:  # a worker's random state is not shared
             seed_all(seed)
         return self._collated(pieces, skip, seed)
 
     def _collated(self, pieces: Iterator[Piece], skip: int, seed: int) -> Iterator[Piece]:
-        """Collate each piece with a random state of its own.
+        """Collate each piece with a separate random state.
 
-        Ranks collate different rows, and workers different batches: what is drawn for them must not move the
-        generators that the stream itself draws from, or they would read different streams.
+        Ranks collate different rows, and workers different batches. Random numbers drawn for them
+        must not advance the generators that the stream itself uses, or ranks would read different
+        streams.
         """
         worker, num_workers = self.worker
         for number, piece in enumerate(_unseen_worker(pieces)):
-            if self._collate is default_collate:  # draws nothing
+            if self._collate is default_collate:  # draws no random numbers
                 batch = default_collate(piece.batch)
             else:
                 place = skip + (number * num_workers + worker) * self._batch_size
@@ -130,10 +132,10 @@ class Stream(IterableDataset[Piece]):
 
 
 def _unseen_worker(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Read as if in the main process: libraries order a stream by the worker that reads it, or share it out.
+    """Read as if in the main process: libraries order or divide a stream by its worker.
 
-    Hugging Face's streams, for one, come in another order in a worker than without any, so that the CPUs of a rank,
-    which decide about its workers, would decide about the order.
+    For example, Hugging Face's streams have another order in a worker. The number of CPUs of a
+    rank, which decides whether it has workers, would change the order.
     """
     info = loading._worker_info
     while True:
@@ -141,14 +143,14 @@ def _unseen_worker(pieces: Iterator[Piece]) -> Iterator[Piece]:
         try:
             piece = next(pieces, None)
         finally:
-            loading._worker_info = info  # torch's collation asks for it, to collate into shared memory
+            loading._worker_info = info  # torch's collate function needs it to use shared memory
         if piece is None:
             return
         yield piece
 
 
 def _undisturbed(pieces: Iterator[Piece], seed: int) -> Iterator[Piece]:
-    """Read with a random state of its own, in a process whose random state is the training's."""
+    """Read with a separate random state, in the process that trains."""
     own: dict[str, Any] = {}
     while True:
         with kept_state():
@@ -169,7 +171,7 @@ def _grouped(stream: Iterator[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _with_end(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
-    """Yield each batch with whether it is the last, which takes one of reading ahead."""
+    """Yield each batch and whether it is the last, reading one batch ahead."""
     before = next(batches, None)
     while before is not None:
         coming = next(batches, None)
@@ -178,21 +180,21 @@ def _with_end(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
 
 
 def whole_rows(piece: Piece, number: int, accumulate: int) -> Rows:
-    """Return the rows of a batch of a whole stream; the size of a group is known at its end only."""
+    """Return the rows of a batch of a whole stream; a group's size is only known at its end."""
     ends_group = piece.is_last or (number + 1) % accumulate == 0
     of_group = piece.of_batch if accumulate == 1 else None
     return Rows(piece.rows, piece.of_batch, of_group, ends_group, piece.shown)
 
 
 def met_pieces(pieces: Iterator[Piece], agree: Callable[[list[int]], list[int]]) -> Iterator[tuple[Piece, int, bool]]:
-    """Yield a rank's pieces until all ranks are through with theirs; one without any more keeps its last, of no rows.
+    """Yield a rank's pieces until all ranks' streams have ended; an ended one repeats without rows.
 
     Args:
-        pieces: The pieces of this rank's own stream.
+        pieces: The pieces of this rank's stream.
         agree: Returns the sums of a list of ints over all ranks.
 
     Yields:
-        A piece, the samples of all ranks' pieces, and whether no rank has any more.
+        A piece, the samples in all ranks' pieces, and whether it is the last on all ranks.
     """
     piece = next(pieces, None)
     (num_empty,) = agree([piece is None])

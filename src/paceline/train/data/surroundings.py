@@ -1,4 +1,4 @@
-"""What a loader needs of its session."""
+"""What a loader needs of its session: the interface that keeps it independent of Session."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.world import World
 
 
 class Watch(Protocol):
-    """Who hears of batches with one row or none on this rank."""
+    """An object that handles batches with one row or none on this rank."""
 
     def watch(self, rows: Rows | None, advice: str) -> None:
-        """Such a batch comes; None: it is over."""
+        """Begin the watch of such a batch; None ends it."""
 
     def borrow(self, advice: str, *, knows: bool) -> None:
-        """The rank computes another rank's row of it, which the caller may leave out of its sums."""
+        """Handle a batch of which the rank computes another rank's row."""
 
     def compute_without(self, batch: Any, empty: Any) -> None:
-        """The rank gets it with zero rows, as ``empty``."""
+        """Handle a batch that the rank gets with zero rows, as ``empty``."""
 
 
 def _nothing(_begins: bool, _is_of_training: bool) -> None:
@@ -36,19 +36,20 @@ class Surroundings:
 
     Attributes:
         world: The ranks.
-        device: Where batches are moved to; those on the CPU stay as the workers made them.
+        device: Target of batches; on the CPU they are not moved.
         tally: Records the batches that each loop yields.
-        seed: Seed of the order and of the samples' own randomness.
-        accumulate: Batches of a group.
+        seed: Seed of the order and of the samples' random numbers.
+        accumulate: Batches in a group.
         cpus: CPUs that the ranks of this node may use.
-        at_boundary: Called before the first batch of each group of a loop with autograd, where a step is complete;
-            with whether the loop begins, and whether it is one of training.
-        few_rows: Hears of batches with one row or none on this rank.
+        at_boundary: Called before the first batch of each group of a loop with autograd, where a
+            step is complete. Its arguments are whether the loop begins and whether it trains.
+        few_rows: Handles batches with one row or none on this rank.
         total: Returns the sums of ints over all ranks; for sharded streams.
-        first_of: Returns the value under a key that a rank has set first; nobody waits for another rank in it.
-        in_training_mode: Returns whether a model of the session is in training mode; None without a model.
+        first_of: Sets a store key if it is unset, and returns its value; does not wait for ranks.
+        in_training_mode: Returns whether a model of the session is in training mode; None without a
+            model.
         has_optimizer: Returns whether the session has an optimizer.
-        forward_meets: Returns whether every forward of a model needs all ranks, as with fsdp.
+        forward_meets: Returns whether every forward of a model is a collective, as with fsdp.
     """
 
     world: World

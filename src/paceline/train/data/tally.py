@@ -1,4 +1,4 @@
-"""Which batch a loss belongs to, and how far each loop has come: what loaders tell their session."""
+"""Decide which batch a loss belongs to, and how far each loop has come."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from paceline.train.data.shard import Rows
 class Tally:
     """Which batch the next backward belongs to; shared by the loaders of a session.
 
-    A loop over a loader records each batch that it yields, and is no longer live when it ends: at the last
-    batch, or by ``break``, which closes the loader's generator at once. An evaluation loop between two training
-    batches has therefore ended by the time of the next backward.
+    A loop over a loader records each batch that it yields. It is no longer live when it ends: at
+    the last batch, or by ``break``, which closes the loader's generator at once. An evaluation loop
+    between two training batches has therefore ended before the next backward.
 
     Args:
-        on_sync: Called with whether the next backward ends its group; None if groups have one batch.
+        on_sync: Called with whether the next backward ends its group; None if groups have one
+            batch.
 
     Attributes:
         last: The loop that yielded a batch last.
-        is_uneven: Whether a rank was left out of all batches of some loop; all ranks know it.
+        is_uneven: Whether a rank was left out of all batches of some loop; known to all ranks.
+        is_borrowed: Whether the last backward is of another rank's rows.
+        is_again: Whether the last backward was a second one of its batch.
     """
 
     def __init__(self, on_sync: Callable[[bool], None] | None = None) -> None:
@@ -30,29 +33,29 @@ class Tally:
         self._rows: Rows | None = None
         self.last: Iteration | None = None
         self.is_uneven = False
-        self.is_borrowed = False  # whether the last backward is of another rank's rows
-        self.is_again = False  # whether the last backward was another one of the same batch
-        self._trained: Iteration | None = None  # the loop that the last backward belonged to
+        self.is_borrowed = False
+        self.is_again = False
+        self._trained: Iteration | None = None  # the loop of the last backward
 
     @property
     def has_trained(self) -> bool:
-        """Whether there was a backward of any loop's batch."""
+        """Whether any loop's batch had a backward."""
         return self._trained is not None
 
     def open(self, iteration: Iteration) -> None:
-        """Follow a loop that begins."""
+        """Track a loop that begins."""
         self._iterations = [each for each in self._iterations if each.live or each.num_batches]
         self._iterations.append(iteration)
 
     def asks(self, iteration: Iteration, *, with_grad: bool) -> LoopState:
-        """Record that a loop is asked for its next batch; return what it is doing.
+        """Record that a loop fetches its next batch; return what the loop is doing.
 
         Args:
             iteration: The loop.
             with_grad: Whether autograd is enabled.
         """
         if iteration.number >= 0:
-            iteration.resumes = False  # more than a look at the first batch
+            iteration.resumes = False  # its first batch was used
         return self.state_of(iteration, with_grad)
 
     def state_of(self, iteration: Iteration, with_grad: bool | None = None) -> LoopState:
@@ -60,7 +63,7 @@ class Tally:
 
         Args:
             iteration: The loop.
-            with_grad: Whether autograd is enabled; None: as it was for the last batch.
+            with_grad: Whether autograd is enabled; None means as for the last batch.
         """
         if with_grad is None:
             with_grad = iteration.with_grad
@@ -79,7 +82,7 @@ class Tally:
     def close(self, iteration: Iteration) -> None:
         """Record that a loop has ended."""
         iteration.live = False
-        if self._on_sync is not None:  # an evaluation may have been between two batches of a group
+        if self._on_sync is not None:  # this may be an evaluation between two batches of a group
             self._on_sync(self._ends_group())
 
     def yields(self, iteration: Iteration, rows: Rows, *, with_grad: bool) -> None:
@@ -99,38 +102,39 @@ class Tally:
             self._on_sync(self._ends_group())
 
     def _ends_group(self) -> bool:
-        """Whether a group ends with the present batches: of several loops, as of a zip, if it does for one."""
+        """Whether a group ends with the current batches; with several loops, if it ends for one."""
         rows = [each.rows for each in self._iterations if each.live and each.with_grad and each.rows]
         return any(each.ends_group for each in rows) if rows else True
 
     def meet(self) -> None:
-        """Record that the body of each loop that has not ended calls other ranks."""
+        """Record that the bodies of all live loops run collectives."""
         for each in self._iterations:
             each.meets |= each.live
 
     def is_beside(self, iteration: Iteration, *, trained: bool) -> bool:
-        """Return whether another loop is live, as in a loop over ``zip``; one that trains, or one that does not."""
+        """Return whether another loop is live, as in ``zip``, and has ``trained`` as given."""
         others = [each for each in self._iterations if each is not iteration and each.live]
         return any(each.trained == trained for each in others)
 
     @property
     def has_left_group(self) -> bool:
-        """Whether the loop of the last backward has ended, so that no more batches of its group will come."""
+        """Whether the loop of the last backward has ended, so that its group stays incomplete."""
         return self._trained is not None and not self._trained.live
 
     def take(self, *, weighted: bool = False) -> Rows | None:
-        """Return the rows of the batch that a backward now belongs to, and start anew.
+        """Return the rows of the batch that a backward belongs to, and reset the count of batches.
 
         Args:
-            weighted: Whether the caller knows the weight, so that several loops may come into question: their rows
-                are then those of the first, and the group ends if it does for one of them.
+            weighted: Whether the caller gives the weight. Several loops are possible then: the rows
+                are those of the first, and the group ends if it does for one of them.
 
         Returns:
-            Those of the batch yielded since the last call; if there was none, those of the last call again (a
-            second loss of the same batch); None if nothing was ever yielded, or by evaluations only.
+            The rows of the batch yielded since the last call. If there was no batch, the rows of
+            the last call (a second loss of the same batch). None if no batch was yielded, or only
+            by evaluations.
 
         Raises:
-            UsageError: Several batches come into question.
+            UsageError: The loss may belong to several batches.
         """
         since = [each for each in self._iterations if each.num_batches]
         self.is_again = not since and self._rows is not None
@@ -146,7 +150,7 @@ class Tally:
             _refuse_holes(chosen, weighted)
             if chosen.odd and not weighted:
                 raise not_of_samples(chosen.odd)
-            for each in since if weighted else (chosen,):  # those of a zip are trained on together
+            for each in since if weighted else (chosen,):  # a zip trains on all its batches
                 each.trained |= each is chosen or (each.live and each.with_grad)
             self._trained = chosen
             self._rows = chosen.rows
@@ -160,14 +164,14 @@ class Tally:
 
 
 def _any_of(since: list[Iteration]) -> Iteration | None:
-    """Return the first loop that a weighted loss may be from; None if all were evaluations."""
+    """Return the first loop that a weighted loss may belong to; None if all were evaluations."""
     found = [each for each in since if each.live and each.with_grad]
     found = found or [each for each in since if each.live or each.with_grad]
     return found[0] if found else None
 
 
 def _refuse_replay(trained: Iteration | None) -> None:
-    """A loss with no new batch belongs to the last one, but not if that was the end of a loop of several."""
+    """Refuse a loss without a new batch after the end of a loop of several batches."""
     if trained is not None and not trained.live and trained.number > 0:
         raise _unknown_weight(
             "no batch came from a loader since the loop over it has ended",
@@ -177,7 +181,7 @@ def _refuse_replay(trained: Iteration | None) -> None:
 
 
 def _refuse_holes(chosen: Iteration, weighted: bool) -> None:
-    """A batch of a group without a backward: its samples are counted in, its gradient is missing."""
+    """Refuse a skipped batch in a group: its samples are counted, but its gradient is missing."""
     rows = chosen.rows
     alone = rows is None or rows.of_group in (None, rows.of_batch)
     if chosen.num_batches > 1 and not alone and not weighted:
@@ -188,11 +192,11 @@ def _refuse_holes(chosen: Iteration, weighted: bool) -> None:
 
 
 def _choose(since: list[Iteration]) -> Iteration | None:
-    """Return which of the loops that yielded a batch the loss is from; None if all were evaluations."""
+    """Return the loop that a loss belongs to; None if all were evaluations."""
     live = [each for each in since if each.live]
     if len(live) == 1:
         return live[0]
-    found = [each for each in live or since if each.with_grad]  # under no_grad evaluations advance
+    found = [each for each in live or since if each.with_grad]  # no_grad means evaluation
     if not live and not found:
         return None
     if len(found) != 1:
@@ -210,10 +214,10 @@ def _choose(since: list[Iteration]) -> Iteration | None:
 
 
 def _has_borrowed(iterations: list[Iteration]) -> bool:
-    """Return whether a loss is of another rank's rows, which count nothing.
+    """Return whether a loss is of another rank's rows, which have no weight.
 
     Raises:
-        UsageError: It is of such rows and of this rank's own.
+        UsageError: The loss is of both another rank's rows and this rank's.
     """
     borrowed = [each for each in iterations if each.has_borrowed]
     if borrowed and len(borrowed) < len(iterations):
@@ -225,7 +229,7 @@ def _has_borrowed(iterations: list[Iteration]) -> bool:
 
 
 def not_of_samples(odd: str) -> UsageError:
-    """Return the refusal of a loss that is a mean over something else than samples: ``odd`` says over what."""
+    """Return the error for a loss that is a mean over something other than samples, see ``odd``."""
     return UsageError(
         Finding(
             "batch-weight-unknown",

@@ -1,4 +1,4 @@
-"""How a loader is set where the user left it open: workers, pinned memory, prefetch, each with its reason."""
+"""Choose a loader's open settings: workers, pinned memory and prefetch, each with its reason."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from paceline.train.data.arguments import contradiction
 from paceline.train.data.samples import in_memory
 from paceline.train.data.surroundings import Surroundings
 
-# Arguments that torch's DataLoader takes as they are.
+# Arguments that are passed to torch's DataLoader unchanged.
 _OF_WORKERS = ("timeout", "multiprocessing_context", "persistent_workers", "prefetch_factor")
 _HANDED_ON = ("pin_memory", *_OF_WORKERS)
 
-MAX_WORKERS = 8  # of a rank: beyond it, what one process can take in is the limit rather than loading
+MAX_WORKERS = 8  # per rank; with more, the training process and not loading is the limit
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Settings of a DataLoader that were left open.
+    """Settings of a DataLoader that the user left open.
 
     Attributes:
-        num_workers: Processes that load.
+        num_workers: Worker processes.
         pin_memory: Whether batches are copied to pinned memory.
-        reason: Why, one line to print.
+        reason: Reason for the number of workers, one line to print.
     """
 
     num_workers: int
@@ -41,10 +41,10 @@ def choose(*, cpus: int, ranks: int, in_memory: bool, stream: bool, on_gpu: bool
     Args:
         cpus: CPUs that the ranks of this node may use.
         ranks: Ranks on this node.
-        in_memory: Whether a sample only has to be looked up.
-        stream: Whether the data is read in sequence: each worker then reads all of it.
-        on_gpu: Whether batches go to a GPU.
-        can_fork: Whether workers inherit the dataset; elsewhere it may not survive pickling.
+        in_memory: Whether reading a sample is only a lookup.
+        stream: Whether the data is read in sequence, so that each worker reads all of it.
+        on_gpu: Whether batches are copied to a GPU.
+        can_fork: Whether workers inherit the dataset; otherwise pickling it may fail.
     """
     pinned = ", pinned memory for the copy to the GPU" if on_gpu else ""
     left = max(0, cpus // ranks - 1)
@@ -67,16 +67,16 @@ def _workers(number: int) -> str:
 def settings(
     num_workers: int | None, options: dict[str, Any], dataset: Any, around: Surroundings
 ) -> tuple[dict[str, Any], str]:
-    """Return the settings of torch's DataLoader, and why as many workers if that was chosen.
+    """Return torch's DataLoader settings, and the reason if the number of workers was chosen.
 
     Args:
-        num_workers: As the user set it; None if left open.
-        options: Other settings of the user's; None is left open too.
+        num_workers: The user's setting; None if left open.
+        options: The user's other settings; None means left open.
         dataset: The user's dataset.
         around: The loader's surroundings.
 
     Raises:
-        UsageError: An option is unknown, or needs workers where there are none.
+        UsageError: An option is unknown, or it needs workers and there are none.
     """
     for name in options:
         if name not in _HANDED_ON:
@@ -100,9 +100,9 @@ def settings(
     values["num_workers"] = num_workers
     values.setdefault("pin_memory", chosen.pin_memory)
     if num_workers:
-        # Starting them again costs 0.1 to 0.6 s an epoch, and some versions of Python deadlock in a
-        # fork now and then; see docs/design/0017-what-goes.md. A DataLoader of the user's has False
-        # by default, which says nothing: only session.loader(...) is asked.
+        # Restarting workers takes 0.1 to 0.6 s an epoch, and some versions of Python occasionally
+        # deadlock in a fork; see docs/design/0017-what-goes.md. A user's DataLoader has False by
+        # default, which expresses no choice, so only session.loader(...) can turn it off.
         values.setdefault("persistent_workers", True)
     return values, reason
 

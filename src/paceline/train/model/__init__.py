@@ -1,1 +1,1 @@
-"""What is done to a model: how it is made parallel, its precision, activation checkpointing."""
+"""Prepare a model: its parallelism, precision and activation checkpointing."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers that compute their activations again in backward instead of keeping them."""
+"""Activation checkpointing: recompute layers' activations in backward instead of storing them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from paceline.train.model.blocks import blocks_of
 
 
 def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> int:
-    """Let layers of a model recompute their activations; return how many do.
+    """Make layers of a model recompute their activations; return the number of these layers.
 
-    Only the ``forward`` of these instances changes: classes, attributes and keys stay as they are.
+    Only the ``forward`` of these instances changes: classes, attributes and keys remain unchanged.
 
     Args:
-        model: The user's own module.
-        layers: Their classes; None: the outermost entries of every ``ModuleList``.
+        model: The user's module.
+        layers: Classes of these layers; None means the outermost entries of every ``ModuleList``.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The model has no such layer.
     """
     if layers is None:
         chosen = blocks_of(model)
@@ -31,7 +31,7 @@ def recompute(model: nn.Module, layers: tuple[type[nn.Module], ...] | None) -> i
     if not chosen:
         raise _none_found(model, layers)
     for each in chosen:
-        if getattr(each.forward, "func", None) is not checkpoint:  # asked for before
+        if getattr(each.forward, "func", None) is not checkpoint:  # not recomputed already
             each.forward = functools.partial(checkpoint, each.forward, use_reentrant=False)
     return len(chosen)
 

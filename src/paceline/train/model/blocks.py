@@ -1,4 +1,4 @@
-"""The blocks that a model is made of, which are sharded or recomputed one at a time."""
+"""Find the blocks of a model, which are sharded or recomputed one at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def blocks_of(model: nn.Module, *, listed: bool = False) -> list[nn.Module]:
 
     Args:
         model: The model.
-        listed: Whether it lies in a ``ModuleList`` itself.
+        listed: Whether the model itself is in a ``ModuleList``.
     """
     found: list[nn.Module] = []
     for each in model.children():

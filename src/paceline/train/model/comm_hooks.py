@@ -1,7 +1,7 @@
-"""Communication hooks of DDP that send less than the gradients, on gloo as on NCCL.
+"""Communication hooks of DDP that send less than the full gradients, with gloo and NCCL.
 
-DDP compares the annotations of a hook with the types themselves, so they are not put off here
-(``from __future__ import annotations``).
+DDP compares a hook's annotations with the types themselves, so they must not be strings here (no
+``from __future__ import annotations``).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,8 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 def narrow_hook(dtype: torch.dtype) -> Hook:
     """Return a communication hook that sends gradients as ``dtype``.
 
-    As torch's ``fp16_compress_hook``; its bf16 one asks for NCCL by name, although gloo reduces bfloat16 too.
+    It works like torch's ``fp16_compress_hook``. Torch's bf16 hook requires NCCL by name, although
+    gloo reduces bfloat16 too.
     """
 
     def hook(_state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -36,11 +37,12 @@ def narrow_hook(dtype: torch.dtype) -> Hook:
 
 
 class PowerSGD:
-    """What the low-rank hook remembers between steps: the factors it starts from, and what it left unsent.
+    """State of the low-rank hook between steps: initial factors, and error feedback.
 
     Args:
         rank: Rank of the factors.
-        start: Steps that send full gradients first; at least one, after which DDP puts its buckets together anew.
+        start: Steps that send full gradients first; at least one, after which DDP rebuilds its
+            buckets.
     """
 
     def __init__(self, rank: int, start: int) -> None:
@@ -51,10 +53,11 @@ class PowerSGD:
 
 
 def powersgd_hook(state: PowerSGD, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients by low-rank factors, with error feedback (Vogels et al., 2019, algorithm 1).
+    """Average a bucket of gradients by low-rank factors, with error feedback (Vogels et al., 2019).
 
-    Its collectives run one after the other, in the order of buckets. Those of torch's hook run in callbacks, in
-    an order that may differ between ranks, and gloo then mixes them up.
+    This is algorithm 1 of the paper. The collectives run one after the other, in the order of
+    buckets. Those of torch's hook run in callbacks, whose order may differ between ranks, so that
+    gloo confuses them.
     """
     buffer, size = bucket.buffer(), dist.get_world_size()
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -89,13 +92,13 @@ def _approximate(state: PowerSGD, bucket: int, gradients: list[torch.Tensor], si
 
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    wide = matrix.float() if matrix.dtype == torch.bfloat16 else matrix  # there is no decomposition in bfloat16
+    wide = matrix.float() if matrix.dtype == torch.bfloat16 else matrix  # qr has no bfloat16
     found: torch.Tensor = torch.linalg.qr(wide)[0].to(matrix)
     return found
 
 
 def _finite(kept: torch.Tensor) -> torch.Tensor:
-    """Clear what a step that is not finite, and is skipped by the user, would leave in all later ones."""
+    """Clear non-finite values of a skipped step, which would otherwise stay in all later steps."""
     return kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -1,6 +1,6 @@
-"""Precision: in which type a model computes, by hooks on the user's module, and the loss scale of float16.
+"""Set the precision of a model by hooks on the user's module; scale the loss for float16.
 
-The hooks are all that is added: the module stays the user's own, with its class, its attributes and its keys.
+Only hooks are added: the module keeps its class, its attributes and its keys.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True)
 class Precision:
-    """In which types a model is kept and computes.
+    """The types in which a model is stored and computes.
 
     Attributes:
-        name: As the user gave it.
-        kept: Type of parameters and of floating-point inputs; None leaves both as they are.
+        name: Name of the precision.
+        kept: Type of parameters and floating-point inputs; None leaves both unchanged.
         computed: Type of autocast; None for no autocast.
-        scaled: Whether the loss is scaled, because small gradients would vanish in float16.
+        scaled: Whether the loss is scaled, because small gradients would underflow in float16.
     """
 
     name: str
@@ -53,8 +53,8 @@ def choose(name: str, device: torch.device) -> Precision:
     """Return the precision of a name.
 
     Raises:
-        UsageError: There is none of this name.
-        SetupError: The GPU only emulates bfloat16, which is slower than float32 there.
+        UsageError: The name is unknown.
+        SetupError: The GPU only emulates bfloat16, which is slower than float32.
     """
     found = PRECISIONS.get(str(name))
     if found is None:
@@ -82,19 +82,19 @@ def choose(name: str, device: torch.device) -> Precision:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which ``precision`` computes."""
+    """Return the context of computations in ``precision``."""
     if precision.computed is None:
         return nullcontext()
     return torch.autocast(device.type, dtype=precision.computed)
 
 
 def attach(model: nn.Module, precision: Precision, device: torch.device) -> None:
-    """Let a module compute in ``precision``.
+    """Make a module compute in ``precision``.
 
-    Mixed: ``forward`` runs under autocast. Floating-point tensors that leave ``forward`` are float32, so that the
-    loss is computed in full precision. True: parameters and floating-point inputs are converted; of bfloat16 the
-    outputs are float32, for the same reason. A module that was attached before computes in the new precision alone;
-    parameters that were converted then stay as they are.
+    Mixed: ``forward`` runs under autocast. Its floating-point outputs are float32, so that the
+    loss is computed in full precision. True: parameters and floating-point inputs are converted;
+    with bfloat16 the outputs are float32, for the same reason. A module with an earlier ``attach``
+    computes in the new precision only; parameters that were converted are not converted back.
     """
     _detach(model)
     if precision.kept is not None:
@@ -107,12 +107,13 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
 
 
 def _detach(model: nn.Module) -> None:
-    """Take off the hooks of an earlier ``attach``: of two contexts the outer one would be left first, and stay on."""
+    """Remove the hooks of an earlier ``attach``: the outer of two contexts would exit first."""
     for hooks, marks in (
         (model._forward_pre_hooks, model._forward_pre_hooks_with_kwargs),
         (model._forward_hooks, model._forward_hooks_always_called),
     ):
-        # Known by where they were written and not by a handle, because a copy of a module has them as well.
+        # Identified by module rather than by handle, because copies of a module have these hooks
+        # too.
         for number in [number for number, hook in hooks.items() if getattr(hook, "__module__", None) == __name__]:
             del hooks[number]
             marks.pop(number, None)
@@ -131,7 +132,7 @@ def _cast_inputs(dtype: torch.dtype) -> Callable[..., Any]:
 
 
 def _autocast_forward(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    entered: list[AbstractContextManager[Any]] = []  # a stack, as a module may call itself
+    entered: list[AbstractContextManager[Any]] = []  # a stack, because a module may call itself
 
     def enter(*_: Any) -> None:
         entered.append(context())
@@ -141,32 +142,34 @@ def _autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMan
         entered.pop().__exit__(None, None, None)
 
     model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave, always_call=True)  # also where forward raises
+    model.register_forward_hook(leave, always_call=True)  # even if forward raises
 
 
 class LossScale:
-    """The loss scale of float16: small gradients are lifted, and a step that overflows is skipped.
+    """The loss scale of float16: it raises small gradients, and skips a step that overflows.
 
-    Stands on ``torch.amp.GradScaler``. A step is skipped by taking the gradients away, because optimizers leave
-    parameters without one as they are: no wrapper around the user's ``optimizer.step()`` is needed.
+    It uses ``torch.amp.GradScaler``. A step is skipped by removing the gradients, because
+    optimizers leave parameters without one unchanged. So the user's ``optimizer.step()`` needs no
+    wrapper.
 
-    Whether a step overflows must not depend on the number of ranks. So the loss of each rank is divided by their
-    number: what flows back for a sample is then what it would be on one rank, which the mean over ranks multiplies.
-    And a gradient whose sum over ranks is beyond float16 counts as an overflow, as it would be one on one rank.
+    Whether a step overflows must not depend on the number of ranks. So each rank's loss is divided
+    by the number of ranks: a sample's gradient is then the same as on one rank, and the mean over
+    ranks is multiplied by that number. A gradient whose sum over ranks exceeds float16 counts as an
+    overflow, because it would overflow on one rank.
 
     Args:
-        device: Of this rank.
+        device: Device of this rank.
         world_size: Number of ranks.
     """
 
     def __init__(self, device: torch.device, world_size: int) -> None:
         self._scaler = torch.amp.GradScaler(device.type)
         self._world_size = world_size
-        self._unscaled = False  # gradients that are left from the step before are true ones
+        self._unscaled = False  # whether gradients left from the last step are unscaled
 
     @property
     def value(self) -> float:
-        """The present scale."""
+        """The current scale."""
         return self._scaler.get_scale()
 
     def scale(self, loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> torch.Tensor:
@@ -174,8 +177,8 @@ class LossScale:
 
         Args:
             loss: The loss, shape ``[]``.
-            parameters: All that may hold gradients. Those left from before, as of a loss that shares them, are
-                scaled too, because those of this loss are added to them.
+            parameters: All parameters that may hold gradients. Existing gradients, for example of
+                another loss, are scaled too, because those of this loss are added to them.
         """
         if self._unscaled:
             left = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -185,11 +188,11 @@ class LossScale:
         return self._scaler.scale(loss) / self._world_size
 
     def settle(self, parameters: Iterable[nn.Parameter], agree: Callable[[bool], bool]) -> bool:
-        """Turn gradients into true ones, or drop all of them if one is not finite; adapt the scale.
+        """Unscale gradients, or drop all of them if one is not finite; adapt the scale.
 
         Args:
-            parameters: All that may hold gradients.
-            agree: Whether any rank says so; where ranks hold the same gradients they agree by themselves.
+            parameters: All parameters that may hold gradients.
+            agree: Returns whether any rank passes True; trivial if ranks hold the same gradients.
 
         Returns:
             Whether the gradients were kept.
@@ -216,11 +219,11 @@ class LossScale:
         return verdict.kept
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and how far it is from growing."""
+        """Return the scale, and the steps until it grows."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set them."""
+        """Restore the scale and the steps until it grows."""
         self._scaler.load_state_dict(state)
 
 
@@ -231,7 +234,7 @@ def _greatest(gradients: list[torch.Tensor]) -> float:
 
 
 class _Verdict:
-    """What GradScaler takes for an optimizer: its step is called if all gradients are finite."""
+    """Stand-in for an optimizer: GradScaler calls its ``step`` if all gradients are finite."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.param_groups = [{"params": parameters}]
@@ -242,7 +245,7 @@ class _Verdict:
 
 
 def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
-    """Scale gradients down to a norm; return the norm before, also of sharded gradients, as a plain tensor."""
+    """Scale gradients down to a norm; return the norm before as a plain tensor."""
     norm = nn.utils.clip_grad_norm_(parameters_of(what), max_norm, norm_type)
     return cast(torch.Tensor, norm.full_tensor()) if hasattr(norm, "full_tensor") else norm
 

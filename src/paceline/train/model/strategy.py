@@ -1,6 +1,6 @@
-"""How a model is made parallel: copies whose gradients are averaged (ddp), or shards (fsdp).
+"""Make a model parallel by ddp (replicas with averaged gradients) or fsdp (shards), with options.
 
-torch's own wrappers do the work; here are their options.
+torch's own wrappers do the work.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 @dataclass(frozen=True)
 class DDP:
-    """Every rank holds the model; gradients are averaged while backward runs.
+    """Every rank holds the model; gradients are averaged during backward.
 
     Attributes:
-        bucket_cap_mb: Gradients that are reduced together, in MiB; torch's default (25) if None.
-        static_graph: Whether the same parameters take part in every step, which lets DDP skip the search.
-        gradient_as_bucket_view: Whether gradients live in the buckets, which saves their size in memory.
+        bucket_cap_mb: Size of gradient buckets that are reduced together, in MiB; torch's default
+            (25) if None.
+        static_graph: Whether the same parameters take part in every step, so that DDP need not
+            search for them.
+        gradient_as_bucket_view: Whether gradients are views of the buckets, which saves their
+            memory.
         find_unused_parameters: Whether some parameters take no part in some steps.
-        comm_hook: What is sent: ``"none"`` the gradients as they are, ``"fp16"`` and ``"bf16"`` at half the size,
-            ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result a little.
+        comm_hook: What is sent: ``"none"`` sends full gradients, ``"fp16"`` and ``"bf16"`` half the
+            bytes, ``"powersgd"`` low-rank factors (Vogels et al., 2019), which changes the result
+            slightly.
         powersgd_rank: Rank of these factors.
-        powersgd_start: Steps that send full gradients first; one at least.
-        sync_batchnorm: Whether batch norm takes its statistics from all ranks; on GPUs only.
+        powersgd_start: Steps that send full gradients first; at least one.
+        sync_batchnorm: Whether batch norm computes its statistics over all ranks; on GPUs only.
     """
 
     bucket_cap_mb: int | None = None
@@ -53,10 +57,11 @@ class FSDP:
     """Every rank holds a shard of parameters, gradients and optimizer state (``fully_shard``).
 
     Attributes:
-        layers: Classes of the modules that are gathered and freed one at a time; None: the entries of every
-            ``ModuleList`` that lies in no such entry, or else of a top-level ``Sequential``, without those that
-            share a parameter with another part of the model.
-        reshard_after_forward: Whether a layer is freed between forward and backward: less memory, more traffic.
+        layers: Classes of the modules that are gathered and freed one at a time. None means the
+            entries of every ``ModuleList`` that is not inside such an entry, or else of a top-level
+            ``Sequential``, without those that share a parameter with another part of the model.
+        reshard_after_forward: Whether a layer is freed between forward and backward: less memory,
+            more traffic.
     """
 
     layers: tuple[type[nn.Module], ...] | None = None
@@ -67,10 +72,10 @@ Strategy = DDP | FSDP
 
 
 def choose(strategy: str | Strategy, device: torch.device) -> Strategy:
-    """Return the strategy of a name, or the one that was given.
+    """Return the strategy of a name, or the given strategy.
 
     Raises:
-        UsageError: There is none of this name, or its options do not fit.
+        UsageError: The strategy is unknown, or its options are invalid.
     """
     named: dict[str, Strategy] = {"ddp": DDP(), "fsdp": FSDP()}
     chosen = named.get(strategy) if isinstance(strategy, str) else strategy
@@ -109,7 +114,7 @@ def check_whole(model: nn.Module) -> None:
     """Refuse a model that is sharded already, which neither ddp nor fsdp can start from.
 
     Raises:
-        UsageError: It is.
+        UsageError: The model is sharded.
     """
     sharded = [name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")]
     if sharded:
@@ -125,7 +130,7 @@ def check_whole(model: nn.Module) -> None:
 
 
 def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
-    """Return a plain ``DistributedDataParallel`` around a model; all ranks then have rank 0's parameters."""
+    """Return a ``DistributedDataParallel`` around a model; all ranks get rank 0's parameters."""
     if options.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     wrapped = DistributedDataParallel(
@@ -135,9 +140,10 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
         find_unused_parameters=options.find_unused_parameters,
         bucket_cap_mb=options.bucket_cap_mb,
     )
-    # DDP would synchronise buffers in the next forward, and so make a collective of an evaluation; we do it after
-    # backward. Set here, because the argument of this name also skips the start from rank 0's buffers, and is
-    # deprecated, while its successor is younger than the oldest torch we run on.
+    # DDP would synchronize buffers in the next forward, which would make an evaluation a
+    # collective; we do it after backward. The attribute is set here, because the argument of this
+    # name also skips the initial copy of rank 0's buffers and is deprecated, and its successor is
+    # newer than the oldest supported torch.
     wrapped.broadcast_buffers = False
     if options.comm_hook == "powersgd":
         wrapped.register_comm_hook(PowerSGD(options.powersgd_rank, options.powersgd_start), powersgd_hook)
@@ -148,8 +154,8 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
 
 
 def shard(model: nn.Module, options: FSDP, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place; return what became of its parameters."""
-    from torch.distributed.fsdp import fully_shard  # takes most of a second, which only those pay who shard
+    """Shard a model in place; return the shard of each parameter."""
+    from torch.distributed.fsdp import fully_shard  # the import takes most of a second
 
     _check_scalars(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -162,10 +168,10 @@ def shard(model: nn.Module, options: FSDP, device: torch.device) -> dict[nn.Para
 
 
 def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Let an optimizer that was made before update the shards, with what it remembers of the parameters.
+    """Make an existing optimizer update the shards, and shard its state.
 
     Raises:
-        UsageError: It cannot work on shards, or what it remembers cannot be cut into shards.
+        UsageError: The optimizer cannot work on shards, or its state cannot be sharded.
     """
     if isinstance(optimizer, torch.optim.LBFGS) and _holds_shards(optimizer, shards):
         raise UsageError(
@@ -180,7 +186,7 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
         for whole in group["params"]:
             if whole in shards and whole in optimizer.state:
                 optimizer.state[shards[whole]] = _cut(optimizer.state.pop(whole), shards[whole], optimizer)
-        # In place, because some optimizers hold this list elsewhere too.
+        # In place, because some optimizers hold this list in a second place.
         group["params"][:] = [shards.get(parameter, parameter) for parameter in group["params"]]
 
 
@@ -190,14 +196,14 @@ def _holds_shards(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]
 
 
 def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state of a parameter as that of its shard; each rank cuts its own."""
+    """Return the optimizer state of a parameter as its shard's; each rank cuts its part locally."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)
     found = dict(state)
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
-            continue  # a count of steps is the same for each shard
+            continue  # a step count is the same for each shard
         if value.shape != parameter.shape:
             raise UsageError(
                 Finding(
@@ -226,13 +232,13 @@ def _check_scalars(model: nn.Module) -> None:
 
 
 def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> list[nn.Module]:
-    """Return what is gathered on its own, inner layers first: an outer one takes what is left of its parameters."""
+    """Return the layers to gather separately, inner ones first: an outer one gets the rest."""
     if classes is not None:
         found = [each for each in model.modules() if isinstance(each, classes) and each is not model]
         _check_layers(model, found)
     else:
         found = blocks_of(model) or (list(model.children()) if isinstance(model, nn.Sequential) else [])
-        # One at a time inside of a layer, too, a rank would wait for those that the others' rows did not reach.
+        # Layers inside a layer would be collectives too, which another rank's rows may not reach.
         inside = {part for each in found for part in each.modules() if part is not each}
         apart = {place.layer for places in _ties(model, set(found) - inside) for place in places}
         found = [each for each in found if each not in inside | apart]
@@ -241,14 +247,14 @@ def _layers(model: nn.Module, classes: tuple[type[nn.Module], ...] | None) -> li
 
 
 class _Place(NamedTuple):
-    """A name of a parameter, and the innermost layer that it lies in: the model if it is in none."""
+    """A name of a parameter, and the innermost layer that contains it: the model if none does."""
 
     name: str
     layer: nn.Module
 
 
 def _ties(model: nn.Module, layers: set[nn.Module]) -> list[tuple[_Place, _Place]]:
-    """Return the parameters that lie in more than one layer: as shards they would be two, and one never trained."""
+    """Return parameters in several layers: sharded, they would be two, one of them untrained."""
     modules = dict(model.named_modules(remove_duplicate=False))
     first: dict[nn.Parameter, _Place] = {}
     ties = []

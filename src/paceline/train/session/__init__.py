@@ -1,4 +1,4 @@
-"""The training API: what a script meets (``session.py``), and what it stands on."""
+"""The Session class, and the modules that implement it."""
 
 from paceline.train.session.session import Session
 

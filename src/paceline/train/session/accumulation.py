@@ -1,7 +1,8 @@
-"""How much a loss counts in a step: shares of batches, groups of accumulated batches, weights of the user's own.
+"""Decide how much a loss counts in a step: by share of the batch, accumulated batches or weight.
 
-A step's gradient is that of the mean over all samples of its group, on any number of ranks. DDP and fsdp average over
-ranks, so a rank's loss, itself a mean over its rows, counts with ``rows x ranks / samples of the group``.
+A step's gradient is that of the mean over all samples of its group, on any number of ranks. DDP and
+fsdp average over ranks, so a rank's loss, itself a mean over its rows, counts with
+``rows x ranks / samples of the group``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from paceline.errors import Finding, UsageError
 
 
 class Rows(Protocol):
-    """Numbers of samples, as a loader knows them."""
+    """Numbers of samples, as a loader counts them."""
 
     @property
     def of_rank(self) -> int: ...
@@ -28,12 +29,13 @@ class Rows(Protocol):
 
 
 class Part(NamedTuple):
-    """What to do in one backward.
+    """The factors of one backward.
 
     Attributes:
-        factor: What the gradient of the loss is multiplied by.
-        ends_group: Whether the optimizer steps after it.
-        rescale: What gradients of earlier batches of the group are multiplied by first; 1 in most cases.
+        factor: Factor of the loss's gradient.
+        ends_group: Whether the optimizer steps after this backward.
+        rescale: Factor of the gradients of the group's earlier batches, applied before this
+            backward; usually 1.
     """
 
     factor: float
@@ -47,7 +49,7 @@ class Group:
 
     Attributes:
         world_size: Number of ranks.
-        accumulate: Batches of a group where no loader tells.
+        accumulate: Batches in a group, used where no loader determines its end.
         total: Returns the sum of a weight over all ranks; a collective.
         num_batches: Backwards since the last step.
     """
@@ -56,21 +58,21 @@ class Group:
     accumulate: int
     total: Callable[[float], float]
     num_batches: int = 0
-    _own: float = 0.0  # weights of this rank so far
-    _known: float | None = 0.0  # of all ranks, as long as loaders tell
-    _unit: float = 0.0  # what earlier batches were divided by, before the total is known
+    _own: float = 0.0  # sum of this rank's weights so far
+    _known: float | None = 0.0  # sum over all ranks; None if a loss had a weight from the user
+    _unit: float = 0.0  # divisor of the earlier batches, while the total is unknown
 
     def add(self, rows: Rows | None, weight: float | None, *, again: bool = False) -> Part:
-        """Return what to do for one more loss.
+        """Return the factors for the next loss.
 
         Args:
-            rows: Those of its batch; None without a loader.
-            weight: Given by the user instead: of this rank's loss, in any unit.
-            again: Whether it is a second loss of the same batch.
+            rows: Rows of the loss's batch; None without a loader.
+            weight: Weight of this rank's loss, in any unit; replaces the number of rows.
+            again: Whether this is a second loss of the same batch.
 
         Raises:
-            UsageError: A second loss, in a group whose total only its end can tell: the two would be mixed up. Or a
-                weight that is negative or not finite.
+            UsageError: The weight is negative or not finite, or this is a second loss of a batch in
+                a group whose total is known only at its end, so the two losses cannot be separated.
         """
         if weight is not None and not 0 <= weight < math.inf:
             raise _refusal("option-invalid", f"weight={weight} is not a number from 0 on", "weight=number_of_tokens")
@@ -96,7 +98,7 @@ class Group:
 
     def _share(self, rows: Rows | None) -> float:
         if rows is None:
-            return 1 / self.accumulate  # equal parts, as far as anybody knows
+            return 1 / self.accumulate  # without a loader, batches are assumed to be equal
         return rows.of_rank * self.world_size / rows.of_group if rows.of_group else 0.0
 
     def _weighted(self, rows: Rows | None, weight: float | None, ends_group: bool) -> Part:
@@ -108,7 +110,7 @@ class Group:
             own, self._known = weight, None
         self._own += own
         if not ends_group:
-            # Divided by something of the right size for now, so that float16 does not overflow.
+            # Divide by a number of the right magnitude for now, so that float16 does not overflow.
             self._unit = self._unit or self._size(own, rows, weight) or 1.0
             return Part(own * self.world_size / self._unit, ends_group=False)
         total = self.total(self._own) if self._known is None else self._known
@@ -117,10 +119,11 @@ class Group:
         return Part(own * self.world_size / total, True, self._unit / total if self._unit else 1.0)
 
     def _size(self, own: float, rows: Rows | None, weight: float | None) -> float:
-        """Return how much a group's first batch counts, the same on all ranks.
+        """Return how much a group's first batch counts, the same number on all ranks.
 
-        Their gradients may be averaged before the group is complete: shards always are, and DDP does so in the backward
-        after any forward that was meant for the group's end, as of an evaluation with autograd.
+        Gradients may be averaged over ranks before the group is complete: shards always are, and
+        DDP averages in the backward after any forward that was meant for the group's end, such as
+        an evaluation with autograd.
         """
         if weight is not None:
             return self.total(own)

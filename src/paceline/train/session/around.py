@@ -1,4 +1,4 @@
-"""What a loader needs of its session."""
+"""Collect what a loader needs of its session: ranks, device, seed and callbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def surroundings(
     seed: int,
     accumulate: int,
 ) -> Surroundings:
-    """Return the surroundings of one more loader."""
+    """Return the surroundings for a new loader."""
     return Surroundings(
         world=world,
         device=gradients.device,
@@ -41,18 +41,18 @@ def surroundings(
 
 
 def _first_of(world: World) -> Callable[[str, str], str]:
-    """Return a function that leaves a value in the store if no rank has done so before, and returns the one there."""
+    """Return a function that sets a store key if it is unset, and returns the key's value."""
     if world.world_size == 1:
         return lambda _, value: value
-    # Counted where the keys are: they outlive a session, and end with the store. By the line that makes the loader,
-    # because some ranks may make one that others do not.
+    # The count is in the store, like the keys: both outlive a session and end with the store. It is
+    # kept per line of the script, because some ranks may make a loader that others do not.
     place = f"paceline/loader/{_place()}"
     number = runtime.store().add(f"{place}/{world.rank}", 1)
     return lambda key, value: runtime.store().compare_set(f"{place}/{number}/{key}", "", value).decode()
 
 
 def _place() -> str:
-    """Return the line of the user's script that has led here."""
+    """Return the line of the user's script that called paceline."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "paceline":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The end of a script that used a Session: what is still being written is finished, or the script fails."""
+"""At the end of a script that used a Session, finish pending writes or fail the script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.train.checkpoint import Checkpoints
 
 
 def finish(checkpoints: Checkpoints, loggers: Sequence[logging.Logger]) -> None:
-    """At the end of a script that succeeded: what is being written is written, or the script has failed."""
+    """Finish the pending writes of a script that succeeded; exit with status 1 if one fails."""
     if hasattr(sys, "last_type"):
         return
     try:

@@ -1,6 +1,7 @@
-"""Batches of which a rank has one row or none: what its models cannot compute, and what may not leave it.
+"""Handle batches of which a rank has one row or none.
 
-All of this is in place for such a batch only, so that other steps cost nothing.
+Refuse what a model cannot compute, and keep a borrowed row out of collectives. Hooks are installed
+for such a batch only, so other steps cost nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from paceline.errors import Finding, UsageError
 from paceline.text import terminal
 from paceline.train.data import Rows, parts_of_batch, rebuilt
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not SyncBatchNorm; the lazy ones derive
+# Lazy batch norms are subclasses of these; SyncBatchNorm is not.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _GATHERS = ("allgather", "_allgather_base")
 
 
 class FewRows:
-    """Watches the models of a session while a rank has few rows.
+    """Watches a session's models while this rank has few rows.
 
     Args:
-        models: The user's own modules.
-        gathers_itself: Returns whether a forward gathers by itself, as with fsdp.
-        rank: This rank.
+        models: The user's modules, before they are made parallel.
+        gathers_itself: Returns whether every forward runs collectives, as with fsdp.
+        rank: Global rank, for messages.
     """
 
     def __init__(self, models: list[nn.Module], gathers_itself: Callable[[], bool], *, rank: int) -> None:
@@ -35,26 +37,26 @@ class FewRows:
         self._undo: list[Callable[[], None]] = []
 
     def watch(self, rows: Rows | None, advice: str) -> None:
-        """Watch a batch with few rows on this rank; None ends it.
+        """Watch a batch that has few rows on this rank.
 
         Args:
-            rows: Those of the batch.
-            advice: What to do if it cannot be computed.
+            rows: Rows of the batch; None ends the watch.
+            advice: Fix to show if the batch cannot be computed.
         """
         self.stop()
         if rows is None or any(map(_is_compiled, self._models)):
-            return  # a hook would make the compiler start anew
+            return  # a hook would cause a recompilation
         for model in self._models:
             for module in model.modules():
                 if isinstance(module, BATCH_NORMS):
                     self._undo.append(module.register_forward_pre_hook(_Check(advice)).remove)
 
     def borrow(self, advice: str, *, knows: bool) -> None:
-        """Refuse to let the other ranks have the row that this one has borrowed, up to its backward.
+        """Refuse to gather the borrowed row on other ranks until this rank's backward.
 
         Args:
-            advice: What to do if they need it.
-            knows: Whether the caller leaves such rows out of its sums.
+            advice: Fix to show if the script gathers it.
+            knows: Whether the caller already leaves borrowed rows out of its sums.
         """
         if not (knows or self._has_told):
             self._has_told = True
@@ -66,10 +68,10 @@ class FewRows:
             self._undo += _patched_gathers(advice)
 
     def compute_without(self, batch: Any, empty: Any) -> None:
-        """Let models that get an empty batch compute the real one, and return nothing of it.
+        """Let models that get an empty batch compute the real one, and return zero rows of it.
 
-        Many cannot compute with zero rows. What was made of a part of the batch, and is not such a part itself, a model
-        gets as it is.
+        Many models cannot compute zero rows. A tensor that was computed from part of the batch is
+        passed to the model unchanged.
         """
         real = dict(_pairs(empty, batch))
         if real:
@@ -82,13 +84,13 @@ class FewRows:
         terminal.say(f"rank {self._rank}: {text}")
 
     def stop(self) -> None:
-        """End the watch."""
+        """Remove all hooks."""
         while self._undo:
             self._undo.pop()()
 
 
 class _Check:
-    """A hook of a batch norm that says what torch only says in passing; it can be copied with its module."""
+    """Hook of a batch norm that refuses a single row; it can be copied together with its module."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -149,20 +151,20 @@ class _Swap:
     """Hooks of a model that gets an empty batch.
 
     Args:
-        real: For each empty part, by its identity, itself and the one that it was made of.
+        real: For the ``id`` of each empty tensor, that tensor and the one it was cut from.
     """
 
     def __init__(self, real: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._real, self._has_swapped = real, False
 
     def before(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Put the real parts in, if all that is empty has one."""
+        """Replace the empty tensors by the real ones, if every empty tensor has one."""
         empty = [each for each in _tensors([inputs, named]) if each.dim() and not len(each)]
         self._has_swapped = bool(empty) and all(id(each) in self._real for each in empty)
         return (self._full(inputs), self._full(named)) if self._has_swapped else None
 
     def after(self, _: nn.Module, __: Any, outputs: Any) -> Any:
-        """Take the rows out."""
+        """Remove the rows from the outputs."""
         return _without_first(outputs) if self._has_swapped else None
 
     def _full(self, part: Any) -> Any:
@@ -184,7 +186,7 @@ def _tensors(part: Any) -> list[torch.Tensor]:
 
 
 def _pairs(empty: Any, batch: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the tensors of an empty batch, each with the one that it was made of."""
+    """Return the empty batch's tensors, each with the tensor it was cut from."""
     if isinstance(empty, torch.Tensor) and isinstance(batch, torch.Tensor):
         return [(empty, batch)] if empty.dim() and not len(empty) else []
     parts = zip(parts_of_batch(empty), parts_of_batch(batch), strict=False)

@@ -1,4 +1,4 @@
-"""From models to gradients: making models parallel, and backward such that the number of ranks doesn't show."""
+"""Make models parallel, and run backward so that gradients do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.train.session.losses import function_that_sums, loss_is_a_sum, oth
 from paceline.train.session.outside import OutsideBackward
 from paceline.world import World
 
-LOSSES_LOOKED_AT = 3  # a script's loss is of one kind; looking at it costs microseconds
+LOSSES_LOOKED_AT = 3  # a script's losses are of one kind; inspecting one takes microseconds
 DROPOUTS = (
     nn.Dropout,
     nn.Dropout1d,
@@ -33,22 +33,22 @@ DROPOUTS = (
 
 
 class Gradients:
-    """The models of a session and how their gradients come about.
+    """A session's models, and the computation of their gradients.
 
     Args:
         world: The ranks.
-        device: Of this rank.
-        chosen: In which types models compute.
-        way: How models are made parallel.
-        accumulate: Batches of a step.
+        device: Device of this rank.
+        chosen: Precision of the models.
+        way: Strategy that makes models parallel.
+        accumulate: Batches in a step.
         say: Prints a line on rank 0.
 
     Attributes:
-        device: Of this rank.
-        models: The user's own modules, in the order of setup.
-        optimizers: Their optimizers, in the same order.
-        scale: The loss scale; None unless float16.
-        steps: How often gradients were complete.
+        device: Device of this rank.
+        models: The user's modules, in the order of setup.
+        optimizers: The models' optimizers, in the order of setup.
+        scale: The loss scale; None unless the precision is float16.
+        steps: Number of completed steps.
         tally: Knows which batch a loss belongs to.
         few_rows: Watches the models while a rank has few rows.
     """
@@ -75,16 +75,16 @@ class Gradients:
         self.few_rows = FewRows(self.models, self.forward_meets, rank=world.rank)
         self._group = Group(world.world_size, accumulate, lambda own: float(runtime.sum_over_ranks(own)))
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
-        self._buffered: list[nn.Module] = []  # modules that hold buffers, which are to be kept equal
-        self._frozen: dict[nn.Parameter, str] = {}  # parameters whose gradients nobody would average, by name
+        self._buffered: list[nn.Module] = []  # modules with buffers, kept equal on all ranks
+        self._frozen: dict[nn.Parameter, str] = {}  # frozen at setup, so never averaged; with names
         self._armed = ForwardTracker()
         self._outside = OutsideBackward()
-        self._num_losses = 0  # that were looked at
-        self._unlearned: set[DistributedDataParallel] = set()  # static graphs that DDP has not seen yet
-        self._shards: dict[nn.Parameter, nn.Parameter] = {}  # what became of parameters, with fsdp
+        self._num_losses = 0  # losses inspected so far
+        self._unlearned: set[DistributedDataParallel] = set()  # DDP has no static graph yet
+        self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
 
     def setup(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
-        """Move a model to the device, give it its precision, make it parallel; return what to call."""
+        """Move a model to the device, set its precision and make it parallel; return it."""
         _check_kinds(model, optimizers)
         if isinstance(model, DistributedDataParallel):
             raise UsageError(
@@ -99,7 +99,7 @@ class Gradients:
         precision.attach(model, self._precision, self.device)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
-            strategy.replace_parameters(optimizer, self._shards)  # of a model that was sharded before
+            strategy.replace_parameters(optimizer, self._shards)  # of models sharded earlier
             self._check_parameters(optimizer)
         ready = model if self._world_size == 1 else self._make_parallel(model, optimizers)
         self._outside.watch(model)
@@ -108,7 +108,7 @@ class Gradients:
         return ready
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
-        """Compute gradients; return whether they are complete."""
+        """Compute gradients; return whether the step's gradients are complete."""
         if loss.numel() != 1:
             raise _no_scalar(loss)
         rows = self.tally.take(weighted=weight is not None)
@@ -125,8 +125,8 @@ class Gradients:
             torch._foreach_mul_(held, part.rescale)
         if self.scale is not None:
             loss = self.scale.scale(loss, self._parameters)
-        # As the gradient of the loss the factor costs less than as a product, and a loss that is NaN for want
-        # of rows stays out of it.
+        # Passing the factor as the loss's gradient costs less than a product, and keeps out the
+        # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
         with self._outside, nullcontext() if part.factor else self._zeroed(loss):
             if part.ends_group:
@@ -136,17 +136,18 @@ class Gradients:
                     loss.backward(gradient)
             else:
                 loss.backward(gradient)
-        if rows is None and self._accumulate > 1:  # no loader says so before the next forward
+        if rows is None and self._accumulate > 1:  # no loader announces the next batch's place
             self._sync(self._group.num_batches + 1 >= self._accumulate)
         if part.ends_group:
             self._complete()
         return part.ends_group
 
     def _look_at(self, loss: torch.Tensor, num_rows: int) -> None:
-        """Refuse a loss that is not a mean over rows; in a world of one, where it is not wrong yet, print a line.
+        """Refuse a loss that is not a mean over rows; only warn with one rank, where it is right.
 
         Raises:
-            UsageError: The loss is not a mean over rows, and there are several ranks or accumulated batches.
+            UsageError: The loss is not a mean over rows, and there are several ranks or accumulated
+                batches.
         """
         self._num_losses += 1
         is_alone = self._world_size == 1 and self._accumulate == 1
@@ -161,10 +162,11 @@ class Gradients:
 
     @contextmanager
     def _zeroed(self, loss: torch.Tensor) -> Iterator[None]:
-        """Let a backward leave zeros: the mean over no rows is NaN, and 0 * NaN is NaN for what multiplies it.
+        """Make a backward produce zeros: the mean over no rows is NaN, and so is 0 * NaN.
 
-        Hooks on tensors come before what adds gradients up and reduces them. What fsdp gathers are other leaves than
-        the model's parameters, and a reentrant checkpoint hides leaves from the graph; so both are taken.
+        Tensor hooks run before gradients are accumulated and reduced. Hooks are set on the
+        parameters, because a reentrant checkpoint hides leaves from the graph, and on the graph's
+        leaves, because the leaves that fsdp gathers are not the model's parameters.
         """
         leaves = dict.fromkeys([each for each in self._parameters if each.requires_grad]) | _leaves(loss)
         handles = [each.register_hook(torch.zeros_like) for each in leaves]
@@ -179,11 +181,11 @@ class Gradients:
         return any(each.training for each in self.models) if self.models else None
 
     def forward_meets(self) -> bool:
-        """Return whether every forward needs all ranks."""
+        """Return whether every forward is a collective."""
         return self._world_size > 1 and isinstance(self._strategy, strategy.FSDP)
 
     def drop_unfinished(self) -> None:
-        """Drop the gradients of a group that was left before its end."""
+        """Drop the gradients of a group whose loop was left before the group's end."""
         if self._group.num_batches and self.tally.has_left_group:
             self._group.drop()
             for each in self._parameters:
@@ -191,10 +193,10 @@ class Gradients:
             self._say("a loop was left inside a group of accumulated batches; their gradients are dropped")
 
     def check_frozen(self) -> None:
-        """Refuse parameters that are trained now and were frozen when their model was made parallel.
+        """Refuse trained parameters that were frozen when their model was made parallel.
 
         Raises:
-            UsageError: There are some.
+            UsageError: A trained parameter was frozen at ``session.setup``.
         """
         thawed = [name for each, name in self._frozen.items() if each.requires_grad]
         if thawed:
@@ -211,7 +213,7 @@ class Gradients:
     def _complete(self) -> None:
         self.steps += 1
         if self._buffered:
-            # Looked up each time, because a buffer may be replaced.
+            # Looked up at every step, because a script may replace a buffer.
             runtime.copy_from_main(
                 [each for module in self._buffered for each in module._buffers.values() if each is not None]
             )
@@ -219,18 +221,19 @@ class Gradients:
             self.scale.settle(self._parameters, self._agree)
 
     def _agree(self, bad: bool) -> bool:
-        # After an all-reduce all ranks hold the same gradients; of shards, and of another model's gradients that are
-        # still being accumulated, each knows its own only.
+        # After an all-reduce all ranks hold the same gradients. Shards differ between ranks, and so
+        # do another model's gradients that are still being accumulated.
         alike = isinstance(self._strategy, strategy.DDP) and (len(self._armed.models) == 1 or self._accumulate == 1)
         return bad if alike or self._world_size == 1 else bool(runtime.maxima([bad])[0])
 
     def _sync(self, ends_group: bool) -> None:
-        """Say whether the next forward and backward reduce gradients.
+        """Set whether the next forward and backward reduce gradients.
 
-        Shards are reduced in every backward: between two of them fsdp would keep whole gradients, which is the memory
-        that it is there to save, and where nobody can scale or drop them. DDP learns a static graph in the first
-        backward that it reduces, and stops at an assertion of its own where one went before that it did not reduce;
-        a mean of gradients that are one already changes nothing.
+        Shards are reduced in every backward: otherwise fsdp would keep whole gradients between two
+        backwards, which costs the memory that it is meant to save, and which cannot be scaled or
+        dropped. DDP records a static graph in the first backward that it reduces, and fails with an
+        assertion if an unreduced backward came before; averaging already averaged gradients changes
+        nothing.
         """
         for each in self._armed.models:
             each.require_backward_grad_sync = ends_group or each in self._unlearned
@@ -295,42 +298,42 @@ class Gradients:
 
 
 class ForwardTracker:
-    """Parallel models that have run since their last reduced backward: only their gradients will be averaged.
+    """Tracks which parallel models ran since their last reduced backward; only these are averaged.
 
     Attributes:
-        models: All that are watched.
+        models: The tracked models, in the order of ``watch``.
     """
 
     def __init__(self) -> None:
         self.models: list[DistributedDataParallel] = []
-        self._ready: dict[int, None] = {}  # numbers of those that have run
+        self._ready: dict[int, None] = {}  # numbers of the models that have run
 
     def __bool__(self) -> bool:
         return bool(self._ready)
 
     def __deepcopy__(self, _: Any) -> ForwardTracker:
-        return self  # a copy of a model, as for averaging weights, is not one of a session
+        return self  # a copied model, for example of averaged weights, is not the session's
 
     def watch(self, model: DistributedDataParallel) -> None:
-        """Take notice of the forwards of a model."""
+        """Track the forwards of a model."""
         number = len(self.models)
         self.models.append(model)
         model.register_forward_pre_hook(_Note(self, number))
 
     def note(self, number: int) -> None:
-        """Take down that a model has run."""
+        """Record that a model has run."""
         self._ready[number] = None
 
     def ran(self) -> set[DistributedDataParallel]:
-        """Return those that have run."""
+        """Return the models that have run."""
         return {self.models[number] for number in self._ready}
 
     @contextmanager
     def fired(self) -> Iterator[None]:
-        """Take down that a reduced backward runs meanwhile; see that it only touches models that had run.
+        """Enclose a reduced backward; check that it only changes gradients of models that had run.
 
         Raises:
-            UsageError: It has changed gradients of another one.
+            UsageError: The backward changed gradients of a model that had not run.
         """
         if len(self.models) == 1:
             self._ready.clear()
@@ -346,7 +349,7 @@ class ForwardTracker:
 
 
 class _Note:
-    """A hook that can be copied with the model that it is on."""
+    """Forward hook that notes a run; it can be copied together with its model."""
 
     def __init__(self, armed: ForwardTracker, number: int) -> None:
         self._armed, self._number = armed, number
@@ -357,7 +360,7 @@ class _Note:
 
 
 def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:
-    """Return the tensors that gradients of a loss end up in."""
+    """Return the leaf tensors that the loss's backward accumulates gradients in."""
     found: dict[torch.Tensor, None] = {}
     seen, left = set(), [loss.grad_fn]
     while left:
@@ -431,7 +434,11 @@ def _not_averaged() -> UsageError:
 
 
 def check_accumulate(accumulate: int) -> None:
-    """Refuse what is not a number of batches."""
+    """Refuse a value that is not a positive number of batches.
+
+    Raises:
+        UsageError: The value is not a positive int.
+    """
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise UsageError(
             Finding(

@@ -1,8 +1,8 @@
-"""Whether a loss is a mean over rows, as far as its autograd graph tells.
+"""Decide from its autograd graph whether a loss is a mean over rows.
 
-A rank's loss is weighted by its share of the batch, which is right for a mean over its rows. A sum over rows counts the
-share a second time, and a mean over something of which rows have different numbers has another share; either way the
-result would depend on the number of ranks.
+A rank's loss is weighted by its share of the batch, which is right for a mean over the rank's rows.
+A sum over rows would count the share twice. A mean over something that rows have different numbers
+of has a different share. Either way the result would depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.errors import Finding, UsageError
 
 SUM = 2  # torch's number of reduction="sum" in the nodes of its losses; 0 is "none"
 MEAN = 1
-# Nodes of torch's losses that hold how they were reduced, and the function that made them.
+# Autograd nodes of torch's losses that store their reduction, with the function that makes them.
 LOSSES = {
     "NllLossBackward0": "cross_entropy",
     "NllLoss2DBackward0": "cross_entropy",
@@ -29,7 +29,8 @@ LOSSES = {
     "MultiMarginLossBackward0": "multi_margin_loss",
     "MultilabelMarginLossBackward0": "multilabel_margin_loss",
 }
-# Nodes that leave a sum a sum. A division or a product may have made a mean of it, so the search ends there.
+# Nodes that keep a sum a sum. A division or product may turn it into a mean, so the search ends
+# there.
 _TRANSPARENT = {
     "AddBackward0",
     "CloneBackward0",
@@ -40,27 +41,33 @@ _TRANSPARENT = {
     "ViewBackward0",
     "_DDPSinkBackward",
 }
-# What the difference of prediction and target goes through in losses that scripts write out.
+# Operations that hand-written losses apply to the difference of prediction and target.
 _OF_DIFFERENCES = {"AbsBackward0", "PowBackward0"}
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
 def function_that_sums(loss: torch.Tensor, num_rows: int) -> str:
-    """Return what makes a loss, or a summand of it, a sum over rows; empty if that is not proven.
+    """Return the operation that makes a loss, or a summand of it, a sum over rows.
 
     Args:
         loss: Shape ``[]``.
         num_rows: This rank's rows of the batch.
+
+    Returns:
+        The operation as source text; empty if a sum is not proven.
     """
     return next(filter(None, (_function_of(node, num_rows) for node in _summands(loss))), "")
 
 
 def other_than_rows(loss: torch.Tensor, num_rows: int) -> str:
-    """Return what a loss, or a summand of it, is a mean over if rows have different numbers of it; else empty.
+    """Return what a loss, or a summand of it, averages over if that differs from row to row.
 
     Args:
         loss: Shape ``[]``.
         num_rows: This rank's rows of the batch.
+
+    Returns:
+        A clause for a message; empty if the loss is not proven to average over something else.
     """
     return next(filter(None, (_counted_by(node, num_rows) for node in _summands(loss))), "")
 
@@ -80,7 +87,7 @@ def _summands(loss: torch.Tensor) -> Iterator[Any]:
 
 
 def _counted_by(node: Any, num_rows: int) -> str:
-    """Return what a cross entropy divides by, where that is not the number of rows or a multiple of it."""
+    """Return what a cross entropy divides by; empty if a multiple of the number of rows."""
     if LOSSES.get(node.name()) != "cross_entropy" or node._saved_reduction != MEAN:
         return ""
     weights, target = node._saved_weight, node._saved_target
@@ -89,7 +96,8 @@ def _counted_by(node: Any, num_rows: int) -> str:
     counted = target != node._saved_ignore_index
     if not num_rows or target.numel() % num_rows:
         return ""
-    # Labels of a row lie together, or apart in data whose first dimension is time; nobody says which.
+    # The labels of a row are adjacent, or strided if the first dimension is time; nothing says
+    # which.
     by_row = (counted.reshape(num_rows, -1).sum(1), counted.reshape(-1, num_rows).sum(0))
     if any(bool((count == count[0]).all()) for count in by_row):
         return ""
@@ -97,7 +105,7 @@ def _counted_by(node: Any, num_rows: int) -> str:
 
 
 def _function_of(node: Any, num_rows: int) -> str:
-    """Return the function whose sum over rows a node is; empty if it is not one, or not provably."""
+    """Return the function that a node sums over rows; empty if a sum over rows is not proven."""
     name = node.name()
     if name in LOSSES:
         is_sum = node._saved_reduction == SUM and not _is_of_parameter(node)
@@ -120,12 +128,12 @@ def _is_difference(node: Any) -> bool:
 
 
 def _is_of_parameter(node: Any) -> bool:
-    """Whether a node works on a parameter itself, as a penalty on weights does, which has no rows."""
+    """Whether a node's input is a parameter, as in a penalty on weights, which has no rows."""
     return any(inner is not None and inner.name() == _LEAF for inner, _ in node.next_functions)
 
 
 def loss_is_a_sum(function: str) -> UsageError:
-    """Return the refusal of a loss that is a sum over rows."""
+    """Return the error for a loss that is a sum over rows."""
     return UsageError(
         Finding(
             "loss-is-a-sum",

@@ -1,11 +1,13 @@
-"""Doing a thing once for all ranks: downloads and preprocessing, over the store and without a time limit.
+"""Run a function once for all ranks, over the store and without a time limit.
 
-A barrier would end a long download at the process group's timeout. Here those who wait look into the store for
-the end, and for the heartbeat of the one that works. Each heartbeat is progress for the launcher too: of the rank
-that works, and of those that hear it.
+It serves downloads and preprocessing. A barrier would end a long download at the process group's
+timeout. Here the waiting ranks poll the store for the end, and for heartbeats of the rank that runs
+the function. Each heartbeat also counts as progress for the launcher, on the rank that sends it and
+on the ranks that receive it.
 
-Whoever reaches the store's port can write into it, so nothing that is read from it is unpickled: it holds who has
-come, heartbeats and how the work ended, and the value itself goes through the process group.
+Any process that reaches the store's port can write to it, so nothing from the store is unpickled:
+it holds which ranks have arrived, heartbeats and how the work ended. The value itself goes through
+the process group.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from paceline import counters
 from paceline.errors import Finding, RunError
 
 BEAT_S = 1.0
-# Without a heartbeat: a process that has gone is noticed by its launcher at once. One that lives may be inside C code
-# that holds the interpreter's lock, or starved, so this is as long as torch's own limit.
+# Limit without a heartbeat. The launcher notices at once if a process ends. A process that lives
+# may be in C code that holds the GIL, or get no CPU time, so the limit is as long as torch's own.
 SILENCE_S = 1800.0
 LOOK_S = 0.1
-_TEXT = 4000  # of an exception's words: the store takes no value of more than 8 MiB
+_TEXT = 4000  # characters of an exception's text: the store rejects values over 8 MiB
 
 
 class Store(Protocol):
-    """What is needed of torch's stores."""
+    """The methods of torch's stores that are used here."""
 
     def set(self, key: str, value: Any) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -40,13 +42,13 @@ class Store(Protocol):
 
 
 def perform(fn: Callable[[], Any], store: Store, key: str) -> tuple[Any, bytes]:
-    """Run ``fn`` here, and let the others know that it goes on and how it ended.
+    """Run ``fn`` on this rank; send heartbeats to the other ranks, and then the outcome.
 
     Returns:
-        Its value, and the pickle of it.
+        The value of ``fn``, and its pickle.
 
     Raises:
-        BaseException: What ``fn`` raised; the others get a RunError.
+        BaseException: ``fn`` raised it; the other ranks get a RunError.
     """
     ended = threading.Event()
     beating = threading.Thread(target=_beat, args=(store, key, ended), daemon=True)
@@ -72,7 +74,7 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
     """Wait until ``perform`` has ended on ``rank``.
 
     Raises:
-        RunError: It failed there, or has been silent for ``SILENCE_S``.
+        RunError: The function failed there, or no heartbeat came for ``SILENCE_S``.
     """
     beat, heard_s = b"", time.monotonic()
     while not store.check([f"{key}/end"]):
@@ -105,12 +107,12 @@ def await_end(store: Store, key: str, *, rank: int) -> None:
 
 
 def arrive(store: Store, key: str) -> None:
-    """Let the others know that this rank has come."""
+    """Record that this rank has arrived."""
     store.add(f"{key}/here", 1)
 
 
 def await_all(store: Store, key: str, *, world_size: int) -> None:
-    """Wait until all ranks have come, however long that takes: only then may they meet in a collective."""
+    """Wait without a limit until all ranks have arrived; only then may they enter a collective."""
     while store.add(f"{key}/here", 0) < world_size:
         time.sleep(LOOK_S)
 
@@ -125,6 +127,6 @@ def _beat(store: Store, key: str, ended: threading.Event) -> None:
 
 
 def _show_progress() -> None:
-    """Let the launcher know that this rank is not stuck; without a launcher there is nothing to do."""
+    """Show the launcher that this rank is not stuck; does nothing without a launcher."""
     if counters.mine is not None:
         counters.mine[counters.BEAT_NS] = time.monotonic_ns()

@@ -1,8 +1,9 @@
-"""A backward that the session does not see: a direct ``loss.backward()`` beside ``session.backward(loss)``.
+"""Detect a backward that bypasses the session: ``loss.backward()`` instead of ``session.backward``.
 
-Its gradients are those of the mean of the ranks' means, wrong where shares are uneven, and ``session.step`` stays
-behind. Gradients that no optimizer uses are nobody's business, as those of an attack on the inputs, so what counts is a
-step, or a ``session.backward``, that meets them.
+Its gradients are those of the mean of the ranks' means, which is wrong for uneven shares, and
+``session.step`` does not count it. Gradients that no optimizer uses, such as those of an attack on
+the inputs, do no harm. So an error is raised only when an optimizer step or a ``session.backward``
+meets such gradients.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from paceline.errors import Finding, UsageError
 
 
 class OutsideBackward:
-    """Notices gradients of models of a session that come from a backward of somebody else's.
+    """Detects gradients of a session's models that come from a backward outside the session.
 
-    It is the context that each backward of the session runs in.
+    Each backward of the session runs in this context manager.
 
-    Every trained parameter has a hook until the first backward of the session, then one parameter of each model has:
-    that costs less than a microsecond a step.
+    Every trained parameter has a hook until the session's first backward. Afterwards one parameter
+    of each model has one, which costs less than a microsecond a step.
     """
 
     def __init__(self) -> None:
         self._inside = False
-        self._wide: list[_Watch] = []  # with hooks on all parameters
-        self._left: dict[torch.Tensor, None] = {}  # parameters with gradients of another backward
-        self._guard: Any = None  # the hook on optimizers, there while such gradients are
+        self._wide: list[_Watch] = []  # watches with hooks on all parameters of their model
+        self._left: dict[torch.Tensor, None] = {}  # parameters with gradients from outside
+        self._guard: Any = None  # the hook on optimizer steps, set while such gradients exist
 
     def watch(self, model: nn.Module) -> None:
-        """Notice what is accumulated in the parameters of a model."""
+        """Detect gradients that are accumulated in a model's parameters."""
         watch = _Watch(self)
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -43,7 +44,7 @@ class OutsideBackward:
         self._wide.append(watch)
 
     def note(self, watch: _Watch, parameter: torch.Tensor) -> None:
-        """Take note of a gradient that was accumulated."""
+        """Record an accumulated gradient."""
         if self._inside:
             watch.used = parameter
             return
@@ -55,7 +56,7 @@ class OutsideBackward:
         """Begin a backward of the session.
 
         Raises:
-            UsageError: It would add to gradients of another one.
+            UsageError: The backward would add to gradients from outside the session.
         """
         if self._left:
             self._refuse(list(self._left), where="loss.backward() before session.backward(loss)")
@@ -73,7 +74,7 @@ class OutsideBackward:
             self._refuse(foreign, where=f"{type(optimizer).__name__}.step() after loss.backward()")
 
     def _refuse(self, parameters: Sequence[torch.Tensor], *, where: str) -> None:
-        """Refuse gradients that are still there; forget those that the script has cleared."""
+        """Refuse gradients that still exist; forget those that the script has cleared."""
         there = [parameter for parameter in parameters if _is_there(parameter.grad)]
         for parameter in parameters:
             del self._left[parameter]
@@ -89,14 +90,14 @@ class _Watch:
 
     def __init__(self, outside: OutsideBackward) -> None:
         self.handles: dict[torch.Tensor, Any] = {}
-        self.used: torch.Tensor | None = None  # a parameter that a backward of the session has reached
+        self.used: torch.Tensor | None = None  # a parameter that the session's backward has reached
         self._outside = outside
 
     def __call__(self, parameter: torch.Tensor) -> None:
         self._outside.note(self, parameter)
 
     def keep_one(self) -> bool:
-        """Leave the hook on one parameter that takes part in training; return whether there is such a one."""
+        """Keep the hook on one trained parameter only; return whether one is known."""
         if self.used is None:
             return False
         for parameter, handle in self.handles.items():
@@ -107,18 +108,18 @@ class _Watch:
 
 
 def _take_off(parameter: torch.Tensor) -> None:
-    """Take off the hook of an earlier session, which does not see the backward of this one."""
+    """Remove the hook of an earlier session, which does not see the backward of this one."""
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
     for number in [number for number, hook in hooks.items() if isinstance(hook, _Watch)]:
         del hooks[number]
 
 
 def _is_there(gradient: torch.Tensor | None) -> bool:
-    """Whether there is a gradient other than zeros."""
+    """Whether a gradient exists and is not all zeros."""
     if gradient is None:
         return False
     values = gradient._values() if gradient.is_sparse else gradient
-    local: Any = values.to_local() if hasattr(values, "to_local") else values  # of a shard, its own part
+    local: Any = values.to_local() if hasattr(values, "to_local") else values  # a DTensor's shard
     return bool(local.any())
 
 

@@ -1,4 +1,4 @@
-"""Where a Session keeps its checkpoints and logs: which folder, whether it is its own, and what lies beside it."""
+"""Decide in which run folder a Session keeps its checkpoints and logs, and claim that folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.text import terminal
 from paceline.train import runtime
 from paceline.world import World
 
-_ANSWER = timedelta(minutes=10)  # rank 0 may wait a minute for the end of another run
+_ANSWER = timedelta(minutes=10)  # rank 0 may wait a minute for another run to end
 
 
 @dataclass
@@ -30,9 +30,9 @@ class _Process:
     """The Sessions of this process.
 
     Attributes:
-        num_places: How many there have been.
-        num_default: How many of them were given no folder.
-        users: Folder to the Session that trains in it; kept after its end.
+        num_places: Number of Sessions made so far.
+        num_default: Number of Sessions made without a folder.
+        users: For each folder, the number of the Session that trains in it; kept after its end.
     """
 
     num_places: int = 0
@@ -44,13 +44,13 @@ _process = _Process()
 
 
 def reset() -> None:
-    """Forget the Sessions of this process, as if it were a new one; for tests."""
+    """Forget the Sessions of this process, as in a new process; for tests."""
     _process.num_default = 0
     _process.users.clear()
 
 
 class Refused(UsageError, SystemExit):
-    """A script that nobody catches this in ends with status 2 and without a traceback of ours."""
+    """A refused folder; if uncaught, the script ends with status 2 and without our traceback."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding)
@@ -60,16 +60,16 @@ class Refused(UsageError, SystemExit):
 class Place:
     """The run folder of one Session.
 
-    Nothing is written before the Session saves, restores or trains after a restore. A Session that only reads, as for
-    an evaluation, may read the folder of a living run.
+    Nothing is written before the Session saves, restores or trains after a restore. A Session that
+    only reads, for example to evaluate, may read the folder of a living run.
 
     Args:
-        run_dir: The folder as the script gave it: None for the launcher's or a default one; a RunDir (that of another
-            Session) to share it on purpose.
-        world: The ranks. The folder is that of rank 0, whose arguments may differ from the others'.
+        run_dir: The script's argument. None means the launcher's folder or a default; a RunDir
+            shares the folder of another Session on purpose.
+        world: The ranks. Rank 0 decides the folder, because arguments may differ between ranks.
 
     Attributes:
-        run_dir: The folder.
+        run_dir: The run folder, the same on all ranks.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | RunDir | None, *, world: World) -> None:
@@ -93,19 +93,20 @@ class Place:
         self._lease: Lease | None = None
 
     def look(self) -> None:
-        """Take the folder before the latest checkpoint is read from it; a living run's may be read all the same.
+        """Claim the folder before its latest checkpoint is read; reading a living run's is allowed.
 
         A collective, like ``claim``.
         """
         if not self._of_main(lambda: "there" if self.run_dir.root.is_dir() else ""):
-            return  # nothing there that could change
-        self._decide()  # a refusal is said when it trains or saves
+            return  # an absent folder cannot change
+        self._decide()  # a refusal is raised later, when the Session trains or saves
 
     def claim(self) -> None:
         """Make the folder this Session's own, before it trains or saves; a collective.
 
         Raises:
-            UsageError: It belongs to a living run, another array element or another Session of this process.
+            UsageError: The folder belongs to a living run, another array element or another Session
+                of this process.
         """
         self._decide()
         if self._refused is None:
@@ -116,17 +117,17 @@ class Place:
         raise Refused(self._refused)
 
     def _decide(self) -> None:
-        """Find out, once, whether the folder is this Session's own."""
+        """Find out once whether the folder belongs to this Session."""
         if not self._is_decided:
             refused = self._of_main(self._try_to_claim)
             self._is_decided = True
             self._refused = Finding.from_json(json.loads(refused)) if refused else None
 
     def require_own(self) -> None:
-        """Check, before a checkpoint is committed, that no other run has taken the folder; on rank 0.
+        """Check on rank 0 before a commit that no other run has taken the folder.
 
         Raises:
-            RunError: One has.
+            RunError: Another run has taken the folder.
         """
         token = self._lease.owner.token if self._lease else env.read(env.RUN_TOKEN)
         owner = lease.is_held_by(self._leased_folder(), token) if token else None
@@ -134,12 +135,12 @@ class Place:
             raise RunError(lease.taken_over(self.run_dir.root, owner))
 
     def release_soon(self) -> None:
-        """Give the folder back; called by the garbage collector."""
+        """Release the lease; called by the garbage collector."""
         if self._lease is not None:
             self._lease.release_soon()
 
     def say_what_is_beside(self) -> None:
-        """Say on rank 0 that the folder has no checkpoint and a similar one has, with the line that continues it."""
+        """Report on rank 0 a similar folder that has checkpoints, with the command to resume it."""
         if not self._is_default or self._is_launched or self._world.rank != 0:
             return
         found = identity.siblings(self._training)
@@ -168,7 +169,7 @@ class Place:
         return Path(env.read(env.RUN_DIR) or ".") if self._is_launched else self.run_dir.root
 
     def _try_to_claim(self) -> str:
-        """Claim the folder on rank 0; return the finding that refuses it as JSON, or nothing."""
+        """Claim the folder on rank 0; return the refusing finding as JSON, or an empty string."""
         finding = self._conflict()
         if finding is None and not self._is_launched:
             try:
@@ -207,7 +208,7 @@ class Place:
         return identity.conflict(root, identity.read(self.run_dir), self._training)
 
     def _count_in_world(self) -> int:
-        """Return the number of this Session among those of these ranks; a process may have had others before."""
+        """Return this Session's number in this world; the process may have had other worlds."""
         if self._world.world_size == 1:
             return 0
         return int(runtime.store().add(f"paceline/places/{self._world.rank}", 1))
@@ -240,7 +241,7 @@ def _of_other_session(folder: Path) -> Finding:
 
 
 def _beside(folder: Path, sibling: tuple[Path, Training | None], mine: Training, *, launcher: str) -> Notice:
-    """Return that another training of the script has checkpoints, and how to continue it."""
+    """Return the notice that another run of the script has checkpoints, and how to continue it."""
     path, owner = sibling
     lines = identity.differences(owner, mine) if owner else ["saved by an earlier version: its arguments are not known"]
     start = f"PACELINE_RUN_DIR={shlex.quote(str(path))}"
@@ -254,7 +255,7 @@ def _beside(folder: Path, sibling: tuple[Path, Training | None], mine: Training,
 
 
 def _is_in_launched(folder: Path) -> bool:
-    """Return whether a folder is that of ``paceline run``, or inside of it: the launcher owns it for all ranks."""
+    """Whether a folder is in that of ``paceline run``, whose launcher owns it for all ranks."""
     of_launcher = env.read(env.RUN_DIR)
     if of_launcher is None or env.read(env.RUN_TOKEN) is None:
         return False

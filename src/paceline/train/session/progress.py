@@ -1,4 +1,4 @@
-"""How far a training has come: epochs, loaders, what is registered; saved, restored, and stopped at a boundary."""
+"""Track epochs, loaders and registered objects; save and restore them, and stop at a boundary."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ from paceline.world import World
 
 
 class Progress:
-    """Where a training stands, and what it takes to stand there again.
+    """Where a training run is, and the state that restores this position.
 
     Args:
         world: The ranks.
-        device: Of this rank.
-        seed: Of the run.
+        device: Device of this rank.
+        seed: Seed of the run.
         gradients: Models, optimizers and steps.
-        checkpoints: Where the state goes and comes from.
-        place: The run folder that they are in.
+        checkpoints: Writes and reads the state.
+        place: The run folder of the checkpoints.
         say: Prints a line on rank 0, once.
-        reseed: Seed of this rank's global generators from the first step on; None leaves them alone.
+        reseed: Seed of this rank's global generators from the first step on; None leaves them
+            unchanged.
 
     Attributes:
-        has_restored: Whether this training has gone on from a checkpoint.
+        has_restored: Whether the training run was resumed from a checkpoint.
+        stop: Receives requests to stop, and lets all ranks agree on them.
     """
 
     def __init__(
@@ -59,24 +61,26 @@ class Progress:
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed, self._place = reseed, place
         self._uses_checkpoints = False
-        # Weakly, because a loader's workers end with it: at once if nobody else holds it, and only after seconds of
-        # waiting if the garbage collector finds it in a cycle, whose queues it closes first.
+        # Weak references, because a loader's workers end with the loader. They end at once if
+        # nothing else holds it. In a cycle the garbage collector closes its queues first, and waits
+        # for seconds.
         self._loaders: list[weakref.ref[Loader]] = []
         self._registered: dict[str, Any] = {}
-        self._waiting: dict[str, Any] = {}  # restored state, until its loader or its object is there
-        self._rates: dict[int, list[float]] = {}  # learning rates of each optimizer, as they were restored
-        # How the script keeps its checkpoints; nothing is deleted before it has said so.
+        self._waiting: dict[str, Any] = {}  # restored state of loaders and objects not yet made
+        self._rates: dict[int, list[float]] = {}  # restored learning rates, by the optimizer's id
+        # The script's options of save; nothing is deleted before its first call.
         self._keeping: dict[str, Any] = {"mode": "max", "keep_last": sys.maxsize, "keep_best": 0}
-        self._loops = self._epoch = 0  # calls of epochs(); epoch of the last one
+        self._loops = self._epoch = 0  # calls of epochs(); current epoch of the last one
         self._in_epoch = False
-        self._before = (0, 0)  # training loops over loaders, and steps, before this epoch
-        self._resume_at = (0, 0)  # in which of these loops, and at which epoch of it
+        self._before = (0, 0)  # training loops over loaders and steps, counted before this epoch
+        self._resume_at = (0, 0)  # which call of epochs() to resume, and its epoch
 
     def add_loader(self, loader: Loader) -> None:
-        """Keep a loader's position; set it if a checkpoint has one for it.
+        """Track a loader's position; set it if a checkpoint holds one.
 
         Raises:
-            UsageError: It shuffles, and is made anew in each epoch: it would have the same order each time.
+            UsageError: The loader shuffles and is made in every epoch, so its order would not
+                change.
         """
         if self._in_epoch and loader.shuffles:
             raise UsageError(
@@ -89,15 +93,15 @@ class Progress:
                 )
             )
         if self._in_epoch:
-            return  # it has no position that outlives the epoch
+            return  # its position does not outlive the epoch
         self._hand_over(f"loader/{len(self._loaders)}", loader)
         self._loaders.append(weakref.ref(loader))
 
     def register(self, name: str, value: Any) -> None:
-        """Keep the state of an object; set it if a checkpoint has one for it.
+        """Track an object's state; set it if a checkpoint holds one.
 
         Raises:
-            UsageError: Another one has this name, whose state would be lost.
+            UsageError: Another object has this name, and its state would be lost.
         """
         if self._registered.get(name, value) is not value:
             raise UsageError(
@@ -114,7 +118,7 @@ class Progress:
             self._put_rates_back(value)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Yield epochs from where this training stands."""
+        """Yield epochs, beginning with the current one."""
         loop, (at, epoch) = self._loops, self._resume_at
         self._loops += 1
         self._epoch = epoch if loop == at else num_epochs if loop < at else 0
@@ -143,7 +147,7 @@ class Progress:
         self._write(metric=metric, wait=wait)
 
     def restore(self, which: str | os.PathLike[str], *, damaged: str | None) -> bool:
-        """Go on from a checkpoint; return whether there is one."""
+        """Resume from a checkpoint; return whether there is one."""
         damaged = restoring.read_damaged(damaged or env.read(env.DAMAGED))
         self._use_checkpoints()
         if which == restoring.LATEST:
@@ -174,16 +178,18 @@ class Progress:
         self._place.inform(Notice(f"{epochs} already done in {folder}", (), f"{again}rm -r {folder}"))
 
     def at_boundary(self, begins: bool, is_of_training: bool) -> None:
-        """All ranks are here, and every step so far is complete.
+        """Act at a boundary, where all ranks are and every step so far is complete.
 
         Args:
             begins: Whether a loop over a loader begins.
-            is_of_training: Whether that loop trains; nobody stops in an evaluation, whose result would be lost.
+            is_of_training: Whether the loop trains. Ranks do not stop in an evaluation, whose
+                result would be lost.
         """
         if begins:
             self._gradients.check_frozen()
         if self._reseed is not None:
-            # Not before training: models, also those made after the first setup, start alike on all ranks.
+            # Only once training begins, so that models made after the first setup also start equal
+            # on all ranks.
             seed_device(self._reseed)
             self._reseed = None
         self._gradients.drop_unfinished()
@@ -191,11 +197,11 @@ class Progress:
             self.leave()
 
     def leave(self) -> None:
-        """Save and end, on all ranks."""
+        """Save a checkpoint and end the script, on all ranks."""
         step, by = self._gradients.steps, self.stop.asked_by or "asked on another rank"
         self._say(f"stops after step {step} ({by}): saving a checkpoint")
         self._write(metric=None, wait=True)
-        self._say(f"stopped after step {step} with a checkpoint")  # true only now that it is committed
+        self._say(f"stopped after step {step} with a checkpoint")  # only after the commit
         raise SystemExit(EXIT_UNFINISHED)
 
     def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
@@ -215,7 +221,7 @@ class Progress:
             "step": self._gradients.steps,
             "epochs": (max(0, self._loops - 1), self._epoch + self._is_epoch_done()),
             "scale": scale.state_dict() if scale else None,
-            **self._waiting,  # what nobody has asked for yet
+            **self._waiting,  # restored state whose object has not been registered yet
             **{f"loader/{number}": each.state_dict() for number, each in self._living().items()},
             **{f"registered/{name}": portable.of_object(each) for name, each in self._registered.items()},
         }
@@ -227,13 +233,13 @@ class Progress:
         return sum(each.training_loops for each in self._living().values())
 
     def _living(self) -> dict[int, Loader]:
-        """Return the loaders that are still there, by number."""
+        """Return the loaders that still exist, by number."""
         return {number: each for number, loader in enumerate(self._loaders) if (each := loader()) is not None}
 
     def _is_epoch_done(self) -> bool:
-        """Whether a run that goes on from here begins with the next epoch.
+        """Whether a run that resumes from here begins with the next epoch.
 
-        In the middle of a training loop the epoch is not over, and before the first one it has hardly begun.
+        An epoch is unfinished during a training loop, and not yet started before the first one.
         """
         under_way = any(each.under_way for each in self._living().values())
         loops, steps = self._before
@@ -253,14 +259,14 @@ class Progress:
             self._hand_over(f"registered/{name}", value)
 
     def _hand_over(self, name: str, to: Any) -> bool:
-        """Load restored state that waits for an object; return whether there was any."""
+        """Load the restored state that waits for an object; return whether there was any."""
         state = self._waiting.pop(name, None)
         if state is not None:
             portable.load_object(to, state)
         return state is not None
 
     def _put_rates_back(self, value: Any) -> None:
-        """Undo what a scheduler, if this is one, has done to the learning rates: it was made after the restore."""
+        """Undo a scheduler's changes of the learning rates; it was made after the restore."""
         optimizer = getattr(value, "optimizer", None)
         if isinstance(optimizer, Optimizer):
             rates = self._rates.get(id(optimizer)) or getattr(value, "_last_lr", None) or _rates_of(optimizer)
@@ -272,7 +278,7 @@ class Progress:
 
     def _take_random(self, random: dict[str, Any] | None) -> None:
         self._reseed = None
-        if random is None:  # of another number of ranks: new ones, but the same each time
+        if random is None:  # another number of ranks: new seeds, the same each time
             seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
             return
         set_random_state(random)
@@ -285,10 +291,10 @@ def _rates_of(optimizer: Optimizer) -> list[float]:
 
 
 def read_seed(seed: Any) -> int:
-    """Return a seed as an int.
+    """Return a seed as an int; None means 0.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The seed is not an int.
     """
     try:
         return 0 if seed is None else operator.index(seed)
@@ -298,6 +304,6 @@ def read_seed(seed: Any) -> int:
 
 
 def seed_device(seed: int) -> None:
-    """Seed the global generators, also those of GPUs."""
+    """Seed the global generators, including those of GPUs."""
     seed_all(seed)
-    torch.cuda.manual_seed_all(seed)  # does nothing where there is no GPU
+    torch.cuda.manual_seed_all(seed)  # does nothing without a GPU

@@ -1,4 +1,4 @@
-"""Which checkpoint a Session continues from, and what is said about it."""
+"""Decide which checkpoint a Session resumes from, and describe it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DAMAGED = "checkpoint-damaged"
 
 
 def read_damaged(value: str | None) -> str:
-    """Return what to do about a damaged checkpoint.
+    """Return the policy for a damaged checkpoint, ``"refuse"`` by default.
 
     Raises:
         UsageError: The value is neither ``"refuse"`` nor ``"skip"``.
@@ -37,19 +37,19 @@ def find_whole(
     load: Callable[[Saved], dict[str, Any]],
     inform: Callable[[Finding], None],
 ) -> tuple[Saved, dict[str, Any]] | None:
-    """Find and load a checkpoint; return it with its values, None if there is none.
+    """Find and load a checkpoint; return it with its values, or None if there is none.
 
-    What is wrong is the same on all ranks, so that all look for an older one together.
+    Damage is reported alike on all ranks, so all ranks try an older checkpoint together.
 
     Args:
-        checkpoints: Those of the run folder.
+        checkpoints: Checkpoints of the run folder.
         which: As for ``Session.restore``.
-        damaged: Whether a damaged latest one is refused or skipped.
-        load: Loads one.
+        damaged: ``"refuse"`` or ``"skip"``, for a damaged latest checkpoint.
+        load: Loads one checkpoint.
         inform: Prints a warning on rank 0.
 
     Raises:
-        RunError: It is damaged and to be refused, or no older one is whole.
+        RunError: The checkpoint is damaged and must not be skipped, or no older one is intact.
     """
     skipped: list[Finding] = []
     while True:
@@ -96,7 +96,7 @@ def _none_left(skipped: list[Finding]) -> Finding:
 
 
 def describe(saved: Saved, which: str | os.PathLike[str]) -> str:
-    """Return the line that says what was loaded. Pure."""
+    """Return the line that reports what was loaded. Pure."""
     ranks = f"{saved.world_size} rank{'s' * (saved.world_size != 1)}"
     what = f"{saved.path}: step {saved.step}, saved by {ranks}"
     if which == LATEST:

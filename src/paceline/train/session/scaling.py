@@ -1,4 +1,4 @@
-"""Scaling a learning rate with the batch size, with warm-up, and saying so."""
+"""Scale a learning rate with the batch size, with warm-up, and report the change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RULES = {
 
 @dataclass(frozen=True)
 class Scaling:
-    """By how much a learning rate grows with the batch.
+    """Growth of a learning rate with the batch size.
 
     Attributes:
-        factor: What the learning rate is multiplied by.
-        reason: Why, one line to print.
+        factor: Factor of the learning rate.
+        reason: Batch sizes and rule, one line to print.
     """
 
     factor: float
@@ -31,10 +31,10 @@ class Scaling:
 
 
 def check_is_new(has_restored: bool) -> None:
-    """Refuse to scale rates that a checkpoint holds scaled already.
+    """Refuse to scale learning rates that a checkpoint already holds scaled.
 
     Raises:
-        UsageError: The training has been restored.
+        UsageError: The training run was restored.
     """
     if has_restored:
         raise UsageError(
@@ -51,7 +51,7 @@ def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
     """Return the factor for a batch that grew from ``base_batch_size`` to ``batch_size``.
 
     Raises:
-        UsageError: A size is not positive, or the rule is not known.
+        UsageError: A size is not positive, or the rule is unknown.
     """
     if rule not in RULES:
         near = closest(str(rule), RULES) or "linear"
@@ -66,14 +66,14 @@ def scaling(*, batch_size: int, base_batch_size: int, rule: str) -> Scaling:
 
 
 def apply(optimizer: Optimizer, found: Scaling, warmup_steps: int, *, say: Callable[[str], None]) -> LinearLR:
-    """Multiply the learning rates of an optimizer, and say so; return the schedule of the warm-up.
+    """Multiply an optimizer's learning rates and report it; return the schedule of the warm-up.
 
     The warm-up goes from the old learning rate to the new one in ``warmup_steps`` steps.
     """
     before = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * found.factor
-        group.pop("initial_lr", None)  # of a schedule that was made before; this one sets its own
+        group.pop("initial_lr", None)  # of an earlier schedule; this schedule sets its own
     start = min(1.0, 1 / found.factor) if warmup_steps else 1.0
     schedule = LinearLR(optimizer, start_factor=start, total_iters=max(1, warmup_steps))
     after = ", ".join(f"{old:.4g} -> {old * found.factor:.4g}" for old in before)

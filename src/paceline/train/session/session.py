@@ -1,4 +1,4 @@
-"""The training API: what a script meets."""
+"""The public Session class, which scripts use to train."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 class Session:
     """Data-parallel training in which the number of processes is not a hyperparameter.
 
-    The same script runs unlaunched (a world of one), under ``paceline run``, torchrun or srun, and gives the
-    same samples in the same order, the same batches and the same updates, also when it is stopped at any step and
-    goes on with another number of ranks. What this cannot cover: batch norm's statistics are those of each rank's
-    share of a batch (unless synchronised, on GPUs), and dropout masks are drawn on each rank.
+    The same script runs without a launcher (a world of one), and under ``paceline run``, torchrun
+    or srun. It sees the same samples in the same order, the same batches and the same updates, also
+    when it is stopped at any step and resumed with another number of ranks. Two things still depend
+    on the number of ranks: batch norm's statistics cover each rank's share of a batch (unless
+    synchronized, on GPUs), and dropout masks are drawn on each rank.
 
         session = paceline.Session(seed=0)
         model, optimizer = session.setup(model, optimizer)
@@ -56,25 +57,27 @@ class Session:
                     optimizer.zero_grad()
             session.save()
 
-    A script that saves or restores also stops well: at SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or ``session.stop()`` all
-    ranks end together after a complete step, with a checkpoint and exit status 75, which means: start it again. The
-    process group is closed at the end of a script that succeeds.
+    A script that saves or restores also stops cleanly: at SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C or
+    ``session.stop()`` all ranks end after a complete step, with a checkpoint and exit status 75
+    (resumable). A successful script closes the process group at its end.
 
     Args:
-        precision: ``"32-true"``, ``"64-true"``, ``"16-mixed"`` (float16 with a loss scale), ``"bf16-mixed"`` or
-            ``"bf16-true"``.
-        accumulate: Batches whose gradients make one step. ``backward`` returns True at the last one of a group.
-        strategy: ``"ddp"``, ``"fsdp"``, or ``paceline.DDP(...)`` and ``paceline.FSDP(...)`` with options.
-        seed: Seed of the order of samples and of their own randomness (0 if None). If given, also of Python's,
-            NumPy's and torch's global generators: alike on all ranks up to the first batch, different afterwards.
-        timeout_s: Seconds after which a collective fails that other ranks did not join; torch's default if
-            None (1800 with gloo, 600 with NCCL).
-        run_dir: Folder of checkpoints and logs. None: that of ``paceline run``, or one in ``paceline-runs/`` for this
-            script, arguments, array element and Session. ``other.run_dir`` shares that of another Session.
-        loggers: Where ``log`` writes on rank 0: ``"csv"`` and ``"tensorboard"`` in the run folder, or objects.
+        precision: ``"32-true"``, ``"64-true"``, ``"16-mixed"`` (float16 with a loss scale),
+            ``"bf16-mixed"`` or ``"bf16-true"``.
+        accumulate: Batches in a step. ``backward`` returns True at the last batch of a step.
+        strategy: ``"ddp"``, ``"fsdp"``, or ``paceline.DDP(...)`` or ``paceline.FSDP(...)``.
+        seed: Seed of the order of samples and of their random numbers (0 if None). If given, it
+            also seeds the global generators of Python, NumPy and torch: equally on all ranks up to
+            the first batch, differently afterwards.
+        timeout_s: Seconds until a collective fails that other ranks did not join. None means
+            torch's default (1800 with gloo, 600 with NCCL).
+        run_dir: Folder of checkpoints and logs. None means the folder of ``paceline run``, or one
+            in ``paceline-runs/`` for this script, arguments, array element and Session.
+            ``other.run_dir`` shares the folder of another Session.
+        loggers: Targets of ``log``: ``"csv"``, ``"tensorboard"`` (in the run folder) or objects.
 
     Raises:
-        UsageError: The environment describes no world, or an argument is bad or without effect.
+        UsageError: The environment describes no world, or an argument is invalid or has no effect.
         SetupError: There are fewer GPUs than ranks on this node, or the GPU only emulates bfloat16.
     """
 
@@ -109,7 +112,7 @@ class Session:
         self._checkpoints = Checkpoints(
             self.run_dir.checkpoints, world=self._world, device=self._device, guard=self._place.require_own
         )
-        # At the end of the process it is given back after ending.finish.
+        # At the end of the process, ending.finish runs before the folder is released.
         weakref.finalize(self, self._place.release_soon).atexit = False
         self._progress = Progress(
             world=self._world,
@@ -127,7 +130,7 @@ class Session:
         atexit.register(ending.finish, self._checkpoints, self._loggers if self.is_main else ())
         backend = runtime.backends().get(self._device.type)
         ranks = f"{self.world_size} ranks over {backend}" if backend else "1 rank"
-        if self._world.launcher != "paceline":  # whose own line has said it
+        if self._world.launcher != "paceline":  # paceline's launcher prints its own line
             self._say(f"launcher {self._world.launcher} ({self._world.reason}); {ranks}; rank 0 on {self._device}")
 
     @property
@@ -142,7 +145,7 @@ class Session:
 
     @property
     def local_rank(self) -> int:
-        """Rank on this node."""
+        """Rank on this node, 0 to the node's number of ranks - 1."""
         return self._world.local_rank
 
     @property
@@ -157,12 +160,12 @@ class Session:
 
     @property
     def step(self) -> int:
-        """How often ``backward`` returned True, also before a restore: with one loss a step, optimizer steps."""
+        """Number of completed steps (``backward`` returned True), also before a restore."""
         return self._gradients.steps
 
     @property
     def run_dir(self) -> RunDir:
-        """Names of the files of this run."""
+        """Run folder of checkpoints and logs, and the names of its files."""
         return self._place.run_dir
 
     @overload
@@ -172,20 +175,20 @@ class Session:
     @overload
     def setup(self, model: Module, /, *optimizers: Optimizer) -> tuple[Any, ...]: ...
     def setup(self, model: nn.Module, /, *optimizers: Optimizer) -> Any:
-        """Move a model to the device, give it its precision, and make it data-parallel.
+        """Move a model to the device, set its precision, and make it data-parallel.
 
         All ranks start from rank 0's parameters and buffers.
 
         Args:
-            model: A plain module. With several models that share an optimizer, set up first those without it.
-            *optimizers: Those that update it, made before or after; they come back as they are.
+            model: A plain module. If several models share an optimizer, pass it with the last one.
+            *optimizers: The model's optimizers, made before or after; returned unchanged.
 
         Returns:
-            The model itself in a world of one, with fsdp, or if it has no parameter to train; else a plain
-            ``DistributedDataParallel`` around it; with optimizers a tuple of that and them.
+            The model itself in a world of one, with fsdp, or if it has no parameter to train; else
+            a ``DistributedDataParallel`` around it. With optimizers, a tuple of the model and them.
 
         Raises:
-            UsageError: The model is wrapped already, or an optimizer holds parameters of something else.
+            UsageError: The model is wrapped already, or an optimizer holds other parameters.
         """
         ready = self._gradients.setup(model, optimizers)
         return (ready, *optimizers) if optimizers else ready
@@ -207,36 +210,38 @@ class Session:
         worker_init_fn: Callable[[int], None] | None = None,
         **options: Any,
     ) -> Loader:
-        """Return an iterable of batches on the device, shared out among the ranks.
+        """Return an iterable of batches on the device, distributed over the ranks.
 
-        Each epoch has every sample exactly once, also where a batch or the dataset doesn't divide: shares
-        are then uneven by one sample. A rank without a sample computes another rank's row in training, which counts
-        nothing: ``loader.rows`` is 0 there. An evaluation leaves such a batch out on that rank, so evaluate with sums:
-        ``session.reduce(loss_sum)``. What a sample draws at random in Python, NumPy and torch (on the CPU) is a
-        function of seed, epoch and index, with any number of ranks and workers.
+        Each epoch has every sample exactly once, even if the dataset or a batch cannot be divided
+        evenly: shares then differ by one sample. In training, a rank without a sample computes
+        another rank's row, which has no weight: ``loader.rows`` is 0 there. An evaluation skips
+        such a batch on that rank, so evaluate with sums: ``session.reduce(loss_sum)``. The random
+        numbers that a sample draws in Python, NumPy and torch (on the CPU) are a function of seed,
+        epoch and index, with any number of ranks and workers.
 
         Args:
-            dataset: A dataset with ``__len__`` and ``__getitem__``; an ``IterableDataset`` of samples, the same on
-                all ranks unless ``sharded``; or a DataLoader, whose parts are taken over (its batch size is global).
-            batch_size: Samples of a batch, all ranks together. This or the next is needed.
-            per_rank_batch_size: Samples of a batch on each rank.
-            shuffle: Whether each epoch has a new order, a function of seed and epoch alone. Without, the
-                order is that of the dataset.
-            sampler: Decides the order instead; the same is drawn on all ranks, and then shared out.
-            batch_sampler: Decides the global batches instead.
-            last: What becomes of a last batch that is shorter: ``"exact"`` (default) serves it with its true
-                weight, ``"drop"`` leaves it out.
-            per_rank: Whether the batch size of a DataLoader counts for each rank.
-            sharded: Whether each rank's stream is another one. Ranks whose stream ends earlier count nothing more.
+            dataset: A dataset with ``__len__`` and ``__getitem__``; an ``IterableDataset`` of
+                samples, the same on all ranks unless ``sharded``; or a DataLoader of global
+                batches.
+            batch_size: Samples in a batch, over all ranks. Required unless the next is given.
+            per_rank_batch_size: Samples in a batch on each rank.
+            shuffle: Whether each epoch has a new order (from seed and epoch) or the dataset's.
+            sampler: Determines the order instead. All ranks draw the same order and then divide it.
+            batch_sampler: Determines the global batches instead.
+            last: Whether a shorter last batch is served with its true weight, ``"exact"``
+                (default), or left out: ``"drop"``.
+            per_rank: Whether the batch size of a DataLoader is per rank.
+            sharded: Whether each rank has a different stream; an ended one has no rows.
             collate_fn: Makes a batch of a list of samples; torch's default if None.
-            num_workers: Processes that load, for each rank; chosen from the usable CPUs if None, and said so.
-            worker_init_fn: Called in each of them, as in torch's DataLoader.
+            num_workers: Worker processes of each rank; chosen from the usable CPUs if None.
+            worker_init_fn: Called in each worker, as in torch's DataLoader.
             **options: ``pin_memory``, ``persistent_workers``, ``prefetch_factor``, ``timeout`` and
-                ``multiprocessing_context`` of torch's DataLoader; those left out are chosen too. Workers are kept
-                between epochs, also those of a DataLoader, unless ``persistent_workers=False`` is given here.
+                ``multiprocessing_context`` of torch's DataLoader. Missing ones are chosen too.
+                Workers are kept between epochs, also those of a DataLoader, unless
+                ``persistent_workers=False`` is given here.
 
         Raises:
-            UsageError: The data cannot be shared out, a batch size is bad, or options exclude each other.
+            UsageError: The data cannot be divided, or an option is invalid or conflicts.
         """
         arguments = {
             "batch_size": batch_size,
@@ -263,56 +268,57 @@ class Session:
         return loader
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None) -> bool:
-        """Compute gradients, such that they are those of the mean over all samples of the step.
+        """Compute the gradients of the mean over all samples of the step.
 
-        Those of a step may be several batches on several ranks (``Session(accumulate=n)``). Gradients are averaged
-        over ranks, true (not scaled) and complete when this returns True. Call it once for each forward: DDP
-        averages in the first backward after a forward of its module, so several losses of a step are added up first.
+        Its samples may come from several batches on several ranks (``Session(accumulate=n)``).
+        Gradients are averaged over ranks, unscaled, and complete when this returns True. Call it
+        once for each forward: DDP averages in the first backward after a forward of its module, so
+        add up several losses of a step first.
 
         Args:
-            loss: The mean over this rank's rows of the batch that its loader yielded last, shape ``[]``. That of
-                another rank's row (``loader.rows`` is 0) counts nothing, whatever the weight.
-            weight: How much it counts, if not its number of rows: of tokens, for example. In any unit.
+            loss: The mean over this rank's rows of the batch that its loader yielded last, shape
+                ``[]``. The loss of another rank's row (``loader.rows`` is 0) has no weight.
+            weight: Weight of the loss in any unit, such as tokens; the number of rows if None.
 
         Returns:
-            Whether the optimizer is to step now. Where float16 overflowed the step is skipped: gradients are
-            None then, and ``optimizer.step()`` leaves everything as it is.
+            Whether the optimizer must step now. If float16 overflowed, the step is skipped:
+            gradients are None then, and ``optimizer.step()`` changes nothing.
 
         Raises:
-            UsageError: It is open which batch the loss belongs to, or no gradient would be averaged.
+            UsageError: It is ambiguous which batch the loss belongs to, or no gradient is averaged.
         """
         return self._gradients.backward(loss, None if weight is None else float(weight))
 
     def clip_grad_norm(self, what: Any, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale gradients down to a norm; call it where ``backward`` returned True, before the optimizer's step.
+        """Scale gradients down to a norm; call it after ``backward`` returned True.
 
         Args:
-            what: An optimizer, a model, or parameters, also sharded ones.
-            max_norm: The greatest norm that is left as it is.
+            what: An optimizer, a model, or parameters, plain or sharded.
+            max_norm: Greatest norm that remains unchanged.
             norm_type: Exponent of the norm.
 
         Returns:
-            The norm before, over all shards, shape ``[]``.
+            The norm before scaling, over all shards, shape ``[]``.
         """
         return precisions.clip_norm(what, max_norm, norm_type)
 
     def clip_grad_value(self, what: Any, clip_value: float) -> None:
-        """Cut gradients off at ``-clip_value`` and ``clip_value``; else as ``clip_grad_norm``."""
+        """Clip gradients to ``-clip_value`` and ``clip_value``; otherwise as ``clip_grad_norm``."""
         nn.utils.clip_grad_value_(precisions.parameters_of(what), clip_value)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of mixed precision, for what is computed outside of ``forward``."""
+        """Return the context of mixed precision, for computations outside of ``forward``."""
         return precisions.autocast(self._precision, self._device)
 
     def recompute(self, model: nn.Module, layers: tuple[type[nn.Module], ...] | None = None) -> None:
-        """Activation checkpointing: compute activations again in backward; less memory, about a third more time.
+        """Recompute activations in backward: less memory, about a third more time.
 
         Args:
-            model: The user's own module.
-            layers: Classes of these layers; None: the entries of every ``nn.ModuleList``.
+            model: The user's module, or the result of ``setup``.
+            layers: Classes of these layers; None means the entries of every ``nn.ModuleList``.
 
         Raises:
-            UsageError: The model has none.
+            UsageError: The model has no such layers.
         """
         count = activations.recompute(self.unwrap(model), layers)
         self._say(f"{count} layers of {type(model).__name__} recompute their activations")
@@ -326,74 +332,74 @@ class Session:
         rule: str = "linear",
         warmup_steps: int = 0,
     ) -> LRScheduler:
-        """Scale a learning rate that was found at one batch size to another, and say so.
+        """Scale a learning rate from one batch size to another, and print the change.
 
         Args:
-            optimizer: Its groups' learning rates are multiplied.
-            batch_size: Samples of a step now (times ``accumulate``).
-            base_batch_size: Samples of a step for which the learning rate was chosen.
-            rule: ``"linear"`` (Goyal et al., 2017; for SGD) or ``"sqrt"`` (for Adam and its kin).
+            optimizer: The learning rates of its groups are multiplied.
+            batch_size: Samples in a step now (times ``accumulate``).
+            base_batch_size: Samples in a step for which the learning rate was chosen.
+            rule: ``"linear"`` (Goyal et al., 2017; for SGD) or ``"sqrt"`` (for Adam variants).
             warmup_steps: Steps from the old rate to the new one.
 
         Returns:
-            The schedule of the warm-up: call its ``step()`` after each optimizer step, and register it.
+                The schedule of the warm-up. Register it; call ``step()`` after each optimizer step.
 
         Raises:
-            UsageError: The rule is not known, or a size is bad.
+            UsageError: The rule is unknown, a size is not positive, or the rates were restored.
         """
         scaling.check_is_new(self._progress.has_restored)
         found = scaling.scaling(batch_size=batch_size, base_batch_size=base_batch_size, rule=rule)
         return scaling.apply(optimizer, found, warmup_steps, say=self._say)
 
     def reduce(self, value: T) -> T:
-        """Return the sum of ``value`` over all ranks, on all of them.
+        """Return the sum of ``value`` over all ranks, on all ranks.
 
         Args:
-            value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on all
-                ranks), or a dict, list or tuple of them. A bool counts as an int; tensors of booleans or
-                narrow integers come back as int64, as from ``torch.sum``.
+            value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on
+                all ranks), or a dict, list or tuple of them. A bool counts as an int. Tensors of
+                booleans or narrow integers are returned as int64, as from ``torch.sum``.
 
         Raises:
-            UsageError: ``value`` is, or holds, something else.
+            UsageError: ``value`` is, or holds, another type.
         """
         self._tally.meet()
         return cast(T, runtime.sum_over_ranks(together.as_the_others(value) if self._tally.is_uneven else value))
 
     def gather(self, value: T, loader: Loader | None = None) -> T:
-        """Return the rows of all ranks, on all of them, in the order of the dataset.
+        """Return the rows of all ranks, on all ranks, in the order of the dataset.
 
-        Hand it the rows of a batch, or all those of a loop over a loader, concatenated: they come back as one rank
-        alone would have seen them, and exactly as many. Rows that are neither come back in the order of ranks.
+        Pass the rows of a batch, or all rows of a loop over a loader, concatenated: the detached
+        result is what a single rank would have seen. Other rows are returned in the order of ranks.
 
         Args:
-            value: A tensor of shape ``[rows, ...]``, or a dict, list or tuple of them. Detached.
-            loader: The loader that they come from; the one that yielded last if None.
+            value: A tensor of shape ``[rows, ...]``, or a dict, list or tuple of them.
+            loader: The loader of the rows; None means the loader that yielded last.
 
         Raises:
-            UsageError: ``value`` holds something else.
+            UsageError: ``value`` holds another type.
         """
         self._tally.meet()
         iteration = self._tally.last if loader is None else loader.iteration
         return cast(T, together.gather(value, iteration))
 
     def once(self, fn: Callable[[], T], scope: str = "job") -> T:
-        """Run ``fn`` on one rank while the others wait, and return its value on all.
+        """Run ``fn`` on one rank while the others wait, and return its value on all ranks.
 
-        For downloads and preprocessing; there is no time limit, as the others hear a heartbeat.
+        For downloads and preprocessing. There is no time limit: waiting ranks get heartbeats.
 
         Args:
-            fn: Takes nothing; what it returns must be picklable.
-            scope: ``"job"``: on rank 0. ``"node"``: on the first rank of every node, as for a disk of each node's own.
+            fn: Takes no argument; its return value must be picklable.
+            scope: ``"job"`` runs it on rank 0, ``"node"`` on each node's first (for local disks).
 
         Raises:
-            RunError: It failed on the rank that ran it (which raises the original), or that rank has gone.
-            UsageError: The scope is neither.
+            RunError: ``fn`` failed on another rank (which raises the original), or that rank ended.
+            UsageError: The scope is unknown.
         """
         self._tally.meet()
         return cast(T, together.do_once(fn, scope, world=self._world))
 
     def register(self, **objects: Any) -> None:
-        """Let checkpoints hold more: anything with ``state_dict`` and ``load_state_dict``, by name."""
+        """Add objects with ``state_dict`` and ``load_state_dict`` to checkpoints, by name."""
         for name, each in objects.items():
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 what = f"{name} ({type(each).__name__}) has no state_dict and load_state_dict"
@@ -409,56 +415,57 @@ class Session:
         keep_best: int = 1,
         wait: bool = False,
     ) -> None:
-        """Save a checkpoint, on all ranks together; it is written while training goes on.
+        """Save a checkpoint, on all ranks together; it is written while training continues.
 
-        Call it last in the body of ``epochs``, or in the loop over a loader. It serves any number of ranks.
+        Call it last in the body of ``epochs``, or in a loop over a loader. Any world size can load
+        it.
 
         Args:
-            metric: How good the model is, the same on all ranks; for ``restore("best")``.
+            metric: Quality of the model, the same on all ranks; for ``restore("best")``.
             mode: Whether the best metric is the greatest (``"max"``) or the least (``"min"``).
-            keep_last: How many of the newest checkpoints stay; the disk needs room for one more, since the next one is
-                written beside them.
-            keep_best: How many of the best stay.
-            wait: Whether to return only when it is committed.
+            keep_last: Number of latest checkpoints to keep. The disk needs space for one more.
+            keep_best: Number of best checkpoints to keep.
+            wait: Whether to return only after the commit.
 
         Raises:
-            RunError: This checkpoint, or the one before, cannot be written; those committed earlier are untouched.
+            RunError: This checkpoint or the one before cannot be written; others are kept.
         """
         self._progress.save(metric=metric, wait=wait, mode=mode, keep_last=keep_last, keep_best=keep_best)
 
     def restore(self, which: str | os.PathLike[str] = "latest", *, damaged: str | None = None) -> bool:
-        """Go on from a checkpoint: models, optimizers, loaders, epochs, and what is or will be registered.
+        """Restore models, optimizers, loaders, epochs and registered objects from a checkpoint.
 
-        Call it after ``setup``. It may have been saved by any number of ranks, with ddp or fsdp.
+        Call it after ``setup``. Objects may be registered later. The checkpoint may have been saved
+        by any number of ranks, with ddp or fsdp.
 
         Args:
             which: ``"latest"`` or ``"best"`` of the run folder, or a path.
-            damaged: What to do where the latest is damaged: ``"refuse"``, or ``"skip"``, which warns and takes the
-                latest one that is whole. None: as ``PACELINE_DAMAGED`` says, or refuse.
+            damaged: Whether to ``"refuse"`` a damaged latest checkpoint, or to ``"skip"`` to the
+                latest intact one with a warning. None: ``PACELINE_DAMAGED``, or else refuse.
 
         Returns:
-            Whether there was one.
+            Whether there was a checkpoint.
 
         Raises:
-            UsageError: It is of another model or other data, or there is none at the path.
-            RunError: It is damaged.
+            UsageError: The checkpoint is of another model or other data, or the path holds none.
+            RunError: The checkpoint is damaged.
         """
         return self._progress.restore(which, damaged=damaged)
 
     def stop(self) -> None:
-        """Ask for a stop at the next step boundary: all ranks save a checkpoint and end with exit status 75."""
+        """Make all ranks save a checkpoint and exit with status 75 at the next step boundary."""
         self._progress.stop.ask("session.stop()")
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Yield the numbers of the epochs, from 0, or from where a checkpoint was."""
+        """Yield the numbers of the epochs, from 0 or from the restored epoch."""
         return self._progress.epochs(num_epochs)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Write numbers to the loggers; on rank 0 only, so reduce them before.
+        """Write numbers to the loggers, on rank 0 only; reduce them before.
 
         Args:
             values: Numbers, or tensors with one element, by name.
-            step: Where on the axis; ``session.step`` if None.
+            step: Position on the axis; ``session.step`` if None.
         """
         if self.is_main:
             numbers = {name: float(value) for name, value in values.items()}
@@ -471,12 +478,12 @@ class Session:
             builtins.print(*values, flush=True)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this method."""
         self._tally.meet()
         runtime.barrier()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's own module of one that ``setup`` returned."""
+        """Return the user's module inside one that ``setup`` returned."""
         return cast(nn.Module, model.module) if isinstance(model, DistributedDataParallel) else model
 
     def _say(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Stopping well: a signal only sets a flag, and all ranks agree at a step boundary to stop there.
+"""Stop cleanly: a signal only sets a flag, and all ranks agree at a step boundary to stop there.
 
-ForwardTracker when a script first uses checkpoints; until then signals do what they did before.
+Handlers are installed when a script first uses checkpoints; until then signals act as before.
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ from types import FrameType
 
 from paceline import counters
 
-MEETING_EVERY_S = 1.0  # a collective takes some 100 µs, and nobody waits for a stop at a single step
+MEETING_EVERY_S = 1.0  # a collective takes some 100 µs; a stop need not be exact to the step
 
-_newest: list[Stop] = []  # at most one: the session that signals are for
+_newest: list[Stop] = []  # at most one: the session that handles signals
 _SIGNALS = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGINT")
 
 
 class Stop:
-    """Whether this rank was asked to stop, and when ranks next meet to agree about it.
+    """Whether this rank was asked to stop, and when ranks next agree about it.
 
     Args:
         greatest: Returns the element-wise maximum of a list of ints over all ranks; a collective.
-        alone: Whether there is one rank only.
+        alone: Whether there is only one rank.
+
+    Attributes:
+        asked_by: Signal name or call that requested the stop; empty without a request.
     """
 
     def __init__(self, greatest: Callable[[list[int]], list[int]], *, alone: bool) -> None:
         self.asked_by = ""  # a signal's name, or the script
         self._greatest, self._alone = greatest, alone
         self._armed = False
-        self._groups = 0  # since the last meeting
-        self._until = 1  # groups between the last meeting and the next
+        self._groups = 0  # groups since the last agreement
+        self._until = 1  # groups from the last agreement to the next
         self._met_at_s = 0.0
 
     def arm(self) -> None:
-        """Take signals from now on, where the script has not done so itself; in the main thread only."""
+        """Handle signals that the script does not handle itself; only in the main thread."""
         if self._armed:
             return
         self._armed = True
         if counters.mine is not None:
-            counters.mine[counters.ARMED] = 1  # the launcher then waits for this rank, whatever it sits in
+            counters.mine[counters.ARMED] = 1  # the launcher then waits for this rank in any case
         self._met_at_s = time.monotonic()
         _newest[:] = [self]
         if threading.current_thread() is not threading.main_thread():
@@ -51,21 +54,22 @@ class Stop:
         taken = [each for each in map(_number, _SIGNALS) if each is not None and _is_default(each)]
         for number in taken:
             signal.signal(number, _note)
-        # Children must not inherit a handler that only sets a flag: loader workers are ended by SIGTERM.
+        # Children must not inherit a handler that only sets a flag: SIGTERM must end loader
+        # workers.
         os.register_at_fork(after_in_child=lambda: give_back(taken))
 
     def ask(self, by: str) -> None:
-        """Ask for a stop at the next boundary."""
+        """Request a stop at the next boundary."""
         self.asked_by = self.asked_by or by
 
     def agreed(self, *, now: bool = False) -> bool:
-        """Return whether all ranks stop here. Called at each boundary, at the same ones on all ranks.
+        """Return whether all ranks stop here; all ranks call it at the same boundaries.
 
         Args:
-            now: Whether to meet in any case, as between epochs.
+            now: Whether to run the collective in any case, as between epochs.
         """
         if not self._armed and not now:
-            return False  # where the script has not said that it saves, ranks meet between epochs only
+            return False  # a script that has not saved or restored agrees between epochs only
         if self._alone:
             return bool(self.asked_by)
         self._groups += 1
@@ -75,7 +79,7 @@ class Stop:
         group_us = int((now_s - self._met_at_s) / max(1, self._groups) * 1e6)
         stop, slowest_us = self._greatest([bool(self.asked_by), group_us])
         self._groups, self._met_at_s = 0, now_s
-        # From figures that all ranks have, so that all meet again at the same boundary.
+        # Computed from figures that all ranks have, so all choose the same next boundary.
         self._until = max(1, int(MEETING_EVERY_S * 1e6) // max(1, slowest_us))
         return bool(stop)
 
@@ -83,14 +87,14 @@ class Stop:
 def _note(number: int, _frame: FrameType | None) -> None:
     stop = _newest[0]
     if stop.asked_by and number == signal.SIGINT:
-        raise KeyboardInterrupt  # asked twice: at once
+        raise KeyboardInterrupt  # a second Ctrl-C ends the script at once
     stop.ask(signal.Signals(number).name)
     if number == signal.SIGINT and sys.stderr.isatty():
         os.write(2, b"paceline: stopping after this step, to save a checkpoint; Ctrl-C again to end at once\n")
 
 
 def _number(name: str) -> signal.Signals | None:
-    return getattr(signal, name, None)  # there is no SIGUSR1 on Windows
+    return getattr(signal, name, None)  # Windows has no SIGUSR1
 
 
 def _is_default(number: signal.Signals) -> bool:
@@ -98,6 +102,6 @@ def _is_default(number: signal.Signals) -> bool:
 
 
 def give_back(numbers: Iterable[signal.Signals]) -> None:
-    """Set signals to what they do in a fresh Python."""
+    """Reset signals to their handlers in a fresh Python."""
     for number in numbers:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

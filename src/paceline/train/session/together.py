@@ -1,4 +1,4 @@
-"""What all ranks do together beside training: rows gathered in order, work done once."""
+"""Gather rows from all ranks in order, and run a function once for all ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ SCOPES = ("job", "node")
 
 
 def gather(value: Any, iteration: Iteration | None) -> Any:
-    """Return the rows of all ranks, in the order of the loop that they come from if they fit it.
+    """Return the rows of all ranks, in the order of the loop if their number fits it.
 
     Args:
         value: Tensors of shape ``[rows, ...]`` in dicts, lists and tuples.
-        iteration: The loop.
+        iteration: The loop that the rows come from; None without a loop.
+
+    Raises:
+        UsageError: A value has no rows.
     """
     if isinstance(value, dict):
         # Ranks may have filled their dicts in different orders.
@@ -46,7 +49,7 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
             )
         )
     own = None if iteration is None else iteration.own_of(len(value))
-    if own is not None:  # what was borrowed of another rank comes from that one
+    if own is not None:  # a borrowed row is gathered from the rank that owns it
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     rows, sizes = runtime.all_rows(value)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
@@ -54,9 +57,9 @@ def gather(value: Any, iteration: Iteration | None) -> Any:
 
 
 def as_the_others(value: Any) -> Any:
-    """Return a number in the type that other ranks have: one that has run no step still has the 0 it began with.
+    """Return numbers in the other ranks' types: a rank without a step still has its initial 0.
 
-    A collective; dicts, lists and tuples are opened.
+    A collective. Dicts, lists and tuples are converted recursively.
     """
     kinds: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(kinds, _kinds(value))
@@ -92,12 +95,16 @@ def _converted(value: Any, kinds: list[Any]) -> Any:
 
 
 def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
-    """Run ``fn`` on one rank of the job or of each node; return its value on all.
+    """Run ``fn`` on one rank of the job or of each node; return its value on all ranks.
 
     Args:
-        fn: What to do.
+        fn: Takes no argument; its return value must be picklable.
         scope: One of ``SCOPES``.
         world: The ranks.
+
+    Raises:
+        UsageError: The scope is unknown.
+        RunError: ``fn`` failed on another rank, or that rank has ended.
     """
     if scope not in SCOPES:
         what = f"scope={scope!r} is neither 'job' nor 'node'"
@@ -105,11 +112,11 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
     if world.world_size == 1:
         return fn()
     store, on_node = runtime.store(), scope == "node"
-    # Counted where the keys are: they outlive a session, and end with the store.
+    # The count is in the store, like the keys: both outlive a session and end with the store.
     key = f"paceline/once/{store.add(f'paceline/once/calls/{world.rank}', 1)}"
     works = (world.local_rank if on_node else world.rank) == 0
     own = _node(world) if on_node else "job"
-    # Which ranks work follows from no number where ranks go round the nodes.
+    # With ranks assigned round-robin to nodes, no formula says which ranks do the work.
     store.set(f"{key}/at/{world.rank}", json.dumps([own, works]))
     once.arrive(store, key)
     value, data = once.perform(fn, store, f"{key}/{world.rank}") if works else (None, b"")
@@ -122,12 +129,12 @@ def do_once(fn: Callable[[], Any], scope: str, *, world: World) -> Any:
 
 
 def _workers(store: Any, key: str, world: World) -> dict[str, int]:
-    """Return the rank that works on each node, once all ranks have come."""
+    """Return the working rank of each node, after all ranks have arrived."""
     once.await_all(store, key, world_size=world.world_size)
     places = [json.loads(store.get(f"{key}/at/{rank}")) for rank in range(world.world_size)]
     return {node: rank for rank, (node, works) in enumerate(places) if works}
 
 
 def _node(world: World) -> str:
-    """Return a name that the ranks of a node share; not by its rank where the launcher tells of one node only."""
+    """Return a name that the ranks of a node share, even if the launcher reports only one node."""
     return f"node {world.node_rank}" if world.num_nodes > 1 else f"node from {world.rank - world.local_rank}"

@@ -1,4 +1,4 @@
-"""The Trainer: the loop for those who don't want to write one, on Session's public members only."""
+"""The Trainer: a ready-made training loop, built on Session's public members only."""
 
 from paceline.train.trainer.hooks import Callback as Callback
 from paceline.train.trainer.module import DataModule as DataModule

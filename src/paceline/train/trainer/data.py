@@ -1,4 +1,4 @@
-"""Where the loaders of a task come from: a data object, DataLoaders, or methods of the task itself."""
+"""Find a task's loaders in a data object, in DataLoaders, or in methods of the task itself."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Data:
     """The loaders of a task.
 
     Args:
-        task: Asked last, if it has the methods of a data object itself.
-        data: An object with ``train_dataloader`` and the like; None if there is none.
-        loaders: Loaders by the stage that they are for: ``"train"``, ``"val"``, ``"test"``.
+        task: Searched last, because it may have the methods of a data object itself.
+        data: An object with ``train_dataloader`` and similar methods; None without one.
+        loaders: Loaders by stage: ``"train"``, ``"val"``, ``"test"``.
     """
 
     def __init__(self, task: Any, data: Any, loaders: dict[str, Any]) -> None:
@@ -28,7 +28,7 @@ class Data:
         self._loaders = loaders
 
     def prepare(self, session: Session, stage: str, *, seed: int) -> None:
-        """Call ``prepare_data`` once on each node, then ``setup`` on all ranks with the same random numbers."""
+        """Call ``prepare_data`` once a node, then ``setup`` with the same seed on all ranks."""
         for owner in self._owners:
             if callable(getattr(owner, "prepare_data", None)):
                 session.once(owner.prepare_data, scope="node")
@@ -38,13 +38,13 @@ class Data:
                     owner.setup(stage)
 
     def loader(self, session: Session, stage: str, *, per_rank: bool, evaluates: bool = False) -> Any:
-        """Return the loader of a stage, shared out among the ranks; None if there is none.
+        """Return the loader of a stage, divided among the ranks; None if there is none.
 
         Args:
-            session: Shares it out.
+            session: Divides the data.
             stage: ``"train"``, ``"val"`` or ``"test"``.
-            per_rank: Whether its batch size is that of each rank.
-            evaluates: Whether it is to begin with its first sample, also after a restore.
+            per_rank: Whether the batch size is per rank.
+            evaluates: Whether to begin with the first sample, even after a restore.
         """
         given = self._loaders.get(stage)
         makers = [getattr(owner, f"{stage}_dataloader", None) for owner in self._owners]
@@ -55,8 +55,8 @@ class Data:
             given = _the_one(given, stage)
         if given is None or not evaluates:
             return None if given is None else session.loader(given, per_rank=per_rank)
-        # The first loader of a session takes the position that a checkpoint has for the one that was trained on, or
-        # is refused with it; the second has none to take.
+        # A session's first loader takes the checkpoint's position of the training loader, or is
+        # refused because of it. The second one has no position to take.
         try:
             loader = session.loader(given, per_rank=per_rank)
         except UsageError as error:
@@ -68,7 +68,7 @@ class Data:
 
 
 def is_data(thing: Any) -> bool:
-    """Return whether something is a data object, and not a loader."""
+    """Return whether an object is a data object, and not a loader."""
     return any(callable(getattr(thing, f"{stage}_dataloader", None)) for stage in ("train", "val", "test"))
 
 
@@ -88,10 +88,11 @@ def _the_one(loaders: list[Any] | tuple[Any, ...], stage: str) -> Any:
 
 @contextmanager
 def alike(seed: int) -> Iterator[None]:
-    """Let everything inside draw the same random numbers on all ranks, and nothing outside notice.
+    """Draw the same random numbers on all ranks inside the context, and restore the generators.
 
-    Without it ``random_split`` would cut another part out on each rank, so that samples of one rank's validation
-    are trained on by the others; and in each run, so that a resumed one trains on what it validated with.
+    Otherwise ``random_split`` would make other parts on each rank, so that ranks train on
+    validation samples of other ranks. It would also differ in each run, so that a resumed run
+    trains on samples that it validated with.
     """
     numpy = sys.modules.get("numpy")
     states = random.getstate(), numpy.random.get_state() if numpy else None

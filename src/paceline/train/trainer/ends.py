@@ -1,8 +1,9 @@
-"""Numbers that a task logs after the last batch: one on each rank, for all rows that the rank had.
+"""Combine numbers logged after the last batch: one on each rank, for all rows of the rank.
 
-One rank alone would have logged one number for all rows. A mean over rows is the mean of the ranks' numbers, weighted
-by their rows. Of anything else, such as a mean over batches of which the last is shared out unevenly, a count or a
-median, nobody can make that one number from those of the ranks, so this is said where they differ.
+A single rank would have logged one number for all rows. A mean over rows is the mean of the ranks'
+numbers, weighted by their rows. Of other numbers, such as a mean over unevenly divided batches, a
+count or a median, it cannot be computed from the ranks' numbers, so a notice is printed if they
+differ.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from paceline.errors import Finding, Notice
 
 
 class End(NamedTuple):
-    """What a rank has logged.
+    """The number that a rank has logged.
 
     Attributes:
         value: The number.
         rows: This rank's rows of the epoch or evaluation.
         is_whole: Whether it is of an integer type, as counts are.
-        is_tensor: Whether it is a tensor, as what was computed from rows is, and the number of an epoch is not.
+        is_tensor: Whether it is a tensor, as results computed from rows are; an epoch's number is
+            not.
     """
 
     value: float
@@ -30,31 +32,31 @@ class End(NamedTuple):
     is_tensor: bool = False
 
 
-NO_END = End(math.nan, 0, False)  # of a rank that had no rows, and so nothing to log
+NO_END = End(math.nan, 0, False)  # of a rank that had no rows, and so logged nothing
 
 
 def mean_of_ends(ends: Sequence[End]) -> float:
-    """Return the mean over all rows; where no rank had any, that of the ranks.
+    """Return the mean over all rows; if no rank had rows, the mean over ranks.
 
     Args:
-        ends: One of each rank.
+        ends: The numbers of all ranks.
     """
     counted = _counted(ends)
     if not differ(ends):
-        return counted[0].value  # as it is, without the rounding of a mean
+        return counted[0].value  # without the rounding of a mean
     return math.fsum(end.value * end.rows for end in counted) / sum(end.rows for end in counted)
 
 
 def differ(ends: Sequence[End]) -> bool:
     """Return whether ranks that had rows have logged different numbers."""
-    return len({repr(end.value) for end in _counted(ends)}) > 1  # NaN is itself here
+    return len({repr(end.value) for end in _counted(ends)}) > 1  # NaN equals NaN in repr
 
 
 def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]:
-    """Yield what is to be said of names whose numbers would not be those of one rank, or may not be.
+    """Yield findings and notices about numbers that may differ from a single rank's.
 
     Args:
-        of_names: What ranks have logged, by name.
+        of_names: The numbers of all ranks, by name.
     """
     means = {}
     for name, ends in of_names.items():
@@ -73,7 +75,7 @@ def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]
 
 
 def _may_be_parts(ends: Sequence[End]) -> bool:
-    """Return whether equal numbers may be parts of a count: ranks may have as many by chance."""
+    """Return whether equal numbers may be parts of a count: ranks may have equal ones by chance."""
     return len(ends) > 1 and all(end.is_whole and end.is_tensor and end.value for end in ends)
 
 
@@ -109,5 +111,5 @@ def _weighted(means: Mapping[str, str]) -> Notice:
 
 
 def _counted(ends: Sequence[End]) -> list[End]:
-    """Return those that had rows; if nobody had any, all with the same weight."""
+    """Return the numbers of ranks with rows; if no rank had any, all numbers with equal weight."""
     return [end for end in ends if end.rows] or [end._replace(rows=1) for end in ends]

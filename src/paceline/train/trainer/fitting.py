@@ -1,4 +1,4 @@
-"""The loop: epochs of batches, with validations in between. All that it does to other ranks, Session does."""
+"""Run the training loop: epochs of batches, with validations; Session handles all communication."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Evaluation:
     """Runs a task over a loader without training it.
 
     Args:
-        trainer: Gets the means.
+        trainer: Receives the means.
         work: The task.
-        recorder: Takes what the task logs.
-        display: Shows how far it is.
-        hooks: Called around it.
+        recorder: Records what the task logs.
+        display: Shows the progress.
+        hooks: Hooks called during the evaluation.
     """
 
     def __init__(self, trainer: Trainer, work: Work, recorder: Recorder, display: Display, hooks: Hooks) -> None:
@@ -43,9 +43,9 @@ class Evaluation:
 
         Args:
             stage: ``"validation"`` or ``"test"``.
-            loader: A loader of the session's.
-            limit: Batches to take; None for all.
-            keep: Whether the trainer is to have the means.
+            loader: A loader of the session.
+            limit: Maximum number of batches; None for all.
+            keep: Whether the trainer receives the means.
         """
         metrics, progress, has_run, num_rows = Metrics(self.trainer.session), self.display.progress, False, 0
         loader.takes_any = True
@@ -58,7 +58,7 @@ class Evaluation:
                     self.work.evaluate(f"{stage}_step", batch, batch_idx)
                     has_run = True
                     num_rows += loader.rows
-                elif self.work.is_sharded:  # every forward needs all ranks
+                elif self.work.is_sharded:  # every forward is a collective
                     with self.work.uncounted():
                         self.work.evaluate(f"{stage}_step", batch, batch_idx)
                 progress.batch = batch_idx + 1
@@ -72,12 +72,12 @@ class Evaluation:
             if keep:
                 self.trainer.take(values.of_all)
                 progress.shown.update(metrics.in_bar(values))
-            with self.recorder.within(None):  # the means are made: what is logged now would be lost
+            with self.recorder.within(None):  # the means are computed: later numbers are refused
                 self.hooks.call(f"on_{stage}_end")
         return values
 
     def _end(self, stage: str, metrics: Metrics, *, has_run: bool) -> None:
-        """Call the hooks of the end, which may log; on a rank without any row they may fail for want of outputs."""
+        """Call the hooks of the end, which may log; ignore their errors on a rank without rows."""
         try:
             self.hooks.call(f"on_{stage}_epoch_end")
         except Exception:
@@ -86,7 +86,7 @@ class Evaluation:
         self._agree_on_names(metrics, has_run=has_run)
 
     def _agree_on_names(self, metrics: Metrics, *, has_run: bool) -> None:
-        """Let a rank without any row take part in the means of what rank 0, which always has some, has logged."""
+        """Make a rank without rows take part in the means of rank 0, which always has rows."""
         session = self.trainer.session
         if session.world_size > 1 and session.reduce(int(not has_run)):
             parts = list(self.work.parts())
@@ -99,10 +99,10 @@ class Fit:
     """Trains a task: epochs of batches, each followed by validation and a checkpoint.
 
     Args:
-        evaluation: Validates the task; has what training needs too.
-        plan: What is asked for.
+        evaluation: Validates the task; also holds the trainer, task and display.
+        plan: The Trainer's arguments.
         train: Loader of batches to train on.
-        val: Loader to validate with; None if there is none.
+        val: Loader to validate with; None without validation.
         schedules: Schedulers and when they step.
     """
 
@@ -123,11 +123,11 @@ class Fit:
         self._monitor = None
         if plan.monitor is not None:
             self._monitor = Monitor(plan.monitor, mode=plan.mode, patience=plan.patience, min_delta=plan.min_delta)
-        self._metrics: Metrics | None = None  # of the epoch that is under way
-        self._sums: dict[str, Any] | None = None  # its sums before the hooks of an end that is not the epoch's
-        self._rows = 0  # of this rank, in the epoch that is under way
-        self._done = 0  # its batches whose steps are complete
-        self._is_rest = False  # whether some of it was done before a checkpoint
+        self._metrics: Metrics | None = None  # of the current epoch
+        self._sums: dict[str, Any] | None = None  # its sums before end hooks, if it was interrupted
+        self._rows = 0  # of this rank, in the current epoch
+        self._done = 0  # batches of the epoch whose steps are complete
+        self._is_rest = False  # whether the epoch was begun before a checkpoint
         self._begin_batch = self._hooks.caller("on_train_batch_start")
         self._after_backward = self._hooks.caller("on_after_backward")
         self._before_step = self._hooks.caller("on_before_optimizer_step")
@@ -136,7 +136,7 @@ class Fit:
     # The state of the loop in a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next epochs depend on; a collective, as every save is."""
+        """Return the state that the next epochs depend on; a collective, like every save."""
         sums = self._metrics.state_dict() if self._metrics and self._sums is None else self._sums
         return {
             "metrics": {name: float(value) for name, value in self._trainer.callback_metrics.items()},
@@ -146,9 +146,9 @@ class Fit:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self._trainer.take(state["metrics"])
-        self._done = state.get("batches", 0)  # older checkpoints have none
+        self._done = state.get("batches", 0)  # missing in older checkpoints
         if self._monitor and state["monitor"]:
             self._monitor.load_state_dict(state["monitor"])
         if state["epoch"]:
@@ -178,13 +178,13 @@ class Fit:
         self._hooks.call("on_train_end")
 
     def _batches_done(self) -> int:
-        """Return how many batches of the epoch that begins were done before a checkpoint."""
+        """Return how many batches of the beginning epoch were done before a checkpoint."""
         samples, size = self._train.state_dict()["done"], self._train.batch_size
         self._is_rest = samples > 0
         if not samples:
-            self._metrics = None  # it begins anew, and so do its means
+            self._metrics = None  # a new epoch has new means
             return 0
-        return samples // size if size else self._done  # batches of a batch_sampler may be of any size
+        return samples // size if size else self._done  # batches of a batch_sampler vary in size
 
     def _is_over(self) -> bool:
         """Whether training ends before its last epoch; a collective."""
@@ -194,12 +194,13 @@ class Fit:
         return stopped or out_of_patience or 0 <= plan.max_steps <= self._session.step
 
     def _epoch(self, epoch: int, start: int) -> bool:
-        """Train for an epoch, or what is left of it; return whether training is over."""
+        """Train for the rest of an epoch; return whether training is over."""
         self._trainer.current_epoch = epoch
         metrics = self._metrics = self._metrics or Metrics(self._session)
         self._done, self._rows = start, 0
         self._begin_stage(epoch, start)
-        # Left open until the checkpoint is made if the last step comes first: the rest of the epoch is still to come.
+        # If the last step comes first, the loop stays open until the checkpoint: the epoch is
+        # unfinished.
         with self._recorder.within(metrics), closing(iter(self._train)) as batches:
             self._hooks.call("on_train_epoch_start")
             whole = self._train_on(batches, start, between=self._batches_between_validations(epoch))
@@ -220,16 +221,16 @@ class Fit:
             return is_over
 
     def _leave_rest(self) -> None:
-        """Let the loader begin the next epoch, also where nothing was left to train on of a limited one."""
+        """Advance the loader to the next epoch if a limit left a rest of this one."""
         place = self._train.state_dict()
         if place["done"]:
             self._train.load_state_dict({"epoch": place["epoch"] + 1, "done": 0, "length": place["length"]})
 
     def _train_on(self, batches: Iterator[Any], start: int, *, between: int) -> bool:
-        """Train on what is left of an epoch; return whether all of it was."""
+        """Train on the rest of an epoch; return whether the epoch is complete."""
         plan, last, done = self._plan, sys.maxsize if self._batches is None else self._batches, start
         for batch_idx, batch in enumerate(batches, start):
-            if batch_idx >= last:  # 0 batches, or a checkpoint after the last
+            if batch_idx >= last:  # 0 batches, or a checkpoint after the last batch
                 break
             self._train_batch(batch, batch_idx)
             done = batch_idx + 1
@@ -240,7 +241,7 @@ class Fit:
             if between and done % between == 0:
                 self._log(self._validate().for_loggers)
         if not done and last and not self._is_rest:
-            raise no_batches()  # of a stream nobody knew it before
+            raise no_batches()  # the length of a stream is unknown before
         return True
 
     def _train_batch(self, batch: Any, batch_idx: int) -> None:
@@ -322,8 +323,8 @@ class Fit:
         return values
 
     def _look_at(self, epoch: int, values: dict[str, float]) -> None:
-        """Show schedulers and the monitor what an epoch has come to."""
-        complete = self._is_due(epoch) or not self._validates  # all that is ever logged has been
+        """Pass an epoch's values to schedulers and the monitor."""
+        complete = self._is_due(epoch) or not self._validates  # no more metrics will be logged
         for schedule in self._of_epochs:
             if (epoch + 1) % schedule.frequency == 0:
                 schedule.step(values, required=complete)
@@ -338,10 +339,10 @@ class Fit:
                 values.get(self._monitor.name) if self._monitor else None,
                 mode=self._plan.mode,
                 keep_best=self._plan.save_top_k,
-                wait=is_last,  # the script may end without another look at it
+                wait=is_last,  # the script may end right after it
             )
 
-    # What is shown
+    # Display
 
     def _show(self, epoch: int, values: dict[str, float]) -> None:
         loss = self._display.progress.loss
@@ -356,7 +357,7 @@ class Fit:
 
 
 def length_of(loader: Any) -> int | None:
-    """Return the number of batches of a loader; None if nobody knows."""
+    """Return the number of batches of a loader; None if it is unknown."""
     try:
         return len(loader)
     except TypeError:
@@ -364,10 +365,10 @@ def length_of(loader: Any) -> int | None:
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss of what ``training_step`` returned.
+    """Return the loss in the result of ``training_step``.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The result holds no loss.
     """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
     if isinstance(loss, torch.Tensor):

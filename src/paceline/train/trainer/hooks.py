@@ -1,4 +1,4 @@
-"""The moments at which the Trainer calls a task and the callbacks, and what it never calls."""
+"""Call the hooks of a task and of callbacks, and refuse hooks that the Trainer never calls."""
 
 from __future__ import annotations
 
@@ -11,68 +11,69 @@ from paceline.errors import Finding, UsageError, closest
 class Callback(Protocol):
     """Any object with some of these methods; deriving from this class is not needed.
 
-    A task may have the same methods, without the first two arguments; its own are called first. Methods are looked up
-    once, when ``fit``, ``validate`` or ``test`` begins, and a missing one costs nothing.
+    A task may have the same methods, without the first two arguments; they are called before the
+    callbacks' methods. Methods are looked up once, when ``fit``, ``validate`` or ``test`` begins,
+    and a missing one costs nothing.
     """
 
     def on_fit_start(self, trainer: Any, task: Any) -> None:
-        """Before anything is restored."""
+        """Called before a checkpoint is restored."""
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
-        """Before the first epoch of this process, after a checkpoint was restored."""
+        """Called before the first epoch of this process, after a checkpoint was restored."""
 
     def on_train_epoch_start(self, trainer: Any, task: Any) -> None:
-        """Before the first batch of an epoch."""
+        """Called before the first batch of an epoch."""
 
     def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:
-        """Before each batch."""
+        """Called before each batch."""
 
     def on_after_backward(self, trainer: Any, task: Any) -> None:
-        """After each backward; gradients are unscaled, and reduced if the group of batches ends."""
+        """Called after each backward; gradients are unscaled, and reduced if the group ends."""
 
     def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
-        """Before each step of each optimizer, before gradients are clipped."""
+        """Called before each step of each optimizer, before gradients are clipped."""
 
     def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After each batch; ``outputs`` is what ``training_step`` returned."""
+        """Called after each batch; ``outputs`` is the result of ``training_step``."""
 
     def on_validation_start(self, trainer: Any, task: Any) -> None:
-        """Before a validation."""
+        """Called before a validation."""
 
     def on_validation_epoch_start(self, trainer: Any, task: Any) -> None:
-        """Before a validation, after ``on_validation_start``."""
+        """Called before a validation, after ``on_validation_start``."""
 
     def on_validation_epoch_end(self, trainer: Any, task: Any) -> None:
-        """After the last batch of a validation; what is logged here belongs to it."""
+        """Called after the last batch of a validation; numbers logged here belong to it."""
 
     def on_validation_end(self, trainer: Any, task: Any) -> None:
-        """After a validation, when its means are in ``trainer.callback_metrics``."""
+        """Called after a validation, when its means are in ``trainer.callback_metrics``."""
 
     def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
-        """After an epoch and its validation; what is logged here belongs to it."""
+        """Called after an epoch and its validation; numbers logged here belong to it."""
 
     def on_train_end(self, trainer: Any, task: Any) -> None:
-        """After the last epoch."""
+        """Called after the last epoch."""
 
     def on_fit_end(self, trainer: Any, task: Any) -> None:
-        """At the end of ``fit``."""
+        """Called at the end of ``fit``."""
 
     def on_test_start(self, trainer: Any, task: Any) -> None:
-        """Before a test."""
+        """Called before a test."""
 
     def on_test_epoch_start(self, trainer: Any, task: Any) -> None:
-        """Before a test, after ``on_test_start``."""
+        """Called before a test, after ``on_test_start``."""
 
     def on_test_epoch_end(self, trainer: Any, task: Any) -> None:
-        """After the last batch of a test; what is logged here belongs to it."""
+        """Called after the last batch of a test; numbers logged here belong to it."""
 
     def on_test_end(self, trainer: Any, task: Any) -> None:
-        """After a test, when its means are in ``trainer.callback_metrics``."""
+        """Called after a test, when its means are in ``trainer.callback_metrics``."""
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
-# What Lightning calls on a module and this Trainer does not: to leave it out in silence would change the training.
+# Methods that Lightning calls and this Trainer does not: ignoring them would change the training.
 NEVER_CALLED = frozenset(
     [
         "backward",
@@ -102,10 +103,10 @@ NEVER_CALLED = frozenset(
     ]
 )
 
-# The same on a data object, where Lightning looks for these too.
+# The same for a data object, where Lightning looks for these too.
 NEVER_CALLED_ON_DATA = ("on_after_batch_transfer", "on_before_batch_transfer", "transfer_batch_to_device")
 
-# Lightning's own callbacks need Lightning's Trainer; these have a counterpart here.
+# Lightning's callbacks need Lightning's Trainer; these have a counterpart here.
 INSTEAD = {
     "EarlyStopping": 'Trainer(monitor="val_loss", mode="min", patience=3)',
     "ModelCheckpoint": 'Trainer(monitor="val_loss", mode="min", save_top_k=1)',
@@ -141,17 +142,17 @@ class Hooks:
             method(*self._front, *args)
 
     def caller(self, name: str) -> Callable[..., None] | None:
-        """Return a function that does what ``call`` does, or None if there is nothing to call."""
+        """Return a function equivalent to ``call``, or None if there is nothing to call."""
         if name not in self._of_task and not self._of_callbacks[name]:
             return None
         return lambda *args: self.call(name, *args)
 
 
 def check_task(task: Any, *needed: str) -> None:
-    """Refuse a task that cannot be run, or that relies on what is never called.
+    """Refuse a task that cannot be run, or that relies on methods that are never called.
 
     Raises:
-        UsageError: A method is missing, or would be left out.
+        UsageError: There is no task, it lacks a method, or a method of it would never be called.
     """
     name = type(task).__name__
     if task is None:
@@ -195,10 +196,10 @@ def check_task(task: Any, *needed: str) -> None:
 
 
 def check_data(data: Any) -> None:
-    """Refuse a data object that relies on what is never called.
+    """Refuse a data object that relies on methods that are never called.
 
     Raises:
-        UsageError: A method would be left out.
+        UsageError: A method would never be called.
     """
     for name in NEVER_CALLED_ON_DATA:
         owner = next((each for each in type(data).__mro__ if name in vars(each)), None)
@@ -210,10 +211,10 @@ def check_data(data: Any) -> None:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Refuse a callback of Lightning's, and one whose methods would not be called.
+    """Refuse callbacks of Lightning, and callbacks with methods that are never called.
 
     Raises:
-        UsageError: There is one.
+        UsageError: A callback is Lightning's, or a method of it would never be called.
     """
     for each in callbacks:
         name = type(each).__name__
@@ -241,7 +242,7 @@ def _has_own(callback: Any, name: str) -> bool:
 
 
 def _own_hooks(kind: type) -> list[str]:
-    """Return the methods of a task's class that look like hooks, without those of torch and the like."""
+    """Return the hook-like methods of a task's class, except those of torch and paceline."""
     own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in ("builtins", "paceline", "torch")]
     names = sorted(name for each in own for name in vars(each) if name.startswith("on_"))
     return [name for name in names if callable(getattr(kind, name, None))]

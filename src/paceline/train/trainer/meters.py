@@ -1,6 +1,7 @@
-"""Objects that compute their own value over all ranks, as those of torchmetrics: found on a rank that never met them.
+"""Locate metric objects that compute their value over all ranks, on a rank that never logged them.
 
-A rank without any row of an evaluation has not logged them, and the others wait for it in ``compute``.
+Metrics of torchmetrics are such objects. A rank without rows in an evaluation has not logged them,
+but the other ranks wait for it in ``compute``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-_OF_UPDATES = ("_update_count", "_computed", "_forward_cache")  # beside the states of a metric of torchmetrics
+_OF_UPDATES = ("_update_count", "_computed", "_forward_cache")  # beside a metric's states
 
 
 class Place(NamedTuple):
-    """Where in a task an object is, the same on all ranks.
+    """Location of an object in a task, the same on all ranks.
 
     Attributes:
-        path: Name of the module, or of the attribute.
-        states: Of the modules in it the states that are lists, each as a piece without rows.
+        path: Name of the module or attribute.
+        states: For each module in it, its states that are lists, each as a tensor without rows.
     """
 
     path: str
@@ -27,15 +28,16 @@ class Place(NamedTuple):
 
 
 def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> Place | None:
-    """Return where an object is; None if it is none of the ``parts`` of its task."""
+    """Return the location of an object; None if it is not among the ``parts`` of its task."""
     path = next((path for path, each in parts if each is meter), None)
     return None if path is None else Place(path, {name: _pieces(each) for name, each in _modules(meter)})
 
 
 def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
-    """Return the object that is there, ready to compute without having been given any row.
+    """Return the object at a location, ready to compute without any rows.
 
-    torchmetrics gathers a list that is empty as one of floats, whatever the other ranks' are of: they would not meet.
+    torchmetrics gathers an empty list as one of floats, regardless of the other ranks' type, so the
+    collectives would not match.
     """
     meter = next(each for path, each in parts if path == place.path)
     for name, each in _modules(meter):
@@ -46,7 +48,7 @@ def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
 
 
 def kept_state(metric: Any) -> dict[str, Any]:
-    """Return what a metric of torchmetrics has gathered so far."""
+    """Return the state that a metric of torchmetrics has accumulated."""
     states = {name: getattr(metric, name) for name in metric.metric_state}
     kept = {name: list(state) if isinstance(state, list) else state.clone() for name, state in states.items()}
     own = {name: getattr(metric, name) for name in _OF_UPDATES if hasattr(metric, name)}

@@ -1,6 +1,7 @@
-"""What was logged by name, and its exact means: over all rows of an epoch, on all ranks.
+"""Accumulate logged numbers by name, and compute exact means over all rows of an epoch and ranks.
 
-A number is kept with the rows that it is the mean of. Ranks meet when a mean is asked for, once for all names.
+A number is stored with the rows that it is the mean of. One collective computes the means of all
+names.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from paceline.train.session import Session
 from paceline.train.trainer.ends import NO_END, End, mean_of_ends
 from paceline.train.trainer.meters import Place, found_at, place_of
 
-FOLD_AT = 64  # numbers that wait to be added up at once: one by one, each would cost several tensor operations
+FOLD_AT = 64  # numbers to add at once: adding each takes several tensor operations
 
 
 class Sum:
-    """The sum of ``number * rows``, and of rows, in float64; a number over no rows counts nothing, even if NaN.
+    """The float64 sums of ``number * rows`` and of rows; numbers over no rows are ignored.
 
     Args:
-        mean: Whether numbers are means over rows; otherwise they are sums already, and added up as they are.
+        mean: Whether numbers are means over rows; otherwise they are sums, and added unweighted.
     """
 
     def __init__(self, *, mean: bool) -> None:
@@ -35,11 +36,11 @@ class Sum:
         self._rows = 0
 
     def begin(self, total: float, rows: int) -> None:
-        """Begin with sums from before."""
+        """Begin with earlier sums."""
         self._total, self._rows = total, rows
 
     def add(self, number: Any, rows: int) -> None:
-        """Add one number."""
+        """Add a number."""
         self._waiting.append((number, rows))
         if len(self._waiting) >= FOLD_AT:
             self.totals()
@@ -62,11 +63,12 @@ class Sum:
 
 
 class Values(NamedTuple):
-    """Exact values of what was logged.
+    """Exact values of the logged numbers.
 
     Attributes:
-        of_all: Under the name that was logged and, where it has a value of both kinds, with its ending.
-        for_loggers: Each under one name, without those that loggers are not to get.
+        of_all: Values by logged name; if a name has both kinds of values, also by its name with
+            ending.
+        for_loggers: One value for each name, except names that loggers do not get.
     """
 
     of_all: dict[str, float]
@@ -74,15 +76,15 @@ class Values(NamedTuple):
 
 
 class Entry:
-    """A name that was logged, how, and its numbers.
+    """A logged name, its options, and its numbers.
 
     Args:
-        on_step: Whether its last number is wanted at every few steps.
-        on_epoch: Whether its mean over the epoch is wanted.
+        on_step: Whether its last number is reported every few steps.
+        on_epoch: Whether its mean over the epoch is reported.
         prog_bar: Whether the progress bar shows it.
         logger: Whether loggers get it.
         mean: As for ``Sum``.
-        is_end: Whether it was logged after the last batch, one number for all rows of a rank.
+        is_end: Whether it was logged after the last batch, as one number for all rows of a rank.
     """
 
     def __init__(
@@ -94,10 +96,10 @@ class Entry:
         self.last: tuple[Any, int] | None = None
         self.sum = Sum(mean=mean)
         self.end: End | None = None
-        self.meter: Any = None  # an object that computes its own value, as those of torchmetrics
+        self.meter: Any = None  # an object that computes its own value, as in torchmetrics
 
     def add(self, value: Any, rows: int) -> None:
-        """Take down a number."""
+        """Record a number."""
         if self.on_step:
             self.last = (value, rows)
         if self.on_epoch:
@@ -105,16 +107,16 @@ class Entry:
 
     @property
     def how(self) -> dict[str, bool]:
-        """How it was logged, as arguments for another one."""
+        """The options it was logged with, as arguments for another entry."""
         return {**self._how, "is_end": self.is_end}
 
     @property
     def takes_ends(self) -> bool:
-        """Whether a number that is logged after the last batch is a mean of its own, apart from those of batches."""
+        """Whether a number logged after the last batch is a separate mean."""
         return self.on_epoch and self.sum.mean and self.sum.is_empty
 
     def add_end(self, value: Any, rows: int) -> None:
-        """Take note of a number for all rows of this rank; the last one counts."""
+        """Record a number for all rows of this rank; the last one counts."""
         self.is_end = True
         is_tensor = isinstance(value, torch.Tensor)
         is_whole = not value.is_floating_point() if is_tensor else isinstance(value, int)
@@ -122,20 +124,25 @@ class Entry:
 
 
 class Metrics:
-    """The names logged in one epoch, or one evaluation.
+    """The names logged in one epoch or evaluation.
 
     Args:
-        session: Adds up over ranks.
+        session: Sums over ranks.
+
+    Attributes:
+        entries: Logged names with their numbers.
+        has_rows: Whether this rank had any rows.
+        ends: Numbers that the ranks logged after the last batch, by name.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.entries: dict[str, Entry] = {}
-        self.has_rows = True  # whether this rank has had any
-        self.ends: dict[str, list[End]] = {}  # what ranks logged after the last batch, by name
+        self.has_rows = True
+        self.ends: dict[str, list[End]] = {}
 
     def of_step(self) -> Values:
-        """Return the values, over all ranks, of what was logged with ``on_step`` since the last call."""
+        """Return the values, over all ranks, of ``on_step`` numbers since the last call."""
         names = sorted(name for name, entry in self.entries.items() if entry.last is not None)
         sums = []
         for name in names:
@@ -146,7 +153,7 @@ class Metrics:
         return self._named(self._over_ranks(names, sums), ending="_step")
 
     def of_epoch(self) -> Values:
-        """Return the values, over all rows and ranks, of what was logged with ``on_epoch`` so far."""
+        """Return the values, over all rows and ranks, of ``on_epoch`` numbers so far."""
         names, meters = self._epoch_names()
         ends = [name for name in names if self.entries[name].is_end]
         names = [name for name in names if name not in ends]
@@ -157,21 +164,22 @@ class Metrics:
         return self._named(values, ending="_epoch")
 
     def end(self) -> None:
-        """Let objects that compute their own value begin anew."""
+        """Reset objects that compute their own value."""
         for entry in self.entries.values():
             if entry.meter is not None:
                 entry.meter.reset()
 
     def in_bar(self, values: Values) -> dict[str, float]:
-        """Return those of ``values`` that the progress bar shows."""
+        """Return the values that the progress bar shows."""
         shown = [name for name, entry in self.entries.items() if entry.prog_bar and name in values.of_all]
         return {name: values.of_all[name] for name in shown}
 
     def names(self, parts: Sequence[tuple[str, Any]]) -> dict[str, tuple[dict[str, bool], Place | None]]:
-        """Return how each name was logged, and where its object is if it has one that computes its own value.
+        """Return each name's options and the location of its object, if it has one that computes.
 
         Args:
-            parts: Of the task, by name. What is none of them cannot be found on another rank, and is left out.
+            parts: The task's parts, by name. An object that is not among them cannot be located on
+                another rank, and is left out.
         """
         places = {name: place_of(entry.meter, parts) for name, entry in self.entries.items()}
         return {
@@ -183,21 +191,21 @@ class Metrics:
     def take_names(
         self, names: Mapping[str, tuple[dict[str, bool], Place | None]], parts: Sequence[tuple[str, Any]]
     ) -> None:
-        """Take what ``names`` returned on another rank as logged here too, over no rows."""
+        """Record the names of another rank's ``names`` here too, over no rows."""
         for name, (how, place) in names.items():
             entry = self.entries.setdefault(name, Entry(**how))
             if place is not None:
                 entry.meter = found_at(place, parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums so far, over all ranks; those of objects that compute their own value are theirs to keep."""
+        """Return the sums so far, over all ranks; objects with ``compute`` save their state."""
         names, _ = self._epoch_names()
         names = [name for name in names if not self.entries[name].is_end]
         totals = self._totals(names, [self.entries[name].sum for name in names])
         return {name: (self.entries[name].how, *pair) for name, pair in zip(names, totals, strict=True)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from sums over all ranks: rank 0 holds them from now on."""
+        """Continue from sums over all ranks; rank 0 holds them from now on."""
         for name, (how, total, rows) in state.items():
             entry = self.entries[name] = Entry(**how)
             if self._session.is_main:
@@ -226,14 +234,14 @@ class Metrics:
         }
 
     def _computed(self, meters: Mapping[str, Any]) -> dict[str, float]:
-        """Return what objects compute; they meet those of other ranks themselves."""
+        """Return the values that objects compute; each communicates with its counterparts."""
         with warnings.catch_warnings():
-            if not self.has_rows:  # the others have some, and nothing is wrong
+            if not self.has_rows:  # other ranks have rows, so the warning does not apply
                 warnings.filterwarnings("ignore", r"The ``compute`` method of metric \w+ was called before")
             return {name: float(meter.compute()) for name, meter in meters.items()}
 
     def _ends_over_ranks(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the values of what was logged after the last batch; ranks have been seen to log the same names."""
+        """Return the values of numbers logged after the last batch; ranks have equal names."""
         if not names:
             return {}
         mine = [self.entries[name].end or NO_END for name in names]
@@ -255,7 +263,8 @@ class Metrics:
         return [(total, int(rows)) for total, rows in zip(whole[::2], whole[1::2], strict=True)]
 
     def _check_names(self, names: Sequence[str]) -> None:
-        # Ranks with other names would add up other things, or hang. The sum of squares tells all of them at once.
+        # Ranks with different names would add up different numbers, or hang. Sum and sum of squares
+        # detect a difference on all ranks at once.
         session = self._session
         if session.world_size == 1:
             return
@@ -275,17 +284,17 @@ class Metrics:
 
 
 def number_of(name: str, value: Any) -> Any:
-    """Return a number as it is kept: without graph, and apart from what may be changed in place.
+    """Return a number as it is stored: detached, and copied if it can change in place.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The value is not a number.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         kept = value.detach().clone()
         return kept.reshape(()) if kept.dim() else kept
     if isinstance(value, int | float):
         return value
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of NumPy's
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a NumPy number
         return value.item()
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     raise UsageError(

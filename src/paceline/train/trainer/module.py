@@ -1,4 +1,4 @@
-"""What a task and its data may derive from: ``Module`` and ``DataModule``. Neither is needed by the Trainer."""
+"""Optional base classes of a task and its data: ``Module`` and ``DataModule``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HParams(dict[str, Any]):
-    """A dict whose keys are attributes too."""
+    """A dict whose keys are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -31,11 +31,11 @@ class HParams(dict[str, Any]):
 
 
 class Configured:
-    """Remembers the arguments that an object was made with."""
+    """Base class that stores the arguments that an object was made with."""
 
     @property
     def hparams(self) -> HParams:
-        """What ``save_hyperparameters`` collected, as ``hparams.lr`` or ``hparams["lr"]``."""
+        """The collected arguments, as ``hparams.lr`` or ``hparams["lr"]``."""
         found: HParams = self.__dict__.setdefault("_hparams", HParams())
         return found
 
@@ -45,17 +45,17 @@ class Configured:
         ignore: str | Iterable[str] = (),
         logger: bool = True,
     ) -> None:
-        """Take the arguments of the ``__init__`` that calls this as ``hparams``.
+        """Collect the arguments of the calling ``__init__`` as ``hparams``.
 
-        If that was called by the ``__init__`` of a derived class, its arguments are taken too.
+        If the ``__init__`` of a derived class called that one, its arguments are collected too.
 
         Args:
-            *names: Only these arguments; a mapping or a namespace is taken as it is.
+            *names: Only these arguments; a mapping or namespace is added as it is.
             ignore: Arguments to leave out.
-            logger: Accepted for Lightning's sake; without effect.
+            logger: Accepted for compatibility with Lightning; has no effect.
 
         Raises:
-            UsageError: There is no such argument, or what is given is none of these.
+            UsageError: A name is not an argument, or an element of ``names`` is of another type.
         """
         frame = inspect.currentframe()
         found = _arguments(self, frame.f_back if frame else None)
@@ -96,7 +96,7 @@ def _mapping(given: Any) -> Mapping[str, Any]:
 
 
 def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of all ``__init__`` of ``owner`` that are being called; the outermost win."""
+    """Return the arguments of all running ``__init__`` of ``owner``; outer ones take precedence."""
     found: dict[str, Any] = {}
     while frame is not None and frame.f_code.co_name == "__init__":
         names, _, kwargs, values = inspect.getargvalues(frame)
@@ -109,10 +109,10 @@ def _arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
 
 
 class Module(Configured, nn.Module):
-    """An ``nn.Module`` that can log, and knows the Trainer that runs it.
+    """An ``nn.Module`` that can log, and has access to the Trainer that runs it.
 
-    Write ``training_step(batch, batch_idx)`` (returns the loss, a mean over the batch's rows) and
-    ``configure_optimizers()``; ``validation_step`` and ``test_step`` if wanted.
+    Define ``training_step(batch, batch_idx)``, which returns the loss as a mean over the batch's
+    rows, and ``configure_optimizers()``; optionally ``validation_step`` and ``test_step``.
     """
 
     _trainer: Trainer | None = None
@@ -122,7 +122,7 @@ class Module(Configured, nn.Module):
         """The Trainer that runs this module.
 
         Raises:
-            UsageError: There is none yet.
+            UsageError: No Trainer runs it yet.
         """
         if self._trainer is None:
             raise UsageError(
@@ -140,10 +140,10 @@ class Module(Configured, nn.Module):
         self._trainer = trainer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_trainer": None}  # a copy, or a pickle, is of the model and not of the run
+        return {**self.__dict__, "_trainer": None}  # a copy or pickle excludes the run
 
     def log(self, name: str, value: Any, **options: Any) -> None:
-        """Log a number; ``Trainer.log`` has the options. Does nothing outside of a Trainer."""
+        """Log a number; see ``Trainer.log`` for options. Does nothing outside of a Trainer."""
         if self._trainer is not None:
             self._trainer.log(name, value, **options)
 
@@ -163,7 +163,7 @@ class Module(Configured, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters; the CPU if there are none."""
+        """The device of the parameters; the CPU without parameters."""
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
@@ -174,21 +174,22 @@ class Module(Configured, nn.Module):
 
     @property
     def global_step(self) -> int:
-        """Steps of the optimizer so far."""
+        """Number of optimizer steps so far."""
         return 0 if self._trainer is None else self._trainer.global_step
 
 
 class DataModule(Configured):
-    """Data as the Trainer takes it; write the methods that are needed.
+    """Data for the Trainer; define the methods that are needed.
 
-    ``prepare_data`` runs once on each node, before the others; ``setup(stage)`` on every rank, with random numbers
-    that are the same on all of them; the others return a DataLoader, whose batch size is that of all ranks together.
+    ``prepare_data`` runs once on each node, before the other methods. ``setup(stage)`` runs on
+    every rank, with the same random numbers on all ranks. The other methods return a DataLoader,
+    whose batch size is global.
     """
 
     trainer: Trainer | None = None
 
     def prepare_data(self) -> None:
-        """Download and convert; nothing is to be kept in ``self``."""
+        """Download and convert; must not store anything in ``self``."""
 
     def setup(self, stage: str) -> None:
         """Make datasets; ``stage`` is ``"fit"``, ``"validate"`` or ``"test"``."""

@@ -1,4 +1,4 @@
-"""Early stopping: whether a metric has stopped getting better."""
+"""Decide early stopping: whether a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 class Monitor:
-    """Follows one metric.
+    """Tracks one metric.
 
     Args:
-        name: Its name.
-        mode: ``"min"`` if less is better, ``"max"`` if more is.
-        patience: Values without improvement after which to stop; None: never.
-        min_delta: What counts as one; a value that is not a number never does.
+        name: Name of the metric.
+        mode: ``"min"`` if smaller values are better, ``"max"`` if greater ones are.
+        patience: Values without improvement after which to stop; None means never.
+        min_delta: Least improvement that counts; NaN never counts.
     """
 
     def __init__(self, name: str, *, mode: str, patience: int | None, min_delta: float) -> None:
@@ -22,7 +22,7 @@ class Monitor:
         self._waited = 0
 
     def see(self, value: float) -> None:
-        """Take down a value."""
+        """Record a value."""
         gain = 0.0 if self.best is None else (self.best - value if self._mode == "min" else value - self.best)
         if (self.best is None and not math.isnan(value)) or gain > self._min_delta:
             self.best, self._waited = value, 0
@@ -31,13 +31,13 @@ class Monitor:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to stop."""
+        """Whether training must stop."""
         return self._patience is not None and self._waited >= self._patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and how long it is ago."""
+        """Return the best value, and the number of values since."""
         return {"best": self.best, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set them."""
+        """Restore the best value and the count."""
         self.best, self._waited = state["best"], state["waited"]

@@ -1,4 +1,4 @@
-"""What ``configure_optimizers`` returned, in any of the forms that it may have, and when its schedulers step."""
+"""Read all forms that ``configure_optimizers`` may return, and step schedulers when due."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Schedule:
     """A scheduler and when it steps.
 
     Attributes:
-        scheduler: Anything with ``step``; usually one of torch's.
+        scheduler: Any object with ``step``; usually a torch scheduler.
         interval: ``"epoch"`` or ``"step"``.
-        frequency: At every how many of them.
-        monitor: The metric that its ``step`` is given; empty if none.
+        frequency: Number of intervals between steps.
+        monitor: Metric passed to its ``step``; empty without one.
     """
 
     scheduler: Any
@@ -32,14 +32,15 @@ class Schedule:
     monitor: str = ""
 
     def step(self, metrics: Mapping[str, Any], *, required: bool) -> None:
-        """Let the scheduler step.
+        """Step the scheduler.
 
         Args:
-            metrics: What was logged, by name.
-            required: Whether its metric must be among them; if not, it waits until it is.
+            metrics: Logged values, by name.
+            required: Whether the monitored metric must be among them; otherwise a missing one is
+                ignored.
 
         Raises:
-            UsageError: Its metric is not.
+            UsageError: The monitored metric is required and missing.
         """
         if not self.monitor:
             self.scheduler.step()
@@ -50,7 +51,7 @@ class Schedule:
 
 
 def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> UsageError:
-    """Return the complaint that a metric is waited for that nobody logs."""
+    """Return the error for a monitored metric that is never logged."""
     near = closest(monitor, metrics)
     return UsageError(
         Finding(
@@ -63,15 +64,16 @@ def never_logged(monitor: str, metrics: Mapping[str, Any], *, where: str) -> Usa
 
 
 def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
-    """Return the optimizers and schedules of what ``configure_optimizers`` returned.
+    """Return the optimizers and schedules in the result of ``configure_optimizers``.
 
     Args:
-        configured: An optimizer; a list of them; a pair of lists, the second of schedulers; a dict with ``optimizer``,
-            ``lr_scheduler`` and ``monitor``; or a list of such dicts. A scheduler may be a dict with ``scheduler``,
-            ``interval``, ``frequency`` and ``monitor``.
+        configured: An optimizer; a list of optimizers; a pair of lists, of optimizers and of
+            schedulers; a dict with ``optimizer``, ``lr_scheduler`` and ``monitor``; or a list of
+            such dicts. A scheduler may be a dict with ``scheduler``, ``interval``, ``frequency``
+            and ``monitor``.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The result has another form.
     """
     if isinstance(configured, Optimizer):
         return [configured], []
@@ -136,7 +138,7 @@ def _schedule(given: Any, *, monitor: str | None = None) -> Schedule:
     takes_metric = isinstance(scheduler, ReduceLROnPlateau) or settings.get("reduce_on_plateau")
     if takes_metric and not monitor:
         raise _unusable("is a ReduceLROnPlateau without a metric", fix='"monitor": "val_loss"')
-    return Schedule(scheduler, interval, frequency, monitor if takes_metric else "")  # others are given no metric
+    return Schedule(scheduler, interval, frequency, monitor if takes_metric else "")  # else none
 
 
 def _unusable(what: str, *, fix: str) -> UsageError:
@@ -144,7 +146,7 @@ def _unusable(what: str, *, fix: str) -> UsageError:
 
 
 def with_state(schedules: list[Schedule]) -> dict[str, Any]:
-    """Return the schedulers that a checkpoint is to hold, by name."""
+    """Return the schedulers that a checkpoint stores, by name."""
     return {
         f"scheduler_{number}" if number else "scheduler": each.scheduler
         for number, each in enumerate(schedules)

@@ -1,4 +1,4 @@
-"""What the Trainer was asked for: Lightning's spellings read, and what cannot be done refused with what to write."""
+"""Validate the Trainer's arguments: read Lightning's spellings, refuse what is not supported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRECISIONS = {
 }
 ACCELERATORS = {"auto": "", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
 
-# Arguments of Lightning's Trainer that this one does not have, and what to write.
+# Arguments of Lightning's Trainer that are missing here, with the replacement.
 INSTEAD = {
     "barebones": "leave it out: what is not asked for costs nothing",
     "benchmark": "torch.backends.cudnn.benchmark = True",
@@ -37,16 +37,16 @@ INSTEAD = {
 }
 
 
-# Options of Lightning's self.log that change nothing here: a mean is always that of all rows on all ranks.
+# Options of Lightning's self.log without effect here: a mean is always over all rows of all ranks.
 LOG_WITHOUT_EFFECT = ("sync_dist", "sync_dist_group", "add_dataloader_idx", "metric_attribute", "enable_graph")
 LOG_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "batch_size", *LOG_WITHOUT_EFFECT)
 
 
 def refuse_unknown_log(names: Iterable[str]) -> None:
-    """Refuse options of ``log`` that neither it has nor Lightning's.
+    """Refuse options of ``log`` that neither this Trainer nor Lightning has.
 
     Raises:
-        UsageError: There is one.
+        UsageError: An option is unknown.
     """
     for name in names:
         if name not in LOG_WITHOUT_EFFECT:
@@ -65,7 +65,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse arguments that the Trainer does not have.
 
     Raises:
-        UsageError: There is one.
+        UsageError: An argument is unknown.
     """
     for name in names:
         near = closest(name, known)
@@ -80,27 +80,27 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
 
 
 def invalid(name: str, value: object, what: str, *, fix: str) -> UsageError:
-    """Return the complaint about an argument's value."""
+    """Return the error for an argument's value."""
     return UsageError(
         Finding("option-invalid", f"{name}={value!r} is not {what}", where=f"Trainer({name}=...)", fix=fix)
     )
 
 
 def contradiction(what: str, *, where: str, fix: str, why: str = "") -> UsageError:
-    """Return the complaint about arguments that exclude each other, or the run as it was started."""
+    """Return the error for arguments that contradict each other, or how the run was started."""
     return UsageError(Finding("option-contradicted", what, where=where, why=why, fix=fix))
 
 
 def read_precision(precision: str | int) -> str:
-    """Return Session's name of a precision in any of Lightning's spellings."""
+    """Return Session's name of a precision, given in any of Lightning's spellings."""
     return PRECISIONS.get(str(precision), str(precision))
 
 
 def read_accelerator(accelerator: str) -> str:
-    """Return the type of device that is asked for; empty if any will do.
+    """Return the requested type of device; empty if any is accepted.
 
     Raises:
-        UsageError: It is unknown.
+        UsageError: The accelerator is unknown.
     """
     if accelerator not in ACCELERATORS:
         near = closest(str(accelerator), ACCELERATORS) or "auto"
@@ -111,10 +111,10 @@ def read_accelerator(accelerator: str) -> str:
 
 
 def read_devices(devices: int | str | list[int]) -> int | None:
-    """Return the number of ranks on a node that is asked for; None if it is as the run was started.
+    """Return the requested number of ranks on a node; None if it follows the launcher.
 
     Raises:
-        UsageError: It is no number, or names devices.
+        UsageError: The value is not a positive number, or it names devices.
     """
     text = str(devices)
     if text in ("auto", "-1"):
@@ -126,10 +126,10 @@ def read_devices(devices: int | str | list[int]) -> int | None:
 
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
-    """Return a value that is to be a whole number.
+    """Return a value that must be a whole number.
 
     Raises:
-        UsageError: It is none, or too small.
+        UsageError: The value is not an int, or it is too small.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return value
@@ -137,10 +137,10 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> str:
-    """Return a value that is to be one of ``known``.
+    """Return a value that must be one of ``known``.
 
     Raises:
-        UsageError: It is not.
+        UsageError: The value is unknown.
     """
     if value in known:
         return value
@@ -152,7 +152,7 @@ def either(first: str, value: Any, second: str, other: Any) -> Any:
     """Return the value of an argument that has two names.
 
     Raises:
-        UsageError: Both are given.
+        UsageError: Both names are given.
     """
     if value is not None and other is not None:
         raise contradiction(f"{first} and {second} are the same", where="Trainer(...)", fix=f"Trainer({first}=...)")
@@ -160,10 +160,10 @@ def either(first: str, value: Any, second: str, other: Any) -> Any:
 
 
 def part(name: str, value: Any) -> int | float | None:
-    """Return a value that is to be a number of batches, a fraction of them, or None for all.
+    """Return a value that must be a number of batches, a fraction of them, or None for all.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: The value is of another type or range.
     """
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
@@ -173,16 +173,17 @@ def part(name: str, value: Any) -> int | float | None:
 
 
 def num_batches(name: str, asked: int | float | None, length: int | None, *, least: int = 0) -> int | None:
-    """Return how many batches an argument means of a loader of ``length`` batches; None if nobody knows.
+    """Return the number of batches that an argument means; None if it is unknown.
 
     Args:
-        name: Of the argument.
-        asked: Its value.
-        length: Batches of the loader; None if nobody knows.
-        least: What a fraction means at least; if 0, one of less than a batch is refused.
+        name: Name of the argument.
+        asked: Value of the argument.
+        length: Batches of the loader; None if unknown.
+        least: Least result of a fraction; with 0, a fraction of less than one batch is refused.
 
     Raises:
-        UsageError: A fraction is asked for of a stream, whose length is not known, or it is less than a batch.
+        UsageError: The value is a fraction, and the length is unknown or the result less than one
+            batch.
     """
     if asked is None or (isinstance(asked, float) and asked == 1):
         return length
@@ -199,7 +200,7 @@ def num_batches(name: str, asked: int | float | None, length: int | None, *, lea
 
 
 def no_batches() -> UsageError:
-    """Return the complaint that there is nothing to train on."""
+    """Return the error that there is nothing to train on."""
     return UsageError(
         Finding(
             "option-invalid",
@@ -213,10 +214,10 @@ def no_batches() -> UsageError:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a task is to be trained; the names are those of the Trainer's arguments.
+    """The training arguments, under the names of the Trainer's arguments.
 
     Raises:
-        UsageError: A value is bad, or without effect.
+        UsageError: A value is invalid or has no effect.
     """
 
     max_epochs: int | None
@@ -265,7 +266,7 @@ class Plan:
 
     @property
     def epochs(self) -> int:
-        """Number of epochs; practically endless if it is not limited."""
+        """Number of epochs; ``sys.maxsize`` without a limit."""
         return sys.maxsize if self.max_epochs is None or self.max_epochs < 0 else self.max_epochs
 
     @property
@@ -274,10 +275,10 @@ class Plan:
         return self.enable_checkpointing and self.monitor is not None and self.save_top_k > 0
 
     def check_has_end(self) -> None:
-        """Refuse to train endlessly if nobody has asked for it.
+        """Refuse to train without any limit.
 
         Raises:
-            UsageError: Nobody has.
+            UsageError: Neither epochs nor steps are limited.
         """
         if self.max_epochs is None and self.max_steps < 0:
             raise invalid("max_epochs", None, "a number, nor is max_steps", fix="Trainer(max_epochs=10)")
@@ -289,11 +290,11 @@ class Plan:
             )
 
     def train_batches(self, length: int | None) -> int | None:
-        """Return the number of batches to train on in an epoch; None if nobody knows.
+        """Return the number of batches to train on in an epoch; None if it is unknown.
 
         Raises:
-            UsageError: There is none, or the limit cuts through a group of accumulated batches, whose gradients would
-                be lost.
+            UsageError: There is no batch, or the limit cuts through a group of accumulated batches,
+                whose gradients would be lost.
         """
         if length == 0:
             raise no_batches()
@@ -311,14 +312,14 @@ class Plan:
         )
 
     def steps(self, num_batches: int | None) -> float:
-        """Return the number of optimizer steps of a whole fit; ``inf`` if nobody knows."""
+        """Return the number of optimizer steps of a whole fit; ``inf`` if it is unknown."""
         in_epochs = math.inf
         if num_batches is not None and self.epochs < sys.maxsize:
             in_epochs = self.epochs * math.ceil(num_batches / self.accumulate_grad_batches)
         return in_epochs if self.max_steps < 0 else min(in_epochs, self.max_steps)
 
     def batches(self, num_batches: int | None) -> int | None:
-        """Return the number of batches of a whole fit; None if nobody knows."""
+        """Return the number of batches of a whole fit; None if it is unknown."""
         known = [] if num_batches is None or self.epochs == sys.maxsize else [self.epochs * num_batches]
         known += [self.max_steps * self.accumulate_grad_batches] if self.max_steps >= 0 else []
         return min(known, default=None)

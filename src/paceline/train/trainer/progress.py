@@ -1,7 +1,7 @@
-"""What is seen of a run: a bar while it trains, on a terminal, and a line for each epoch anywhere; on rank 0 only.
+"""Show a run's progress on rank 0: a bar on a terminal during training, and a line for each epoch.
 
-A step only leaves its number and its loss here. The bar reads them in a thread of its own, a few times a second, so
-that a GPU is never waited for by the loop.
+A step only stores its number and its loss. The bar reads them in a separate thread, a few times a
+second, so that the loop never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rich.table import Table
 from rich.text import Text
 
 DRAWS_PER_S = 4
-PACE_S = 5.0  # steps/s are those of the last seconds
+PACE_S = 5.0  # steps/s are measured over the last seconds
 
 
 class Progress:
-    """How far a run has come; what the loop writes and the bar reads.
+    """Progress of a run; the loop writes it and the bar reads it.
 
     Attributes:
-        stage: What goes on: ``"epoch 3/10"``, ``"validate"``, ``"test"``.
-        batch: Batches of it that are done.
-        num_batches: How many there are; None if nobody knows.
-        loss: The last loss of this rank, a tensor; None if there is none.
-        shown: What else was logged for the bar, by name; the last value of this rank, or the exact mean of an epoch.
-        total: Batches of the whole fit; None if nobody knows.
+        stage: Current stage: ``"epoch 3/10"``, ``"validate"``, ``"test"``.
+        batch: Finished batches of the stage.
+        num_batches: Batches of the stage; None if unknown.
+        loss: Last loss of this rank, a tensor; None without one.
+        shown: Other numbers for the bar, by name; this rank's last value, or an epoch's exact mean.
+        total: Batches of the whole fit; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -48,22 +48,22 @@ class Progress:
         self._marks: deque[tuple[float, int]] = deque()
 
     def begin(self, *, done: int, total: int | None, batches_per_step: int) -> None:
-        """Take down that training begins after ``done`` of ``total`` batches."""
+        """Record that training begins after ``done`` of ``total`` batches."""
         self._batches_per_step = batches_per_step
         self._start_s, self._done_at_start, self.total = monotonic(), done, total
         self.loss, self.shown = None, {}
 
     def begin_stage(self, stage: str, num_batches: int | None, *, before: int = 0, batch: int = 0) -> None:
-        """Begin a stage, after ``before`` batches of the stages before and ``batch`` of its own."""
+        """Begin a stage, after ``before`` batches of earlier stages and ``batch`` of this one."""
         self.stage, self.num_batches, self._before, self.batch = stage, num_batches, before, batch
-        self._marks = deque()  # another one, because the bar's thread may be looking at it
+        self._marks = deque()  # a new object: the bar's thread may iterate over the old one
 
     @contextmanager
     def aside(self, stage: str, num_batches: int | None) -> Iterator[None]:
-        """Show something else meanwhile."""
+        """Show another stage inside the context."""
         kept = self.stage, self.num_batches, self.batch, self._is_aside
         self.stage, self.num_batches, self.batch, self._is_aside = stage, num_batches, 0, True
-        self._marks = deque()  # another one, because the bar's thread may be looking at it
+        self._marks = deque()  # a new object: the bar's thread may iterate over the old one
         try:
             yield
         finally:
@@ -71,7 +71,7 @@ class Progress:
             self._marks = deque()
 
     def pace(self) -> str:
-        """Return the pace of the last seconds as text; empty if it is not known yet."""
+        """Return the pace of the last seconds as text; empty if it is unknown."""
         now, marks = (monotonic(), self.batch), self._marks
         marks.append(now)
         while now[0] - marks[0][0] > PACE_S and len(marks) > 2:
@@ -84,7 +84,7 @@ class Progress:
         return f"{batches / seconds / self._batches_per_step:.4g} steps/s"
 
     def left_s(self) -> float | None:
-        """Return the seconds that the fit will take from here, validations included; None if nobody knows."""
+        """Return the remaining seconds of the fit, including validations; None if unknown."""
         done = self._before + self.batch
         fresh = done - self._done_at_start
         if self.total is None or fresh <= 0 or self._is_aside:
@@ -95,13 +95,13 @@ class Progress:
         """Return loss and metrics as text."""
         if self._is_aside:
             return ""
-        has_loss = any("loss" in name.lower() for name in self.shown)  # what the script calls it
+        has_loss = any("loss" in name.lower() for name in self.shown)  # under the script's name
         shown = dict(self.shown) if has_loss or self.loss is None else {"loss": self.loss, **self.shown}
         return " · ".join(f"{name} {as_text(value)}" for name, value in shown.items())
 
 
 def as_text(value: Any) -> str:
-    """Return a number in four digits."""
+    """Return a number with four digits."""
     number = float(value)
     return str(int(number)) if number.is_integer() and abs(number) < 1e6 else f"{number:.4g}"
 
@@ -117,9 +117,9 @@ class Display:
     """Shows a progress.
 
     Args:
-        progress: What to show.
-        console: Where.
-        enabled: Whether to show anything at all; to be False on all ranks but 0.
+        progress: The progress to show.
+        console: Console to print to.
+        enabled: Whether to show anything; must be False on all ranks except 0.
     """
 
     def __init__(self, progress: Progress, console: Console, *, enabled: bool) -> None:
@@ -127,7 +127,7 @@ class Display:
 
     @contextmanager
     def bar(self) -> Iterator[None]:
-        """Show the bar meanwhile, on a terminal."""
+        """Show the bar inside the context, if the console is a terminal."""
         if not (self._enabled and self._console.is_terminal):
             yield
             return
@@ -135,21 +135,21 @@ class Display:
             yield
 
     def line(self, title: str, values: Mapping[str, float]) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         if self._enabled:
             numbers = " · ".join(f"{name} {as_text(value)}" for name, value in values.items())
             text = f"{title} · {numbers}" if numbers else title
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def drawn(self) -> Table:
-        """Return the bar as it is now."""
+        """Return the current bar."""
         progress, grid = self.progress, Table.grid(padding=(0, 1))
         count = f"{progress.batch}/{progress.num_batches}" if progress.num_batches else str(progress.batch)
         left_s = progress.left_s()
         left = "" if left_s is None else f"{clock(left_s)} left"
         width = max(10, min(30, self._console.width // 5))
         bar = ProgressBar(total=progress.num_batches or None, completed=progress.batch, width=width)
-        # What is cut off where there is no room are the last of the script's own numbers.
+        # If there is too little space, the last of the script's numbers are cut off.
         details = " · ".join(filter(None, (progress.pace(), left, progress.numbers())))
         grid.add_row(Text(progress.stage), bar, Text(count), Text(details, no_wrap=True, overflow="ellipsis"))
         return grid

@@ -1,4 +1,4 @@
-"""Takes what a task logs, and knows to which batch, and to which epoch or evaluation, it belongs."""
+"""Record logged numbers, and assign them to their batch and to their epoch or evaluation."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from paceline.train.trainer.progress import Progress
 
 
 class Recorder:
-    """Where ``log`` leads.
+    """Receives the numbers of ``log``.
 
     Attributes:
-        metrics: Those of the epoch or evaluation that is under way; None in between.
+        metrics: Metrics of the current epoch or evaluation; None in between.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.metrics: Metrics | None = None
-        self._in_step = False  # a training batch is under way: its numbers are wanted as they are, not as a mean
+        self._in_step = False  # in a training batch, numbers are reported by step and not as a mean
         self._rows: int | None = None
-        self._at_end = False  # the last batch is over: what is logged now is of all rows of this rank
+        self._at_end = False  # after the last batch: numbers are of all rows of this rank
         self._progress = progress
-        self._remarked: set[tuple[str, bool]] = set()  # names that were looked at, and whether ranks differed
+        self._remarked: set[tuple[str, bool]] = set()  # reported names; whether ranks differed
 
     def begin_batch(self, rows: int | None, *, is_step: bool = False) -> None:
-        """Record that a batch is under way; None after the last.
+        """Record that a batch begins.
 
         Args:
-            rows: Samples of this rank in it, as its loader counts them. Where there are none, nothing that is logged
-                counts, whatever it is the mean of: the rank computes another rank's row, or an empty batch.
-            is_step: Whether it is one of training.
+            rows: Samples of this rank in it, as its loader counts them; None for 1. With 0 rows,
+                logged numbers are ignored: the rank computes another rank's row, or an empty batch.
+            is_step: Whether it is a training batch.
         """
         self._rows, self._in_step, self._at_end = rows, is_step, False
 
@@ -47,7 +47,7 @@ class Recorder:
 
     @contextmanager
     def within(self, metrics: Metrics | None) -> Iterator[None]:
-        """Take what is logged inside to ``metrics``, also between two batches of something else; None refuses it."""
+        """Record numbers logged inside the context in ``metrics``; None refuses them."""
         before = self.metrics, self._in_step, self._rows, self._at_end
         self.metrics, self._in_step, self._rows, self._at_end = metrics, False, None, False
         try:
@@ -56,7 +56,7 @@ class Recorder:
             self.metrics, self._in_step, self._rows, self._at_end = before
 
     def log(self, name: str, value: Any, *, batch_size: int | None, **how: Any) -> None:
-        """Take down a number; see ``Trainer.log``."""
+        """Record a number; see ``Trainer.log``."""
         if self.metrics is None:
             raise _refusal(name, "nothing is under way that it could belong to", "log in a step or in on_..._epoch_end")
         is_meter = not isinstance(value, torch.Tensor) and callable(getattr(value, "compute", None))
@@ -78,7 +78,7 @@ class Recorder:
             self._progress.shown[name] = number
 
     def remark(self, metrics: Metrics, *, is_main: bool) -> None:
-        """Print on rank 0, once, what is to be said of numbers that were logged after the last batch."""
+        """Print on rank 0, once, findings about numbers that were logged after the last batch."""
         new = {name: ends for name, ends in metrics.ends.items() if (name, differ(ends)) not in self._remarked}
         self._remarked.update((name, differ(ends)) for name, ends in new.items())
         for remark in remarks(new) if is_main else ():

@@ -1,4 +1,4 @@
-"""``Trainer(devices=2)`` in ``python train.py``: the script starts anew, under ``paceline run``."""
+"""Restart ``python train.py`` under ``paceline run`` for ``Trainer(devices=2)``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.train.trainer.options import contradiction
 
 
 def start_ranks(devices: int | None, num_nodes: int) -> None:
-    """Replace this process by ``paceline run`` of its script, if it was started alone and is to be several ranks.
+    """Replace a process that was started alone by ``paceline run`` of its script.
 
     Raises:
-        UsageError: It cannot: there is no script, or there are to be other nodes.
+        UsageError: There is no script to start, or several nodes are requested.
     """
     launched = env.read(env.RUN_TOKEN) is not None or _launcher() != "none"
     if launched or dist.is_initialized() or (devices or 1) * num_nodes == 1:
@@ -37,7 +37,7 @@ def start_ranks(devices: int | None, num_nodes: int) -> None:
             where="Trainer(devices=...)",
             fix=f"put it into a function: paceline.launch(train, nproc_per_node={devices})",
         )
-    ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a Slurm job that has more nodes
+    ranks = ["--nproc-per-node", str(devices), "--standalone"]  # also in a larger Slurm job
     command = [sys.executable, "-m", "paceline", "run", *ranks, *script, *sys.argv[1:]]
     shown = " ".join(["paceline", *command[3:]])
     terminal.say(f"Trainer(devices={devices}) starts its ranks with: {shown}")
@@ -50,7 +50,7 @@ def _launcher() -> str:
 
 
 def _script() -> list[str] | None:
-    """Return the arguments of ``paceline run`` that name what this process runs; None if that is no file."""
+    """Return ``paceline run``'s arguments for this process's script; None if it is not a file."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name != "__main__":
@@ -60,10 +60,10 @@ def _script() -> list[str] | None:
 
 
 def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
-    """Refuse a run that was started with another number of ranks than the Trainer asks for.
+    """Refuse a run with another number of ranks than the Trainer requests.
 
     Raises:
-        UsageError: It was.
+        UsageError: The number of ranks differs.
     """
     asked = (devices or 0) * num_nodes
     if asked in (0, session.world_size):
@@ -83,10 +83,10 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
 
 
 def check_device(wanted: str, session: Session) -> None:
-    """Refuse ranks that are on another type of device than the Trainer asks for.
+    """Refuse ranks on another type of device than the Trainer requests.
 
     Raises:
-        UsageError: They are.
+        UsageError: The type of device differs.
     """
     found = session.device.type
     if wanted in ("", found):

@@ -1,4 +1,4 @@
-"""The Trainer: what is asked for and what can be asked. The loop itself is in ``fitting``."""
+"""The public Trainer class: its arguments, properties and methods; ``fitting`` has the loop."""
 
 from __future__ import annotations
 
@@ -29,69 +29,72 @@ from paceline.train.trainer.recorder import Recorder
 from paceline.train.trainer.start import check_device, check_world, start_ranks
 from paceline.train.trainer.work import Work
 
-STAGES = {"validation": ("val", "validate"), "test": ("test", "test")}  # names that loaders, and setup, know them by
+STAGES = {"validation": ("val", "validate"), "test": ("test", "test")}  # for loaders and setup
 
-_fitted: set[Path] = set()  # run folders that a fit of this process has worked in
+_fitted: set[Path] = set()  # run folders of this process's fits
 
 
 class Trainer:
-    """Runs a task, for those who don't want to write the loop; with any number of ranks the result is the same.
+    """Runs the training loop of a task; the result is the same with any number of ranks.
 
         trainer = paceline.Trainer(max_epochs=10, precision="bf16-mixed", monitor="val_loss", patience=3)
         trainer.fit(task, data)
 
-    A task is any object with ``training_step(batch, batch_idx)``, which returns the loss as a mean over the batch's
-    rows (or a dict with ``"loss"``), and ``configure_optimizers()``. It may have ``validation_step``, ``test_step``
-    and the methods of ``paceline.trainer.Callback``; ``paceline.Module`` adds ``log``. Data is any object with
-    ``train_dataloader``, ``val_dataloader``, ``test_dataloader``, ``prepare_data`` (called once on a node) and
-    ``setup(stage)`` (its random numbers are the same on all ranks and in all runs, a function of ``seed``), or it is
-    plain DataLoaders. Their batch size is that of all ranks together.
+    A task is any object with ``training_step(batch, batch_idx)``, which returns the loss as a mean
+    over the batch's rows (or a dict with ``"loss"``), and ``configure_optimizers()``. It may have
+    ``validation_step``, ``test_step`` and the methods of ``paceline.trainer.Callback``.
+    ``paceline.Module`` adds ``log``. Data is any object with ``train_dataloader``,
+    ``val_dataloader``, ``test_dataloader``, ``prepare_data`` (called once on a node) and
+    ``setup(stage)`` (its random numbers depend on ``seed`` only, not on rank or run), or plain
+    DataLoaders. Batch sizes are global.
 
     Args:
-        max_epochs: Epochs to train; no limit if None or -1, where ``max_steps`` is one.
-        max_steps: Optimizer steps to train; no limit if -1.
-        accelerator: ``"auto"``, ``"cpu"`` or ``"gpu"``: what the ranks must be on.
-        devices: Ranks on a node; ``"auto"`` (or -1) takes them as they were started. A script that was started by
-            ``python script.py`` starts itself anew under ``paceline run``.
+        max_epochs: Epochs to train. None, if ``max_steps`` is set, or -1 means no limit.
+        max_steps: Optimizer steps to train; -1 means no limit.
+        accelerator: Required device of the ranks: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        devices: Ranks on a node; ``"auto"`` (or -1) keeps those of the launcher. A script started
+            by ``python script.py`` restarts itself under ``paceline run``.
         num_nodes: Nodes that the run must have been started on.
-        strategy: As for ``Session``, and so ``precision``, in Lightning's spellings too, and ``seed``.
-        precision: As above.
-        accumulate_grad_batches: Batches of an optimizer step.
-        gradient_clip_val: Norm, or value, that gradients are clipped to.
+        strategy: As for ``Session``.
+        precision: As for ``Session``, or in Lightning's spellings.
+        accumulate_grad_batches: Batches in an optimizer step.
+        gradient_clip_val: Norm or value to clip gradients to; None for no clipping.
         gradient_clip_algorithm: ``"norm"`` or ``"value"``.
-        log_every_n_steps: At every how many steps loggers get what was logged with ``on_step``; ranks meet for it.
-        val_check_interval: Validate after so many batches, or such a fraction of them, too; always after the epoch.
-        check_val_every_n_epoch: Validate in every n-th epoch only.
-        num_sanity_val_steps: Batches to validate with before training, whose results are thrown away.
-        limit_train_batches: Train on so many batches, or such a fraction of them, of each epoch.
-        limit_val_batches: As above, to validate with; 0 for no validation.
-        limit_test_batches: As above, to test with.
+        log_every_n_steps: Steps between reports of ``on_step`` numbers; each is a collective.
+        val_check_interval: Batches, or fraction of them, between validations within an epoch; there
+            is always one after the epoch.
+        check_val_every_n_epoch: Validation runs in every n-th epoch only.
+        num_sanity_val_steps: Batches to validate with before training; the results are discarded.
+        limit_train_batches: Batches, or fraction of them, to train on in each epoch.
+        limit_val_batches: The same for validation; 0 disables it.
+        limit_test_batches: The same for tests.
         callbacks: Objects with some of the methods of ``paceline.trainer.Callback``.
-        logger: True for ``metrics.csv`` in the run folder, False for none, or as ``Session(loggers=...)``.
+        logger: True for ``metrics.csv`` in the run folder, False for none, or as ``loggers`` of
+            Session.
         enable_progress_bar: Whether to show a bar, on a terminal, and a line for each epoch.
-        enable_checkpointing: Whether to save after each epoch: the last two, and the best.
-        monitor: Metric that decides which checkpoint is best, and when to stop.
-        mode: ``"min"`` if less of it is better, ``"max"`` if more is.
-        patience: Epochs with a validation without improvement after which to stop; None: never.
-        min_delta: What counts as improvement.
-        save_top_k: How many of the best checkpoints are kept.
-        resume: Whether to go on from the latest checkpoint in the run folder; None: if that is the folder of a
-            ``paceline run``, which is a new one unless it is asked to go on in another; a second ``fit`` of the
-            process does not go on there unless it is told to.
-        per_rank_batch_size: Whether batch sizes of DataLoaders are those of each rank.
+        enable_checkpointing: Whether to save after each epoch, and keep the last two and the best.
+        monitor: Metric that determines the best checkpoint, and when to stop.
+        mode: ``"min"`` if smaller values of it are better, ``"max"`` if greater ones are.
+        patience: Validated epochs without improvement after which to stop; None means never.
+        min_delta: Least improvement that counts.
+        save_top_k: Number of best checkpoints to keep.
+        resume: Whether to resume from the latest checkpoint in the run folder. None: only in the
+            folder of a ``paceline run``, which is new unless it was given another to resume, and
+            not for a second ``fit`` of the process.
+        per_rank_batch_size: Whether batch sizes of DataLoaders are per rank.
         run_dir: As for ``Session``.
         default_root_dir: Lightning's name of ``run_dir``.
         seed: As for ``Session``.
-        **unknown: Refused, with what to write.
+        **unknown: Refused; the error names the replacement.
 
     Raises:
-        UsageError: An argument is unknown, bad, or contradicts how the run was started.
+        UsageError: An argument is unknown, invalid, or contradicts how the run was started.
 
     Attributes:
-        session: The Session that it stands on.
-        callback_metrics: What was logged last, by name: exact means as tensors.
-        should_stop: Set it to end the training after the epoch; one rank is enough.
-        console: Where progress is shown, rich's console of stderr.
+        session: The Session of the Trainer.
+        callback_metrics: Values logged last, by name: exact means as tensors.
+        should_stop: Set it to end training after the epoch; one rank is enough.
+        console: Console of the progress, rich's for stderr.
     """
 
     def __init__(
@@ -179,16 +182,16 @@ class Trainer:
         self.should_stop = False
         self.callback_metrics: dict[str, torch.Tensor] = {}
 
-    # What can be asked
+    # Properties
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far."""
+        """Number of optimizer steps so far."""
         return self.session.step
 
     @property
     def global_rank(self) -> int:
-        """Rank of this process."""
+        """Global rank of this process."""
         return self.session.rank
 
     @property
@@ -208,21 +211,21 @@ class Trainer:
 
     @property
     def max_epochs(self) -> int | None:
-        """As it was asked for."""
+        """The argument ``max_epochs``."""
         return self._plan.max_epochs
 
     @property
     def max_steps(self) -> int:
-        """As it was asked for."""
+        """The argument ``max_steps``."""
         return self._plan.max_steps
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole ``fit``, for a scheduler; ``inf`` if nobody knows."""
+        """Optimizer steps of the whole ``fit``, for a scheduler; ``inf`` if unknown."""
         steps = self._plan.steps(self.num_training_batches)
         return steps if math.isinf(steps) else int(steps)
 
-    # What can be done
+    # Methods
 
     def fit(
         self,
@@ -236,18 +239,19 @@ class Trainer:
 
         Args:
             model: The task.
-            train_dataloaders: A DataLoader or a dataset's loader, or the data object.
-            val_dataloaders: What to validate with, if there is no data object.
+            train_dataloaders: A DataLoader, or the data object.
+            val_dataloaders: A DataLoader to validate with, without a data object.
             datamodule: The data object.
-            ckpt_path: A checkpoint to go on from: ``"last"``, ``"best"`` or a path. Otherwise see ``resume``.
+            ckpt_path: Checkpoint to resume from: ``"last"``, ``"best"`` or a path; else see
+                ``resume``.
 
         Raises:
-            UsageError: The task or the data does not fit, or there is no such checkpoint.
+            UsageError: The task or the data is unsuitable, or the checkpoint does not exist.
         """
         check_task(model, "training_step", "configure_optimizers")
         self._plan.check_has_end()
         data = self._take_up(model, train_dataloaders, datamodule, train=train_dataloaders, val=val_dataloaders)
-        if self._work is not None:  # another fit is another run: neither steps nor models of the one before
+        if self._work is not None:  # another fit is a new run, with other steps and models
             self.session = self._another_session()
         data.prepare(self.session, "fit", seed=self._seed)
         train = self._loader(data, "train")
@@ -272,17 +276,18 @@ class Trainer:
         verbose: bool = True,
         datamodule: Any = None,
     ) -> list[dict[str, float]]:
-        """Return the exact means of what ``validation_step`` logs over all samples, in a list of one.
+        """Return the exact means over all samples of what ``validation_step`` logs, in a list.
 
         Args:
-            model: The task; that of the last ``fit`` if None, as the best checkpoint has it if there is a ``monitor``.
-            dataloaders: A DataLoader, or the data object; that of the last ``fit`` if None.
-            ckpt_path: A checkpoint to evaluate instead: ``"last"``, ``"best"`` or a path.
-            verbose: Whether to show the means.
+            model: The task. None means the last ``fit``'s, from its best checkpoint with a
+                ``monitor``.
+            dataloaders: A DataLoader, or the data object; those of the last ``fit`` if None.
+            ckpt_path: Checkpoint to evaluate instead: ``"last"``, ``"best"`` or a path.
+            verbose: Whether to print the means.
             datamodule: The data object.
 
         Raises:
-            UsageError: There is no task, no data or no such checkpoint, or they do not fit.
+            UsageError: The task, data or checkpoint is missing or unsuitable.
         """
         return self._evaluate("validation", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
 
@@ -294,7 +299,7 @@ class Trainer:
         verbose: bool = True,
         datamodule: Any = None,
     ) -> list[dict[str, float]]:
-        """Return the exact means of what ``test_step`` logs over all samples; as ``validate``."""
+        """Return the exact means over all samples of what ``test_step`` logs; as ``validate``."""
         return self._evaluate("test", model, ckpt_path, verbose, given=dataloaders, datamodule=datamodule)
 
     def log(
@@ -310,24 +315,24 @@ class Trainer:
         batch_size: int | None = None,
         **without_effect: Any,
     ) -> None:
-        """Log a number, from inside a step or a hook of the epoch's end. Call it on all ranks.
+        """Log a number from inside a step or a hook of the epoch's end. Call it on all ranks.
 
         Args:
-            name: Its name.
-            value: A number, a tensor with one element, or an object with ``compute`` and ``reset`` (torchmetrics),
-                whose value is that of the epoch.
+            name: Name of the number.
+            value: A number, a tensor with one element, or an object with ``compute`` and ``reset``
+                (torchmetrics), whose value is the epoch's.
             prog_bar: Whether the progress bar shows it.
             logger: Whether loggers get it.
-            on_step: Whether loggers get the number of every ``log_every_n_steps``-th step, over all ranks; the default
-                in ``training_step``. (The progress bar shows rank 0's own at once.)
-            on_epoch: Whether loggers get the mean over all rows of the epoch; the default elsewhere. With both, the
-                names end in ``_step`` and ``_epoch``.
+            on_step: Whether loggers get the number every ``log_every_n_steps``, over all ranks; the
+                default in ``training_step``. (The progress bar shows rank 0's at once.)
+            on_epoch: Whether loggers get the mean over all rows of the epoch; the default
+                elsewhere. With both, the names end in ``_step`` and ``_epoch``.
             reduce_fx: ``"mean"``, or ``"sum"`` for numbers that are sums.
-            batch_size: Rows that the number is the mean of; found in the batch if None.
-            **without_effect: Lightning's ``sync_dist`` and others: means are always exact.
+            batch_size: Rows that the number is the mean of; taken from the batch if None.
+            **without_effect: ``sync_dist`` and others of Lightning; means are always exact.
 
         Raises:
-            UsageError: It is no number, or nothing is under way that it could belong to.
+            UsageError: The value is not a number, or there is no current epoch or evaluation.
         """
         if without_effect:
             options.refuse_unknown_log(without_effect)
@@ -343,13 +348,13 @@ class Trainer:
         )
 
     def take(self, values: Mapping[str, float]) -> None:
-        """Put exact values where callbacks find them."""
+        """Store exact values for callbacks."""
         self.callback_metrics.update({name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()})
 
-    # How
+    # Implementation
 
     def _take_up(self, task: Any, first: Any, datamodule: Any, **loaders: Any) -> Data:
-        """Introduce task and data to this trainer."""
+        """Connect task and data to this trainer."""
         if is_data(first):
             loaders = {stage: None if loader is first else loader for stage, loader in loaders.items()}
             datamodule = options.either("the second argument", first, "datamodule", datamodule)
@@ -362,7 +367,7 @@ class Trainer:
         check_data(datamodule)
         for each in (task, datamodule):
             if each is not None:
-                with contextlib.suppress(AttributeError):  # it has slots, and does without
+                with contextlib.suppress(AttributeError):  # a class with slots works without it
                     each.trainer = self
         self._data = Data(task, datamodule, loaders)
         return self._data
@@ -398,9 +403,9 @@ class Trainer:
             terminal.say(f"starts over beside the checkpoints in {folder}; resume=True continues from them")
 
     def _refuse_to_go_on(self) -> None:
-        """Refuse a second fit that would go on where the first has ended, and so train nothing."""
+        """Refuse a second fit that would resume where the first has ended, and so train nothing."""
         session = self.session
-        if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 looks for all
+        if session.reduce(int(session.is_main and self._has_checkpoints())):  # rank 0 decides
             raise options.contradiction(
                 f"this process has fitted in {session.run_dir.root} before, and would continue from its checkpoints",
                 where="trainer.fit(...)",
@@ -445,7 +450,8 @@ class Trainer:
             self._work = Work(model, self.session)
         data.prepare(self.session, data_stage, seed=self._seed)
         if ckpt_path is not None:
-            # by its folder, so that it is said to be loaded: nothing is resumed here
+            # By its folder, so that the message reports a loaded checkpoint: nothing is resumed
+            # here.
             self._restore(self.session.run_dir.checkpoints if ckpt_path == "last" else ckpt_path)
         loader = self._loader(data, loader_stage, evaluates=True)
         limit = getattr(self._plan, f"limit_{loader_stage}_batches")
@@ -459,7 +465,7 @@ class Trainer:
         return [values]
 
     def _another_session(self) -> Session:
-        """Return a new Session in the same run folder; ``_restore_for_fit`` sees to it that fits do not mix."""
+        """Return a new Session in the same run folder; ``_restore_for_fit`` keeps fits separate."""
         return Session(**{**self._for_session, "run_dir": self.session.run_dir})
 
     def _knows(self, model: Any) -> bool:
@@ -467,7 +473,7 @@ class Trainer:
 
 
 def _shared(run_dir: Any) -> Any:
-    """Return a folder as Session takes one that several Sessions use: a Trainer decides itself what may continue."""
+    """Return a folder that several Sessions may use: the Trainer itself decides what may resume."""
     return None if run_dir is None else RunDir(Path(run_dir))
 
 

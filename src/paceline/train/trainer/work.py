@@ -1,4 +1,4 @@
-"""A task that was set up: the module that ranks share, and how its methods are called."""
+"""Set up a task: wrap the module that ranks share, and call its methods through the wrapper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.train.trainer.meters import kept_state, put_back
 
 
 class Parts(nn.Module):
-    """The modules that a task holds as attributes, if it is no module itself, under the names that they have there."""
+    """The modules among the attributes of a task that is not a module itself, under their names."""
 
     def __init__(self, task: Any) -> None:
         super().__init__()
@@ -28,19 +28,20 @@ class Parts(nn.Module):
 class Work:
     """A task that was set up.
 
-    DDP, FSDP and Session's precision act on the ``forward`` of the module that they were given. A task does its work
-    in ``training_step``, which may call ``self(x)``, or ``self.net(x)``, or both. So the wrapped module is called, and
-    what runs in place of its ``forward`` is ``training_step``; inside, ``forward`` is the task's own again. (A forward
-    hook on the task itself is therefore called around both, as under Lightning.)
+    DDP, FSDP and Session's precision act on the ``forward`` of the module that they wrap. A task
+    computes in ``training_step``, which may call ``self(x)``, ``self.net(x)``, or both. So the
+    wrapped module is called with ``training_step`` in place of its ``forward``; inside, ``forward``
+    is the task's own again. (As under Lightning, a forward hook on the task itself is therefore
+    called around both.)
 
     Args:
         task: The user's object.
-        session: Where it was set up.
-        optimizers: Those that update it.
+        session: Session to set it up in.
+        optimizers: Optimizers of the task.
 
     Attributes:
-        module: The task itself, or what it holds.
-        is_sharded: Whether each rank has a part of it, so that every forward needs all ranks.
+        module: The task itself, or the modules that it holds.
+        is_sharded: Whether the module is sharded, so that every forward is a collective.
     """
 
     def __init__(self, task: Any, session: Session, optimizers: Sequence[Optimizer] = ()) -> None:
@@ -52,11 +53,11 @@ class Work:
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, batch: Any, batch_idx: int) -> Any:
-        """Return what ``training_step`` returns, with the ranks' gradients tied together."""
+        """Return the result of ``training_step``, called so that backward averages gradients."""
         return self._call(self._wrapped, "training_step", batch, batch_idx)
 
     def evaluate(self, step: str, batch: Any, batch_idx: int) -> Any:
-        """Return what ``validation_step`` or ``test_step`` returns; without DDP, as evaluation meets no other rank."""
+        """Return the result of ``validation_step`` or ``test_step``, called without DDP."""
         return self._call(self.module, step, batch, batch_idx)
 
     def parts(self) -> Iterator[tuple[str, Any]]:
@@ -66,7 +67,7 @@ class Work:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Switch to evaluation; afterwards every module is in the mode that it was in."""
+        """Switch to evaluation mode; afterwards restore every module's mode."""
         modes = [(each, each.training) for each in self.module.modules()]
         self.module.eval()
         try:
@@ -78,7 +79,7 @@ class Work:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Keep out of metrics, and of lists that a task fills, what a step does with another rank's row."""
+        """Keep another rank's row out of metrics, and of lists that a task fills."""
         metrics = [each for _, each in self.parts() if hasattr(each, "metric_state")]
         states = [(each, kept_state(each)) for each in metrics]
         lists = [(each, len(each)) for each in vars(self.task).values() if isinstance(each, list)]
@@ -92,8 +93,8 @@ class Work:
 
     def _call(self, wrapped: nn.Module, name: str, batch: Any, batch_idx: int) -> Any:
         method = self._methods.get(name) or self._look_up(name)
-        # In the instance's dict and not by setattr: nn.Module's takes microseconds, and a forward that somebody has
-        # put there has to come back as it was.
+        # In the instance's __dict__, because nn.Module's setattr takes microseconds, and because a
+        # forward that was set on the instance must be restored.
         attributes = self.module.__dict__
         before = attributes.get("forward")
 
@@ -114,7 +115,7 @@ class Work:
             restore()
 
     def _look_up(self, name: str) -> Callable[..., Any]:
-        """Return a method of the task, which may do without the number of the batch."""
+        """Return a method of the task, which may omit the parameter ``batch_idx``."""
         given = getattr(self.task, name)
         try:
             inspect.signature(given).bind("batch", 0)
