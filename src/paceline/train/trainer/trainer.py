@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -133,27 +134,9 @@ class Trainer:
         seed: int | None = None,
         **unknown: Any,
     ) -> None:
+        arguments = dict(locals())
         options.refuse_unknown(unknown, set(inspect.signature(Trainer).parameters) - {"unknown"})
-        self._plan = options.Plan(
-            max_epochs=max_epochs,
-            max_steps=max_steps,
-            accumulate_grad_batches=accumulate_grad_batches,
-            gradient_clip_val=gradient_clip_val,
-            gradient_clip_algorithm=gradient_clip_algorithm,
-            log_every_n_steps=log_every_n_steps,
-            val_check_interval=val_check_interval,
-            check_val_every_n_epoch=check_val_every_n_epoch,
-            num_sanity_val_steps=num_sanity_val_steps,
-            limit_train_batches=limit_train_batches,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-            enable_checkpointing=enable_checkpointing,
-            monitor=monitor,
-            mode=mode,
-            patience=patience,
-            min_delta=min_delta,
-            save_top_k=save_top_k,
-        )
+        self._plan = options.Plan(**{field.name: arguments[field.name] for field in fields(options.Plan)})
         self._callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         check_callbacks(self._callbacks)
         device_type = options.read_accelerator(accelerator)
