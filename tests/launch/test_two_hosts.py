@@ -201,7 +201,7 @@ def test_a_node_that_is_cut_off_from_the_head_does_not_wait_for_a_restart(comman
     assert [end.status for end in ended] == [1, 1]
     assert all("has gone silent" in end.block for end in ended)
     again = "start again, on all 2 nodes, each with its own --node-rank: paceline run --nnodes 2"
-    assert all(again in end.block for end in ended)
+    assert all(again in end.block for end in ended), "\n=====\n".join(end.err for end in ended)
 
 
 @pytest.mark.timeout(200)

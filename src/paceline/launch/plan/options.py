@@ -41,19 +41,19 @@ class Options:
     script: str
     script_args: tuple[str, ...] = ()
 
-    nproc_per_node: str = option(
-        "ranks on this node: a number, gpu, cpu, xpu or auto; default one per GPU, one without GPUs",
-        "",
-        parse=values.ranks_per_node,
-        metavar="N",
-        group=RANKS,
-    )
     nnodes: tuple[int, int] = option(
         "number of nodes, or a range MIN:MAX",
         (1, 1),
         shown="1:1",
         parse=values.node_range,
         metavar="N|MIN:MAX",
+        group=RANKS,
+    )
+    nproc_per_node: str = option(
+        "ranks on this node: a number, gpu, cpu, xpu or auto; default one per GPU, one without GPUs",
+        "",
+        parse=values.ranks_per_node,
+        metavar="N",
         group=RANKS,
     )
     node_rank: int = option(
