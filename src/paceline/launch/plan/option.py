@@ -93,6 +93,11 @@ def flag(text: str, **attributes: Any) -> Any:
     return option(text, False, parse=_parse_flag, shown="", flag=True, **attributes)
 
 
+def text(help_text: str, value: str | None, **attributes: Any) -> Any:
+    """Declare a field of a dataclass that is an option with any text as its value; an empty text keeps the default."""
+    return option(help_text, value, parse=_parse_text, is_text=True, **attributes)
+
+
 def options_of(cls: Any) -> Iterator[Option]:
     """Return the options that a dataclass declares, in its order; another name comes before the option itself."""
     for declared in fields(cls):
@@ -100,8 +105,8 @@ def options_of(cls: Any) -> Iterator[Option]:
             continue
         own = replace(declared.metadata["option"], name=declared.name)
         if declared.metadata["also"]:
-            text = f"the same as {own.long}"
-            yield replace(own, name=declared.metadata["also"], help=text, same_as=own.name, ours=True)
+            help_text = f"the same as {own.long}"
+            yield replace(own, name=declared.metadata["also"], help=help_text, same_as=own.name, ours=True)
         yield own
 
 
@@ -112,6 +117,10 @@ def is_true(value: Any) -> bool:
 
 def _parse_flag(option: Option, text: str) -> bool:
     return is_true(text)
+
+
+def _parse_text(option: Option, text: str) -> str | None:
+    return text or None
 
 
 def _default_text(value: Any) -> str:

@@ -13,11 +13,6 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 
 
-def any_text(option: Option, text: str) -> str | None:
-    """Return the text; None if it is empty."""
-    return text or None
-
-
 def choice(*choices: str) -> Callable[[Option, str], str]:
     """Return a parser of one of some words."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from paceline import env
 from paceline.errors import Finding
 from paceline.launch.plan import option_values as values
-from paceline.launch.plan.option import flag, option, options_of
+from paceline.launch.plan.option import flag, option, options_of, text
 from paceline.launch.plan.slurm_defaults import SlurmDefaults
 
 START_METHODS = ("fork", "forkserver", "spawn", "exec")
@@ -63,11 +63,9 @@ class Options:
         metavar="N",
         group=RANKS,
     )
-    master_addr: str = option(
+    master_addr: str = text(
         "address of the head (static rendezvous)",
         "127.0.0.1",
-        parse=values.any_text,
-        is_text=True,
         metavar="HOST",
         group=RANKS,
     )
@@ -80,27 +78,21 @@ class Options:
     )
     standalone: bool = flag("one node with a store on a free port (what one node does anyway)", group=RANKS)
 
-    rdzv_backend: str = option(
+    rdzv_backend: str = text(
         "rendezvous: static, c10d, etcd or etcd-v2",
         "static",
-        parse=values.any_text,
-        is_text=True,
         metavar="NAME",
         group=ELASTIC,
     )
-    rdzv_endpoint: str = option(
+    rdzv_endpoint: str = text(
         "where nodes meet, HOST:PORT",
         "",
-        parse=values.any_text,
-        is_text=True,
         metavar="HOST:PORT",
         group=ELASTIC,
     )
-    rdzv_id: str = option(
+    rdzv_id: str = text(
         "id of the run, the same on all nodes",
         "none",
-        parse=values.any_text,
-        is_text=True,
         metavar="ID",
         group=ELASTIC,
     )
@@ -111,11 +103,9 @@ class Options:
         metavar="K=V,...",
         group=ELASTIC,
     )
-    local_addr: str | None = option(
+    local_addr: str | None = text(
         "address of this node, if the one that routes to the head is wrong",
         None,
-        parse=values.any_text,
-        is_text=True,
         metavar="ADDR",
         group=ELASTIC,
     )
@@ -139,12 +129,10 @@ class Options:
         group=PROGRAM,
         preference=(env.START_METHOD, str),
     )
-    accelerate_config: str | None = option(
+    accelerate_config: str | None = text(
         "set what accelerate launch --config_file FILE would set; default accelerate's default configuration, if the "
         "script imports accelerate; none takes nothing",
         None,
-        parse=values.any_text,
-        is_text=True,
         ours=True,
         metavar="FILE|none",
         group=PROGRAM,
@@ -183,11 +171,9 @@ class Options:
         ours=True,
         group=BEFORE,
     )
-    secret_file: str | None = option(
+    secret_file: str | None = text(
         "file with a secret that all nodes have, by which their launchers know each other",
         None,
-        parse=values.any_text,
-        is_text=True,
         ours=True,
         metavar="FILE",
         group=BEFORE,
@@ -272,11 +258,9 @@ class Options:
         group=STOPPING,
     )
 
-    run_dir: str | None = option(
+    run_dir: str | None = text(
         "folder of this run, default paceline-runs/<time>-<script>",
         None,
-        parse=values.any_text,
-        is_text=True,
         ours=True,
         metavar="DIR",
         group=OUTPUT,
@@ -303,19 +287,15 @@ class Options:
         metavar="N,N",
         group=OUTPUT,
     )
-    log_dir: str | None = option(
+    log_dir: str | None = text(
         "put log files here, in torchrun's layout",
         None,
-        parse=values.any_text,
-        is_text=True,
         metavar="DIR",
         group=OUTPUT,
     )
-    role: str = option(
+    role: str = text(
         "name of the ranks in prefixes",
         "default",
-        parse=values.any_text,
-        is_text=True,
         metavar="NAME",
         group=OUTPUT,
     )
@@ -340,11 +320,9 @@ class Options:
         parse=values.seconds,
         metavar="S",
     )
-    log_line_prefix_template: str = option(
+    log_line_prefix_template: str = text(
         "prefix of the lines that --tee shows, with ${role_name}, ${local_rank}, ${rank} and ${hostname}",
         "",
-        parse=values.any_text,
-        is_text=True,
         metavar="TEXT",
         newer=True,
     )
@@ -354,11 +332,9 @@ class Options:
         parse=values.choice(*EVENT_LOG_HANDLERS),
         metavar="NAME",
     )
-    logs_specs: str | None = option(
+    logs_specs: str | None = text(
         "entry point in torchrun.logs_specs that names log files",
         None,
-        parse=values.any_text,
-        is_text=True,
         metavar="NAME",
     )
 
