@@ -8,8 +8,7 @@ import re
 import pytest
 
 from paceline.launch.run.log_file import LogFile
-from paceline.rundir import files as rundir
-from paceline.rundir import lease
+from paceline.rundir import files, lease
 from paceline.rundir.files import RunDir, new_run_id, write_whole
 
 
@@ -157,14 +156,14 @@ def test_files_of_a_run_have_the_mode_of_the_users_other_files(tmp_path, mask, m
 
 def test_a_secret_is_for_its_owner_only(tmp_path):
     path = tmp_path / "secret"
-    rundir.write_secret(path, "abc")
+    files.write_secret(path, "abc")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert rundir.read_secret(path) == "abc"
+    assert files.read_secret(path) == "abc"
     with pytest.raises(FileExistsError):
-        rundir.write_secret(path, "other")
+        files.write_secret(path, "other")
     path.chmod(0o640)
     with pytest.raises(PermissionError):
-        rundir.read_secret(path)
+        files.read_secret(path)
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace"])
@@ -176,7 +175,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         raise OSError("disk full")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
-        patch.setattr(rundir.os, broken, fail)
+        patch.setattr(files.os, broken, fail)
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]

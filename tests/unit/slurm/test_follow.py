@@ -10,7 +10,7 @@ import pytest
 import canned
 import commits
 from paceline.errors import EXIT_UNFINISHED, Finding, UsageError
-from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome import root_cause
 from paceline.rundir import events
 from paceline.rundir.files import RunDir
 from paceline.slurm import follow as module
@@ -291,7 +291,7 @@ def test_an_end_that_leaves_nothing_to_wait_for_is_told_while_nodes_are_cleaned(
 
 
 def test_a_node_that_was_lost_may_yet_be_made_up_for(run_dir, slurm, capfd):
-    lost = outcome.judge([], lost=["node 1 (node2)"]).finding
+    lost = root_cause.judge([], lost=["node 1 (node2)"]).finding
     slurm.answers("squeue", RUNS, ENDING, HELD_BACK, RUNS, DONE)
     ends(run_dir, lost, status=1)
     commits.commit(run_dir.checkpoints, 7)

@@ -13,14 +13,14 @@ import commits
 from paceline import env
 from paceline.cli import main as cli
 from paceline.errors import Finding
-from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome import root_cause
 from paceline.rundir import events
 from paceline.rundir.events import History, Outcome
 from paceline.rundir.files import RunDir
 from paceline.slurm import record, requeue
 from paceline.slurm.record import JobRecord, Requeue
 
-LOST = outcome.judge([], lost=["node 1 (node2)"]).finding
+LOST = root_cause.judge([], lost=["node 1 (node2)"]).finding
 FAILED = Finding("user-exception", "rank 0 raised ValueError")
 JOB = JobRecord("12", name="digits", nodes="2", submitted_ns=1)
 RUNS_NOW = (
@@ -425,7 +425,7 @@ def test_slurms_name_of_a_lost_node(where, nodelist, names):
 
 def test_the_launchers_words_for_a_lost_node_are_understood():
     assert Outcome(1, (LOST,)).lost == ((1, "node2"),)
-    both = outcome.judge([], lost=["node 1 (node2)", "node 2"]).finding
+    both = root_cause.judge([], lost=["node 1 (node2)", "node 2"]).finding
     assert Outcome(1, (both,)).lost == ((1, "node2"), (2, ""))
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
-from paceline.launch.outcome import block, resume, summary
-from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome import block, resume, root_cause, summary
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.text.wording import fold
@@ -132,7 +131,7 @@ def tell(run: Run) -> Report:
         return _succeeded(run)
     if run.to_resume and run.hang is None:
         return _unfinished(run, "the script itself", where="")
-    verdict = outcome.judge(
+    verdict = root_cause.judge(
         run.ends,
         lost=run.lost,
         losses=run.losses,
@@ -140,7 +139,7 @@ def tell(run: Run) -> Report:
         noticed=run.noticed_hang,
         pulses=run.pulses,
     )
-    verdict = replace(verdict, threads=outcome.in_threads(run.ends))
+    verdict = replace(verdict, threads=root_cause.in_threads(run.ends))
     lost = verdict.lost and not verdict.causes
     again = resume.after_loss(run.last, run.again) if lost else resume.after_failure(run.last, run.again)
     lines = block.render(verdict, exit_status=EXIT_FAILED, run_dir=run.folder, attempts=run.attempts, again=again)
@@ -149,7 +148,10 @@ def tell(run: Run) -> Report:
 
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
     return any(
-        end.fell and outcome.weigh(end) == outcome.CAUSE and end.first_ns < stop.time_ns and not _same_sender(end, stop)
+        end.fell
+        and root_cause.weigh(end) == root_cause.CAUSE
+        and end.first_ns < stop.time_ns
+        and not _same_sender(end, stop)
         for end in ends
     )
 
@@ -209,7 +211,7 @@ def _told(run: Run, status: int, finding: Finding, again: Sequence[str]) -> Repo
     if finding.fix and not any(finding.fix in line for line in again):
         lines.append(f"  fix: {finding.fix}")
     lines.append(f"  {finding.more}")
-    lines += outcome.broken_in_stop(run.ends)
+    lines += root_cause.broken_in_stop(run.ends)
     folder = f" · run folder {run.folder}" if run.folder else ""
     return Report(status, [*lines, *again, f"exit status {status}{folder}"], [finding])
 
@@ -229,7 +231,7 @@ def _succeeded(run: Run) -> Report:
             f"note: {'rank' if len(late) == 1 else 'ranks'} {fold(late)} crashed in the interpreter's "
             "teardown, after the script's end; the run succeeded",
         )
-    lines[:0] = [f"note: {text}" for text in outcome.in_threads(run.ends)]
+    lines[:0] = [f"note: {text}" for text in root_cause.in_threads(run.ends)]
     # printed in full when it was noticed, which has scrolled away by now
     lines[:0] = [finding.render().splitlines()[0] for finding in run.noticed]
     return Report(EXIT_OK, lines, list(run.noticed), summary=figures)

@@ -18,7 +18,7 @@ from paceline.launch.channel import liveness, silence
 from paceline.launch.channel.heartbeats import Heartbeats, write_beat
 from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import Loss
-from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome import root_cause
 from paceline.launch.rendezvous.presence import Arrived
 
 _KEY = "paceline/gathering"
@@ -111,7 +111,7 @@ class Gathering:
         reason = silence.judge(known, node_timeout_s=self._node_timeout_s, closed_s=_CLOSED_S + self._tick_s)
         if reason and self.lost is None:
             losses = {name: Loss(member.host, reason, known.silent_s)}
-            self.lost = outcome.judge([], lost=[name], losses=losses).finding
+            self.lost = root_cause.judge([], lost=[name], losses=losses).finding
 
     def _has_named(self, name: str) -> bool:
         return any(notice.what.startswith(name) for notice in self._silent)

@@ -38,7 +38,7 @@ from paceline.launch.channel.signed_store import SignedStore
 from paceline.launch.channel.silence import NodeLost
 from paceline.launch.in_rank import store_token_check
 from paceline.launch.monitor.attempt import Attempt
-from paceline.launch.outcome import root_cause as outcome
+from paceline.launch.outcome import root_cause
 from paceline.launch.outcome.grace_check import SaveWatch
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.plan.options import Options
@@ -285,7 +285,7 @@ class Agent(LocalElasticAgent):
         context = self._context
         losses = self._peers.losses(previous.lost)
         known = peers.known(losses)
-        verdict = outcome.judge(previous.ends, lost=list(losses), losses=known, hang=previous.hang)
+        verdict = root_cause.judge(previous.ends, lost=list(losses), losses=known, hang=previous.hang)
         is_known = verdict.causes or verdict.lost or previous.hang
         what = verdict.finding.what if is_known else "a rank on another node failed"
         if not context.options.placed.left_to_head(self._peers.node):
@@ -352,7 +352,7 @@ def _lost_meanwhile(board: ControlChannel) -> Finding | None:
     store_loss = board.remote.store_loss
     if store_loss is not None:
         losses = {silence.store_named(store_loss.host): store_loss, **losses}
-    return outcome.judge([], lost=list(losses), losses=losses).finding if losses else None
+    return root_cause.judge([], lost=list(losses), losses=losses).finding if losses else None
 
 
 def _node_state(options: Options, node: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline import env
 from paceline.errors import Finding
 from paceline.launch.plan import plan as planning
-from paceline.launch.plan import slurm_step as slurm
+from paceline.launch.plan import slurm_step
 from paceline.launch.run import folder as run_folder
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
@@ -130,7 +130,7 @@ class Node:
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._context.console.say(_detail_warning().render())
         if not self._options.no_slurm:
-            dropped = slurm.dropped_cpus(env.snapshot(), usable_cpus()[0])
+            dropped = slurm_step.dropped_cpus(env.snapshot(), usable_cpus()[0])
             if dropped is not None:
                 self._context.notices.warn(dropped)
 

@@ -12,8 +12,7 @@ from paceline import counters, env
 from paceline.errors import EXIT_OK
 from paceline.launch.in_rank import worker
 from paceline.launch.plan import plan as planning
-from paceline.launch.plan import ports, script
-from paceline.launch.plan import slurm_step as slurm
+from paceline.launch.plan import ports, script, slurm_step
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
@@ -68,7 +67,7 @@ def _plan(options: Options, source: str) -> tuple[Options, Plan]:
     environ = env.snapshot()
     facts = host.gather(
         environ.get(env.CUDA_DEVICES),
-        granted_cpus=None if options.no_slurm else slurm.granted_cpus(environ),
+        granted_cpus=None if options.no_slurm else slurm_step.granted_cpus(environ),
         granted_gpus=options.placed.num_gpus,
     )
     if options.nproc_per_node in ("xpu", "auto") and not facts.num_gpus:

@@ -26,7 +26,7 @@ from paceline.launch.rendezvous import store
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
-from paceline.rundir import files as rundir
+from paceline.rundir import files
 from starting import free_port
 
 SECRET = b"s" * 32
@@ -128,7 +128,7 @@ def settings(**values):
 
 def test_a_secret_is_read_from_a_file_that_others_cannot_read(tmp_path):
     path = tmp_path / "secret"
-    rundir.write_secret(path, "x" * 32 + "\n")
+    files.write_secret(path, "x" * 32 + "\n")
     assert run_secret.given(settings(secret_file=str(path), secret="y" * 32)) == b"x" * 32
     assert run_secret.given(settings(secret="y" * 32)) == b"y" * 32
     assert run_secret.given(settings()) == b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch.plan import slurm_step as slurm
+from paceline.launch.plan import slurm_step
 from paceline.launch.plan.parsing import parse
 
 BATCH = {  # the job script of: sbatch --nodes=2 --ntasks-per-node=1 --gres=gpu:2 --cpus-per-task=8
@@ -47,7 +47,7 @@ ONE_NODE = {**BATCH, "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node1", 
 
 
 def place(environ, program=("train.py",), **given):
-    return slurm.place(
+    return slurm_step.place(
         environ,
         given=given,
         program=list(program),
@@ -138,7 +138,7 @@ def test_what_the_user_says_wins(given, values):
 
 
 def test_an_address_of_ipv6_in_an_endpoint():
-    placed = slurm.place(
+    placed = slurm_step.place(
         step(), given={"rdzv_backend": "c10d", "master_port": "4"}, program=["t.py"], address_of=lambda _: "fd00::1"
     )
     assert placed.values["rdzv_endpoint"] == "[fd00::1]:4"
@@ -157,8 +157,8 @@ def test_an_address_of_ipv6_in_an_endpoint():
     ],
 )
 def test_the_head_of_a_job_script_is_reached_as_slurm_reaches_it(given, expected):
-    assert slurm.reachable(step(), given, address_of=lambda name: f"{name}.cluster") == expected
-    assert slurm.reachable({}, given, address_of=lambda name: f"{name}.cluster") == given
+    assert slurm_step.reachable(step(), given, address_of=lambda name: f"{name}.cluster") == expected
+    assert slurm_step.reachable({}, given, address_of=lambda name: f"{name}.cluster") == given
 
 
 @pytest.mark.parametrize("nproc", ["2", "1", "", "gpu"])
@@ -251,7 +251,7 @@ def test_variables_that_do_not_fit_each_other(broken):
     ],
 )
 def test_cpus_of_a_task(environ, cpus):
-    assert slurm.granted_cpus(environ) == cpus
+    assert slurm_step.granted_cpus(environ) == cpus
 
 
 def test_check_only_without_a_script():
@@ -260,7 +260,7 @@ def test_check_only_without_a_script():
 
 @pytest.mark.parametrize(("usable", "warned"), [(1, True), (8, False), (64, False)])
 def test_cpus_that_srun_has_dropped(usable, warned):
-    found = slurm.dropped_cpus(step(), usable)
+    found = slurm_step.dropped_cpus(step(), usable)
     assert (found is not None) == warned
     if found is not None:
         assert found.name == "cpus-too-few"
@@ -268,4 +268,4 @@ def test_cpus_that_srun_has_dropped(usable, warned):
 
 
 def test_in_a_job_script_nothing_was_dropped():
-    assert slurm.dropped_cpus(BATCH, 1) is None
+    assert slurm_step.dropped_cpus(BATCH, 1) is None
